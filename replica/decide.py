@@ -261,7 +261,7 @@ def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
 
 
 def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
-    """Return True for a replica that repeatedly dies at once in the same way: restarts are useless."""
+    """End the job if a replica repeatedly dies at once in the same way: restarts are useless."""
     for record in view.of_attempt(job):
         if record.hopeless and record.name not in job.without:
             spent = f"{_cause(record)}, the same {record.alike} times in a row"

@@ -1,4 +1,4 @@
-"""scaletier's library for trainers: any Keras 3 model and tf.data pipeline, trained on whatever cluster TF_CONFIG tells of.
+"""The library for trainers: train any Keras 3 model and tf.data pipeline on the cluster of TF_CONFIG.
 
     import scaletier
 

@@ -1,4 +1,4 @@
-"""Strategy `async`: parameter servers hold the model, and the master and every worker train it at their own speed.
+"""Strategy `async`: parameter servers hold the model; the master and every worker train independently.
 
 tf.distribute's ParameterServerStrategy and ClusterCoordinator carry it: the master sends rounds of steps to the workers, and
 trains beside them. Without workers the master is the only replica, and holds the model itself.
@@ -100,7 +100,7 @@ class Asynchronous:
         self._others: Workers | None = None
 
     def _begin_at(self, reader: checkpoint.Reader | None) -> int:
-        """Fills the local copy, of a checkpoint where there is one; the global step."""
+        """Fill the local copy from a checkpoint if there is one; return the global step."""
         self._copy.assign(*State.initial(self._network), 0)
         self._state_step = step = self._copy.restore(reader) if reader else 0
         self._state = State(*(tuple(map(tf.convert_to_tensor, part)) for part in (self.shared, self.own)))
@@ -123,9 +123,13 @@ class Asynchronous:
         return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
 
     def run(self) -> None:
-        """Trains to the last step, evaluates, exports.
+        """Train to the last step, evaluate, export.
 
-        Raises DivergedError, PreemptedError, DataError, and tf.errors.OpError where a host is lost for good.
+        Raises:
+            DivergedError: the loss or a parameter is no number.
+            PreemptedError: this process is to end.
+            DataError: the data cannot be used.
+            tf.errors.OpError: a host is lost for good.
         """
         if self._workers:
             self._others = Workers(self._coordinator)
@@ -133,15 +137,15 @@ class Asynchronous:
                 self._others.schedule(self._train_worker)
         with tf.device(self._devices[0]):
             self._keeper.summaries.graph(self._rounds[self._devices])
-            master, told = self._replica(_MASTER, self._iterator, self._devices, say), ""
+            master, period_line = self._replica(_MASTER, self._iterator, self._devices, say), ""
             loss: float | None = None
             try:
-                for taken in self._train(master):
-                    if master.period.told != told:
-                        told = master.period.told
-                        say(told)
-                    loss = taken.loss
-                    self._after(taken)
+                for round_result in self._train(master):
+                    if master.period.told != period_line:
+                        period_line = master.period.told
+                        say(period_line)
+                    loss = round_result.loss
+                    self._after(round_result)
             except (data.DataError, tf.errors.OpError) as error:
                 if is_lost_host(error):
                     self._rescue()
@@ -153,7 +157,11 @@ class Asynchronous:
             self._keeper.finish(loss)
 
     def refresh(self) -> int:
-        """Copies the parameters here; returns their global step. DivergedError where they are no longer numbers."""
+        """Copy the parameters here; return their global step.
+
+        Raises:
+            DivergedError: they are no numbers.
+        """
         state: State = self._state
         if self._centre:
             shared, step = self._centre.pull()
@@ -165,7 +173,7 @@ class Asynchronous:
         return step
 
     def _rescue(self) -> None:
-        """Once a parameter server is lost, what the master read of it last is what there is."""
+        """Save the parameters that the master read last, once a parameter server is lost."""
         step = self._state_step
         if step > int(self.step) and all(np.isfinite(value.numpy()).all() for value in self._state.shared):
             self._copy.assign(*self._state, step)
@@ -173,12 +181,14 @@ class Asynchronous:
 
     def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
         def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
-            reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, live)
+            next_state, round_result = take_round(self._network, self._rounds[devices], iterator, state, steps, position, live)
             if name == _MASTER:
-                self._state = reached
+                self._state = next_state
                 # What the servers gave is of the round's begin.
-                self._state_step = taken.global_step - (taken.steps + taken.staleness if self._centre else 0)
-            return State((), reached.own) if self._centre else reached, taken
+                self._state_step = round_result.global_step - (
+                    round_result.steps + round_result.staleness if self._centre else 0
+                )
+            return State((), next_state.own) if self._centre else next_state, round_result
 
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
         if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
@@ -193,7 +203,7 @@ class Asynchronous:
         return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:
-        """What a replica begins with. A round of no steps brings the graph to its host, which takes a moment."""
+        """Return a replica's initial state. A round of no steps sends the graph to its host in advance."""
         if replica.leads:
             own = tuple(map(tf.constant, self._begin_own(index, replica.devices)))
             if not self._workers:
@@ -204,7 +214,7 @@ class Asynchronous:
         return state
 
     def _begin_own(self, index: int, devices: int) -> list[Any]:
-        """Return the `own` values with which a replica begins: the optimizer continues as the master's, also in mid-job."""
+        """Return a replica's initial `own` values: the optimizer continues as the master's, even in mid-job."""
         values, step = self._state.own[: len(self._network.own)], self._progress.claims.global_step
         return begin_own(self._network, values, numbers(index, 1 + self._workers, devices), step)
 
@@ -217,21 +227,23 @@ class Asynchronous:
             return tuple(tf.constant(value) if value.any() else zero for value, zero in pairs)
 
     def _train_worker(self) -> None:
-        """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
+        """Train a worker's share of the job; each worker's thread calls this until the job's last step."""
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
-            taken = self._progress.claims.global_step - self._data_begin
-            iterator = iter(self._source.elsewhere(index, 1 + self._workers, taken))
+            steps_done = self._progress.claims.global_step - self._data_begin
+            iterator = iter(self._source.elsewhere(index, 1 + self._workers, steps_done))
             replica = self._replica(name, iterator, devices_of("worker", index - 1), lambda line: emit(input=line))
             for _ in self._train(replica, index):
                 pass
         except tf.errors.DataLossError as error:
             self._progress.fail(error)  # the data is to blame, and not the host
         except tf.errors.OutOfRangeError as error:
-            told = self._job.explain(error) if self._job.explain else None
-            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data{f': {told}' if told else ''}"))
+            explanation = self._job.explain(error) if self._job.explain else None
+            self._progress.fail(
+                data.DataError(f"{name} finds no batch in the job's data{f': {explanation}' if explanation else ''}")
+            )
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
                 raise  # what a worker that has started again does not know yet
@@ -242,26 +254,26 @@ class Asynchronous:
             self._progress.fail(error)
 
     def _after(self, taken: Round) -> None:
-        """What the chief does besides training, whenever it is due."""
+        """Do the chief's other work if it is due."""
         self._raise_failure()
         self._keeper.after(taken, self._scalars if self._workers else dict, self._progress.claims.hold)
 
     def _scalars(self) -> dict[str, float]:
-        """What the replicas and the parameter servers did since this was last asked: rates, staleness, megabytes a second."""
+        """Return rates, staleness and megabytes a second since the last call."""
         since, rounds = self._shown
-        now, seen = time.monotonic(), self._progress.rounds
+        now, latest = time.monotonic(), self._progress.rounds
         scalars: dict[str, float] = {}
         for name, pace in list(self._progress.paces.items()):
             folder = f"replicas/{name.replace('/', '-')}"
             scalars[f"{folder}/steps_per_second"] = pace.local_rate
             scalars[f"{folder}/staleness"] = pace.staleness
         for index, count in enumerate(self._centre.bytes_per_round if self._centre else ()):
-            scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (seen - rounds) / max(now - since, 1e-6) / 1e6
-        self._shown = (now, seen)
+            scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (latest - rounds) / max(now - since, 1e-6) / 1e6
+        self._shown = (now, latest)
         return scalars
 
     def _raise_failure(self) -> None:
-        """Raises what stopped the job, if it was stopped, or what a worker's thread could not recover from."""
+        """Raise the error that stopped the job, or that a worker's thread could not recover from."""
         if self._progress.failure:
             raise self._progress.failure
         if self._others and (error := self._others.failure):
@@ -269,7 +281,7 @@ class Asynchronous:
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:
-    """What the coordinator logs of a worker's error has pages of the graph's nodes: one line of it is told."""
-    if "when processing closure" in (told := record.getMessage()):
-        record.msg, record.args = one_line(RuntimeError(told)), ()
+    """Shorten the coordinator's log of a worker's error, which has pages of the graph's nodes, to a line."""
+    if "when processing closure" in (message := record.getMessage()):
+        record.msg, record.args = one_line(RuntimeError(message)), ()
     return True

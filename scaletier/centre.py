@@ -60,24 +60,25 @@ class Centre:
         self._pull = self._pull.get_concrete_function()
 
     def read(self) -> tuple[Any, ...]:
-        """All variables, in the network's order, as they cross the network."""
+        """Return all variables in the network's order, at the precision of the network transfer."""
         read = list[Any]()
         for piece, parts in zip(self._pieces, self._parts, strict=True):
             with tf.device(piece.device):
                 packed = _packed(tf.split(piece.read_value(), _lengths(parts)))
             read += _unpacked(*packed, parts)
         spans = [part for parts in self._parts for part in parts]
-        found = [_joined(_within(span, spans, read)) for span in self._spans]
-        return tuple(tf.reshape(value, spec.shape) for value, spec in zip(found, self._specs, strict=True))
+        parameters = [_joined(_within(span, spans, read)) for span in self._spans]
+        return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
 
     def step(self) -> Any:
-        """The global step, int64."""
+        """Return the global step, int64."""
         return self._step.read_value()
 
     def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
-        """Takes this share of a walk, whose ends are in the network's order, and counts its steps, int64; the global step.
+        """Add this share of a parameter delta and count its steps, int64; return the global step.
 
-        They are counted first: a replica that is lost in the middle leaves nothing in the parameters that is not counted.
+        The delta is given by its two ends, in the network's order. The steps are counted first: a replica that is lost in
+        between leaves no uncounted change in the parameters.
         """
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
@@ -93,20 +94,20 @@ class Centre:
         return step
 
     def pull(self) -> tuple[list[npt.NDArray[np.float32]], int]:
-        """All parameters, exactly, in the network's order, and the global step."""
+        """Return all parameters, exactly, in the network's order, and the global step."""
         pieces, step = self._pull()
         arrays = [piece.numpy() for piece in pieces]
-        found = [np.concatenate(_within(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
-        return [value.reshape(spec.shape) for value, spec in zip(found, self._specs, strict=True)], int(step)
+        parameters = [np.concatenate(_within(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
+        return [value.reshape(spec.shape) for value, spec in zip(parameters, self._specs, strict=True)], int(step)
 
 
 def _even(begin: int, end: int, parts: int) -> list[int]:
-    """Where as many parts begin, and the last one ends."""
+    """Return where this many parts begin, and the end of the last one."""
     return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 
 def _common(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of spans is within a cut, one after the other: the cut, divided where a span begins."""
+    """Return the parts of a cut that spans cover, in order: the cut, divided where a span begins."""
     parts = [(max(begin, cut[0]), min(end, cut[1])) for begin, end in spans]
     return [(begin, end) for begin, end in parts if begin < end] or [cut]
 
@@ -116,13 +117,13 @@ def _lengths(parts: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
-    """What of vectors that lie at `spans` is within this one, in order, as slices or whole."""
-    found = []
+    """Return the parts of vectors at `spans` that are within this one, in order, as slices or whole."""
+    pieces = []
     for (begin, end), value in zip(spans, values, strict=True):
         low, high = max(begin, span[0]), min(end, span[1])
         if low < high:
-            found.append(value if (low, high) == (begin, end) else value[low - begin : high - begin])
-    return found
+            pieces.append(value if (low, high) == (begin, end) else value[low - begin : high - begin])
+    return pieces
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -132,9 +133,9 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
-    """Vectors of numbers in half precision, end to end, as their bits, and what those of each are multiples of: its largest
-    always fits. A variance of a billion so takes nothing from the weights beside it.
+    """Return numbers in half precision, end to end, as their bits, and the scale of each vector.
 
+    The scale makes the largest of each fit. So a variance of a billion takes no precision from the weights beside it.
     TensorFlow would have casts after a concat rather than before, and has no quick concat of halves: these are no halves.
     """
     scales = tf.stack([tf.reduce_max(tf.abs(part)) if part.shape[0] else tf.constant(0.0) for part in parts]) / _HALF_MOST
@@ -143,7 +144,7 @@ def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _unpacked(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
-    """The vectors, of these parts' lengths."""
+    """Return the vectors, of these parts' lengths."""
     halves = [tf.bitcast(part, tf.float16) for part in tf.split(bits, _lengths(parts))]
     return [tf.cast(part, tf.float32) * scale for part, scale in _by(halves, scales)]
 
@@ -156,12 +157,14 @@ Run = Callable[..., Any]
 
 
 def make_round(network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str]) -> Run:
-    """One round as a graph, for hosts with these devices: from an iterator like `iterator`, a replica's state, and three
-    numbers, float64 [3], to its new state and the figures of Round. The numbers are how many steps, the global step where there
-    is no centre, and how many hosts train now: one tensor, so that it goes in one message.
+    """Return one round as a graph, for hosts with these devices.
 
-    Where there is a centre, a round begins with what that holds now, and nothing shared is in the state before: who was busy
-    with something else, as the master is with an evaluation, would walk from where the others were long ago, at today's rate.
+    It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the figures of
+    Round. The numbers are the steps, the global step if there is no centre, and the number of hosts that train now: one
+    tensor, so that it goes in one message.
+
+    If there is a centre, a round begins with freshly pulled parameters, and nothing shared is in the state before: a delayed
+    replica, such as the master during an evaluation, would otherwise train from stale parameters at the current learning rate.
     The state after it has what was read.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
@@ -176,18 +179,18 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        reached, loss_sum, metrics = walk(
+        end, loss_sum, metrics = walk(
             network, iterator, State(tuple(start), tuple(own)), steps, position, devices, live * len(devices)
         )
-        with tf.control_dependencies([*reached.shared, loss_sum]):
+        with tf.control_dependencies([*end.shared, loss_sum]):
             computed = tf.timestamp()
-        values, global_step = list(reached.shared), position + steps
+        values, global_step = list(end.shared), position + steps
         if centre:
             with tf.control_dependencies([computed]):
-                values, global_step = start, centre.add(start, reached.shared, share, steps)
+                values, global_step = start, centre.add(start, end.shared, share, steps)
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-        told = figures(steps, global_step, loss, global_step - position - steps, computed - began, metrics)
-        return tuple(values), reached.own, told
+        figures_tensor = figures(steps, global_step, loss, global_step - position - steps, computed - began, metrics)
+        return tuple(values), end.own, figures_tensor
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     shared = () if centre else tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
@@ -200,8 +203,8 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
 def take_round(
     network: Network, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
 ) -> tuple[State, Round]:
-    """One round, here or wherever the current device is: the replica's new state, which stays there, and the figures."""
+    """Run one round on the current device; return the new state, which stays there, and the figures."""
     with here():
         numbers = tf.constant([steps, position, live], tf.float64)
-    shared, own, told = run(iterator, *state, numbers)
-    return State(tuple(shared), tuple(own)), Round.of(network, told.numpy())
+    shared, own, figures_tensor = run(iterator, *state, numbers)
+    return State(tuple(shared), tuple(own)), Round.of(network, figures_tensor.numpy())

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: all that training goes on from, whatever strategy and cluster it was trained by."""
+"""Checkpoints of a job: all state of its training, independent of strategy and cluster."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class UnreadableError(CheckpointError):
 
 
 def directory(job_dir: str) -> str:
-    """Where a job keeps its checkpoints."""
+    """Return the directory of a job's checkpoints."""
     return f"{job_dir}/checkpoints"
 
 
 def newest_first(job_dir: str) -> list[str]:
-    """The job's checkpoints: those of TensorFlow's list of them, and where that is damaged or gone all that are there."""
+    """Return the job's checkpoints by TensorFlow's list, or all files if that is damaged or gone."""
     state = _listed(job_dir)
     if state and state.all_model_checkpoint_paths:
         return list(reversed(state.all_model_checkpoint_paths))
-    found = [path.removesuffix(_INDEX) for path in tf.io.gfile.glob(f"{directory(job_dir)}/{_NAME}-*{_INDEX}")]
-    numbered = [(int(number), path) for path in found if (number := path.rpartition("-")[2]).isdecimal()]
+    paths = [path.removesuffix(_INDEX) for path in tf.io.gfile.glob(f"{directory(job_dir)}/{_NAME}-*{_INDEX}")]
+    numbered = [(int(number), path) for path in paths if (number := path.rpartition("-")[2]).isdecimal()]
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def _listed(job_dir: str) -> Any:
-    """TensorFlow's list of checkpoints, None where there is none that can be read."""
+    """Return TensorFlow's list of checkpoints, or None if there is no readable one."""
     try:
         return tf.train.get_checkpoint_state(directory(job_dir))
     except ValueError:
@@ -57,7 +57,7 @@ def _listed(job_dir: str) -> Any:
 
 
 def _list_anew(job_dir: str) -> None:
-    """Makes a list that is damaged or gone of the checkpoints that are there."""
+    """Rebuild a list that is damaged or gone from the existing checkpoints."""
     if _listed(job_dir) is not None:
         return
     if paths := newest_first(job_dir)[::-1]:
@@ -70,16 +70,17 @@ def _list_anew(job_dir: str) -> None:
 
 
 def latest(job_dir: str) -> str | None:
-    """The newest checkpoint of the job, or None."""
+    """Return the newest checkpoint of the job, or None."""
     return next(iter(newest_first(job_dir)), None)
 
 
 class Reader:
-    """A checkpoint of a network, read one variable at a time, as the whole may be larger than this host's memory.
+    """A checkpoint of a network, read one variable at a time.
 
-    The constructor raises CheckpointError that names the first variable that the network and the checkpoint do not share, and
-    UnreadableError where the checkpoint is damaged or gone; `value` where it goes while it is read. `partly`
-    is a line about what is not in the checkpoint and so begins anew, or None.
+    The whole may be larger than this host's memory. The constructor raises CheckpointError that names the first variable that
+    the network and the checkpoint do not share, and UnreadableError if the checkpoint is damaged or gone; so does `value` if
+    it disappears while it is read. `partly` is a line about variables that the checkpoint lacks and that are therefore
+    initialized, or None.
     """
 
     def __init__(self, path: str, network: Network) -> None:
@@ -93,11 +94,11 @@ class Reader:
             raise _unreadable(path, error) from None
         fixed = [spec for spec in network.fixed if spec.dtype == "float32"]  # and not a state that nothing draws from
         for spec in (*network.shared, *fixed):
-            if (found := self._shapes.get(key_of(spec))) != spec.shape:
-                held = "has none" if found is None else f"holds it as {found}"
+            if (shape := self._shapes.get(key_of(spec))) != spec.shape:
+                problem = "has none" if shape is None else f"holds it as {shape}"
                 raise CheckpointError(
                     f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape}, "
-                    f"it {held}; pass another --job-dir, or the model that it is of"
+                    f"it {problem}; pass another --job-dir, or the model that it is of"
                 )
         self._anew = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
@@ -105,24 +106,28 @@ class Reader:
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
     def _found(self) -> dict[str, tuple[int, ...]]:
-        held = self._reader.get_variable_to_shape_map().items()
-        return {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in held if key.endswith(_SUFFIX)}
+        shapes = self._reader.get_variable_to_shape_map().items()
+        return {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in shapes if key.endswith(_SUFFIX)}
 
     def value(self, spec: Spec) -> npt.NDArray[Any]:
-        """The variable's value, in its shape; of what the network has anew, as that has it."""
+        """Return the variable's value, in its shape; if it is reset on restore, the network's own one."""
         key = key_of(spec)
         return self._anew[key] if key in self._anew else self.named(key)
 
     def named(self, key: str) -> npt.NDArray[Any]:
-        """What is held under a key."""
+        """Return the value of a key."""
         try:
-            found: npt.NDArray[Any] = self._tensor(key)
+            array: npt.NDArray[Any] = self._tensor(key)
         except _DAMAGE as error:
             raise _unreadable(self.path, error) from None
-        return found
+        return array
 
     def check(self) -> None:
-        """Reads all of it, once, a variable at a time. UnreadableError where that fails."""
+        """Read all of it once, a variable at a time.
+
+        Raises:
+            UnreadableError: that fails.
+        """
         for key in self._shapes:
             self.named(key)
 
@@ -135,17 +140,17 @@ def _unreadable(path: str, error: Exception) -> UnreadableError:
 
 
 def not_written(place: str, error: Exception) -> DataError:
-    """For what a job cannot write below its directory."""
+    """Return the error for a failed write below a job's directory."""
     return DataError(f"{place} cannot be written to: {one_line(error)}; make room there, and run the job again")
 
 
 def key_of(spec: Spec) -> str:
-    """A variable's name as a checkpoint has it, which keeps slashes and some words for itself."""
+    """Return a variable's name in a checkpoint, which reserves slashes and some words."""
     return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":")
 
 
 def find(job_dir: str, network: Network) -> Reader | None:
-    """What the job goes on from, as `newest`, and a line about it."""
+    """Return the checkpoint to continue from, as `newest`, and log a line about it."""
     reader = newest(job_dir, network)
     if reader:
         say(f"Resuming from {reader.path}, step {reader.step}")
@@ -155,7 +160,7 @@ def find(job_dir: str, network: Network) -> Reader | None:
 
 
 def newest(job_dir: str, network: Network) -> Reader | None:
-    """The newest checkpoint that can be read, None where there is none at all.
+    """Return the newest readable checkpoint, or None if there is none at all.
 
     One that is damaged is passed over with a line about it. CheckpointError where it is another job's, or none can be read.
     """
@@ -174,9 +179,9 @@ def newest(job_dir: str, network: Network) -> Reader | None:
 
 
 class DataPosition:
-    """The global step at which the job's data began. The steps since then tell how far each replica is in it.
+    """The global step at which the job's data began, for each replica's place in the data.
 
-    `variables` are what checkpoints have of it.
+    `variables` are its part of a checkpoint.
     """
 
     def __init__(self, source: Source, reader: Reader | None) -> None:
@@ -191,7 +196,7 @@ class DataPosition:
 
 
 class Saver:
-    """Writes checkpoints of variables, each on the host that holds it, into a directory that all of these share."""
+    """Writes checkpoints of variables, each on the host that holds it, into a shared directory."""
 
     def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int) -> None:
         self._step, self._job_dir = step, job_dir
@@ -202,9 +207,11 @@ class Saver:
         self._manager = tf.train.CheckpointManager(saved, directory(job_dir), max_to_keep=keep, checkpoint_name=_NAME)
 
     def save(self) -> None:
-        """Writes a checkpoint; older ones beyond the number to keep go. Half a checkpoint is never the latest.
+        """Write a checkpoint and remove the oldest ones; half a checkpoint is never the latest.
 
-        DataError where it cannot be written, and what TensorFlow raises where a host is lost that holds some of it.
+        Raises:
+            DataError: it cannot be written.
+            tf.errors.OpError: a host is lost that holds some of it.
         """
         try:
             self._manager.save(checkpoint_number=int(self._step))
@@ -226,7 +233,7 @@ class LocalCopy:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """By the names that checkpoints have for them."""
+        """The variables by their names in checkpoints."""
         return dict(_named(self.network.shared, self.shared)) | dict(_named(self.network.own, self.own))
 
     @property
@@ -235,7 +242,7 @@ class LocalCopy:
         return [variable for spec, variable in zip(self.network.own, self.own, strict=True) if spec in self.network.fixed]
 
     def initial_test(self) -> list[Any]:
-        """The state before an evaluation's first batch."""
+        """Return the state before an evaluation's first batch."""
         return self.network.initial_test(self.own)
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
@@ -243,7 +250,11 @@ class LocalCopy:
         return self.network.test(self.shared, self.own, state, batch)
 
     def restore(self, reader: Reader) -> int:
-        """Takes over a checkpoint, one variable at a time; its global step. CheckpointError as of Reader."""
+        """Load a checkpoint, one variable at a time; return its global step.
+
+        Raises:
+            CheckpointError: as in Reader.
+        """
         for spec, variable in zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True):
             if spec in self.network.shared or spec in reader.own:
                 variable.assign(reader.value(spec))
@@ -256,7 +267,10 @@ class LocalCopy:
         self.network.fix([variable.numpy() for variable in self.fixed])
 
     def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
-        """Takes over values, in the network's order, and the global step. Of the devices' `own` it takes the first one's."""
+        """Set values, in the network's order, and the global step.
+
+        Of the devices' `own` values it uses the first one's.
+        """
         for variable, value in zip([*self.shared, *self.own], [*shared, *own[: len(self.own)]], strict=True):
             variable.assign(value)
         self.step.assign(step)

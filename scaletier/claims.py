@@ -1,4 +1,4 @@
-"""Which replica is about to take how many of the steps that a job has left, so that together they take no more than those."""
+"""The reservation of steps by replicas, so that together they take no more than the job has left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Claims:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Nobody is given steps meanwhile: a round that goes on comes to its end, and its replica then waits."""
+        """Pause: no replica gets steps meanwhile; a running round ends, and its replica then waits."""
         with self._changed:
             self._held = True
         try:
@@ -42,10 +42,10 @@ class Claims:
                 self._changed.notify_all()
 
     def claim(self, name: str, steps: int, stopped: threading.Event) -> int:
-        """So many steps for a replica, or fewer; 0 where the job is at its last, or is stopped.
+        """Reserve this many steps for a replica, or fewer; 0 if the job is at its last step or stopped.
 
-        Towards the end they are a replica's part of what is left, so that all come to the end at about the same time. Where
-        others have claimed all that is left, this waits for them: one of them may fail.
+        Towards the end they are a replica's part of the remaining steps, so that all end at about the same time. If others
+        have reserved all of them, this waits: one of them may fail.
         """
         with self._changed:
             while self.global_step < self._max_steps and not stopped.is_set():
@@ -79,7 +79,7 @@ class Claims:
         return bool(late)
 
     def settle(self, name: str, global_step: int | None) -> None:
-        """The end of a replica's round, and the global step after it; None where the round failed."""
+        """End a replica's round, with the global step after it; None if the round failed."""
         with self._changed:
             steps, since = self._claimed.pop(name, (0, 0.0))
             if global_step is not None:

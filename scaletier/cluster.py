@@ -1,4 +1,4 @@
-"""TF_CONFIG: the cluster, and which of its tasks this process is. Standard library only, so that it costs no time."""
+"""TF_CONFIG: the cluster, and this process's task. Standard library only, to import it quickly."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Cluster:
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self) -> dict[str, str]:
-        """Name and address of every parameter server and worker: `worker/0` to `10.0.0.2:2222`."""
+        """Return name and address of every parameter server and worker: `worker/0` to `10.0.0.2:2222`."""
         return {f"{job}/{index}": address for job in ("ps", "worker") for index, address in enumerate(self.jobs.get(job, ()))}
 
 
 def parse(tf_config: str | None) -> Cluster:
-    """The cluster in TF_CONFIG's JSON; one process where it is absent, empty, or holds no cluster.
+    """Return the cluster in TF_CONFIG's JSON; one process if it is absent, empty, or has no cluster.
 
     Raises ClusterError for JSON that is not TF_CONFIG, for an unknown task, and for a cluster without a chief.
     """
@@ -70,7 +70,11 @@ def parse(tf_config: str | None) -> Cluster:
 
 
 def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
-    """Of a list of `host:port`; ClusterError for anything else."""
+    """Return the addresses of a list of `host:port`.
+
+    Raises:
+        ClusterError: it is something else.
+    """
     if not isinstance(hosts, list):
         raise ClusterError(f"TF_CONFIG's cluster has {hosts!r} for {job}; valid is a list of host:port")
     for host in hosts:
@@ -80,12 +84,15 @@ def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
 
 
 def cluster(environ: Mapping[str, str] | None = None) -> Cluster:
-    """The cluster that this process is in, by TF_CONFIG of `environ`, os.environ unless said; ClusterError as of parse."""
+    """Return this process's cluster by TF_CONFIG of `environ`, os.environ by default.
+
+    Errors are those of parse.
+    """
     return parse((os.environ if environ is None else environ).get("TF_CONFIG"))
 
 
 def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None:
-    """Blocks until every peer accepts connections, and reports now and then whom it waits for.
+    """Block until every peer accepts connections; report now and then which ones are missing.
 
     gRPC backs off for seconds after a refused connection; probing first means connecting the moment the last peer is up.
     """
@@ -110,7 +117,7 @@ def _accepts(address: str) -> bool:
 
 
 def unfit(cluster: Cluster, strategy: str) -> str | None:
-    """Why this cluster cannot train by this strategy, in one line; None where it can."""
+    """Return why this cluster cannot train by this strategy, in one line; None if it can."""
     servers, workers = cluster.jobs.get("ps"), cluster.jobs.get("worker")
     if cluster.task_type == "evaluator" or (strategy == "async" and bool(servers) == bool(workers)):
         return None

@@ -19,8 +19,10 @@ class DataError(RuntimeError):
 
 
 def batch_errors() -> tuple[type[Exception], ...]:
-    """What TensorFlow raises for a batch that it cannot make, or that a model cannot take: a label that is no class, a word
-    that an embedding does not have, a file that is gone, a program's own error in making it.
+    """Return TensorFlow's errors for a batch that cannot be made or that a model cannot take.
+
+    Examples are a label that is no class, a word that an embedding does not have, a file that is gone, a program's own error
+    in making it.
     """
     errors = tf.errors
     return (
@@ -34,7 +36,7 @@ def batch_errors() -> tuple[type[Exception], ...]:
 
 
 def replica_seed(seed: int, replica: int) -> int:
-    """The seed of one replica's order of the data: of one job no two are the same, up to 1,000 replicas."""
+    """Return the seed of one replica's order of the data; distinct for up to 1,000 replicas of a job."""
     return seed * _REPLICAS + replica
 
 
@@ -71,13 +73,13 @@ class Source:
                 packed = tf.constant(self._graph)
             return made(packed, self.element_spec)
         try:
-            found = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
+            dataset = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         except (tf.errors.OpError, OSError) as error:
             raise DataError(f"the job's {self.name} cannot be made: {one_line(error)}") from error
-        if not isinstance(found, tf.data.Dataset):
+        if not isinstance(dataset, tf.data.Dataset):
             valid = "a tf.data.Dataset of batches, or a function that makes one"
-            raise JobError(f"the job's {self.name} is {kind_of(found)}; valid is {valid}")
-        return found
+            raise JobError(f"the job's {self.name} is {kind_of(dataset)}; valid is {valid}")
+        return dataset
 
     def keep_size(self, size: int) -> None:
         """Train on batches of so many samples alone."""
@@ -98,22 +100,22 @@ class Source:
         return _endless(dataset, batches * replicas).shard(replicas, replica)
 
     def once(self) -> Any:
-        """The batches, each once."""
+        """Return the batches, each once."""
         return self._made(tf.distribute.InputContext())
 
     @property
     def batch_size(self) -> int | None:
-        """How many samples each batch has, where the data says so before it is read."""
+        """The number of samples of each batch, if the data has it before it is read."""
         size: int | None = tf.nest.flatten(self.element_spec)[0].shape[0]
         return size
 
     def largest(self) -> int:
-        """How many samples the largest of the first batches has: it may be another than the first one."""
+        """Return the number of samples of the largest among the first batches, which may differ."""
         sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
         return max(int(size) for size in sizes)
 
     def elsewhere(self, replica: int, replicas: int, step: int = 0) -> Any:
-        """As `training`, on the current device, which may be another host's. A job's function runs on this one."""
+        """Return the data of `training` on the current device, maybe another host's; a function runs here."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
         with here():
@@ -122,15 +124,19 @@ class Source:
 
 
 def evaluation(data: Any, portable: bool = False) -> Source:
-    """What to evaluate on; JobError for what is no data, or has no end."""
-    found = Source(data, "eval_data", portable)
-    if found.endless:
+    """Return the data of an evaluation.
+
+    Raises:
+        JobError: it is no data, or has no end.
+    """
+    data_source = Source(data, "eval_data", portable)
+    if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
-    return found
+    return data_source
 
 
 def graph(dataset: Any) -> Any:
-    """What makes this dataset again on another host, a string tensor, by `made`."""
+    """Return a string tensor from which `made` makes this dataset on another host."""
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
 
 
@@ -162,14 +168,17 @@ def _of_one_size(dataset: Any, size: int) -> Any:
 
 
 def made(graph: Any, spec: Any) -> Any:
-    """The dataset of a graph, on the current device; `spec` is its element_spec."""
+    """Return the dataset of a graph, on the current device; `spec` is its element_spec."""
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
 
 
 def check(dataset: Any, name: str) -> None:
-    """Reads a first batch. DataError where there is none or it cannot be read; JobError where its parts are of other sizes.
+    """Read a first batch.
 
-    tf.errors.DataLossError where it is damaged, which the job may have something to say about.
+    Raises:
+        DataError: there is none, or it cannot be read.
+        JobError: its parts are of different sizes.
+        tf.errors.DataLossError: it is damaged, which the job may explain.
     """
     try:
         element = next(iter(dataset), None)

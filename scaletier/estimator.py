@@ -1,4 +1,4 @@
-"""`train_and_evaluate`, for programs that were written for tf.estimator: the same three things, by the same names."""
+"""`train_and_evaluate`, for programs of tf.estimator: the same three names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from scaletier.run import run
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """`input_fn` gives a tf.data.Dataset of batches `(features, labels)`, by itself or of a `tf.distribute.InputContext`;
+    """The training of an estimator program.
+
+    `input_fn` gives a tf.data.Dataset of batches `(features, labels)`, by itself or of a `tf.distribute.InputContext`;
     `max_steps` are batches over all replicas.
     """
 
@@ -23,7 +25,10 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """`input_fn` gives what to evaluate on, each batch once; `throttle_secs` are the least between two evaluations."""
+    """The evaluation of an estimator program.
+
+    `input_fn` gives its data, each batch once; `throttle_secs` are the least seconds between two evaluations.
+    """
 
     input_fn: Callable[..., Any]
     throttle_secs: float | None = None
@@ -32,12 +37,12 @@ class EvalSpec:
 def train_and_evaluate(
     model_fn: Callable[[], Any], train_spec: TrainSpec, eval_spec: EvalSpec, arguments: Sequence[str] | None = None
 ) -> NoReturn:
-    """Trains the compiled Keras 3 model that `model_fn` makes, and evaluates and exports it, as this task of the cluster.
+    """Train, evaluate and export the compiled Keras 3 model of `model_fn`, as this task of the cluster.
 
-    Of `arguments`, sys.argv's by default, those that `scaletier.parser()` knows count, before what the specs say.
-    Source of the names: tf.estimator.train_and_evaluate of TensorFlow 1.
+    Of `arguments`, sys.argv's by default, those that `scaletier.parser()` knows count, before the specs. Source of the names:
+    tf.estimator.train_and_evaluate of TensorFlow 1.
     """
     flags = parser()
-    told = {"max_steps": train_spec.max_steps, "eval_interval": eval_spec.throttle_secs}
-    flags.set_defaults(**{name: value for name, value in told.items() if value is not None})
+    settings = {"max_steps": train_spec.max_steps, "eval_interval": eval_spec.throttle_secs}
+    flags.set_defaults(**{name: value for name, value in settings.items() if value is not None})
     run(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags.parse_args(arguments))

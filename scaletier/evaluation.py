@@ -24,7 +24,10 @@ class Measured(NamedTuple):
     inspector: Inspector | None = None
 
     def tell(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
-        """To TensorBoard, as of the model at this step, and to the inspector, which hears whether it was the job's last."""
+        """Write summaries for TensorBoard at this step, and call the inspector.
+
+        `last` is True for the job's last evaluation.
+        """
         figures = {"loss": self.loss, **self.metrics}
         summaries.scalars(step, {f"eval/{name}": value for name, value in figures.items()})
         if self.inspector:
@@ -42,10 +45,10 @@ class Tested(Protocol):
 def make_evaluate(
     network: Network, tested: Tested, batches: Any, inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], Measured | None]:
-    """The evaluation of `tested` on all of `batches`, in this process; traced once.
+    """Return the evaluation of `tested` on all of `batches`, in this process; traced once.
 
-    It is asked before each batch whether it is to go on no more, and is then None. One that takes long says so: only as batches
-    end to come is it known that data has an end.
+    It asks before each batch whether to stop, and then returns None. A long one logs that: only the end of the batches shows
+    that data has an end.
     """
 
     def test(state: Any, batch: Batch) -> Any:
@@ -60,20 +63,22 @@ def make_evaluate(
         state, loss, samples, results = tested.initial_test(), 0.0, 0, ()
         # By the sizes that the dataset declares, also for a smaller last batch: Keras weighs the losses of outputs by them.
         graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in state], spec)
-        told = time.monotonic()
+        logged_at = time.monotonic()
         for element in batches:
             if stopped():
                 return None
-            if (now := time.monotonic()) - told >= _TOLD_SECONDS:
+            if (now := time.monotonic()) - logged_at >= _TOLD_SECONDS:
                 say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
-                told = now
+                logged_at = now
             batch = Batch.of(element)
-            mean, found, state, results = graph(state, batch)
+            mean, predictions, state, results = graph(state, batch)
             count = int(tf.nest.flatten(batch.inputs)[0].shape[0])
             loss, samples = loss + float(mean) * count, samples + count
             if looks:
-                looks.batch(*(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], found)))
-        named = dict(zip(network.metric_names, map(float, results), strict=True))
-        return Measured(loss / max(samples, 1), named, looks)
+                looks.batch(
+                    *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
+                )
+        by_name = dict(zip(network.metric_names, map(float, results), strict=True))
+        return Measured(loss / max(samples, 1), by_name, looks)
 
     return evaluate

@@ -1,4 +1,4 @@
-"""The evaluator: a replica outside the cluster that evaluates each new checkpoint of the job until it is told to end."""
+"""The evaluator: a replica outside the cluster that evaluates each new checkpoint until it is stopped."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from scaletier.summaries import Summaries
 
 
 def run(job: Job, flags: Flags, index: int) -> None:
-    """Evaluates until SIGTERM or SIGINT; DataError, JobError or CheckpointError where there is nothing to go on with.
+    """Evaluate until SIGTERM or SIGINT.
 
-    Of several evaluators each has summaries of its own, by its index.
+    Each of several evaluators has its own summaries, by its index.
+
+    Raises:
+        DataError, JobError or CheckpointError: it cannot continue.
     """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,18 +40,18 @@ def run(job: Job, flags: Flags, index: int) -> None:
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
-    seen = None
+    evaluated = None
     while not stopped.wait(min(interval.seconds, 1.0)):
-        found = checkpoint.latest(flags.job_dir)
-        if found is None or found == seen or not interval.due(time.monotonic()):
+        path = checkpoint.latest(flags.job_dir)
+        if path is None or path == evaluated or not interval.due(time.monotonic()):
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.Reader(found, network))
+            step = copy.restore(checkpoint.Reader(path, network))
         except checkpoint.UnreadableError as error:
-            if checkpoint.latest(flags.job_dir) == found:  # else it was deleted for a newer one while it was read
+            if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
-                seen = found
+                evaluated = path
             continue
         measured = evaluate(stopped.is_set)
         if measured is None:
@@ -58,4 +61,4 @@ def run(job: Job, flags: Flags, index: int) -> None:
         adjusted = interval.record(start, time.monotonic())
         if adjusted:
             say(adjusted)
-        seen = found
+        evaluated = path

@@ -1,4 +1,4 @@
-"""The flags that every job has. What is wrong with them is one line and exit code 2, never a traceback."""
+"""The flags of every job. An invalid one is one line and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SEED = 2**32 - 1
 
 @dataclass(frozen=True)
 class Flags:
-    """How a job is trained, and where what comes of it goes; intervals are in seconds. `parser` says what each means."""
+    """The settings of a job's training and output; intervals are in seconds. `parser` describes each."""
 
     job_dir: str
     strategy: str
@@ -35,7 +35,7 @@ class Flags:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """A type of argparse: whole numbers from `minimum` on."""
+    """Return a type of argparse: whole numbers from `minimum` on."""
 
     def parse(text: str) -> int:
         try:
@@ -57,7 +57,7 @@ def _number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A type of argparse: finite numbers above 0."""
+    """Return a type of argparse: finite numbers above 0."""
     value = _number(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
@@ -65,7 +65,7 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A type of argparse: numbers from 0 to below 1."""
+    """Return a type of argparse: numbers from 0 to below 1."""
     value = _number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
@@ -89,9 +89,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argparse.ArgumentParser:
-    """A parser of these flags, to which a program adds its own; `settings` are argparse's, such as `description`.
+    """Return a parser of these flags, to which a program adds its own.
 
-    The default of --job-dir is JOB_DIR of `environ`, which is os.environ unless said.
+    `settings` are argparse's, such as `description`. The default of --job-dir is JOB_DIR of `environ`, os.environ by default.
     """
     environ = os.environ if environ is None else environ
     flags = _Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
@@ -144,11 +144,14 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
 
 
 def flags_of(parsed: argparse.Namespace) -> Flags:
-    """These flags of what `parser` parsed, whatever others it has."""
-    found = {field.name: getattr(parsed, field.name) for field in fields(Flags)}
-    return Flags(**{**found, "job_dir": parsed.job_dir.rstrip("/") or "/"})
+    """Return these flags of a namespace of `parser`, which may have others."""
+    settings = {field.name: getattr(parsed, field.name) for field in fields(Flags)}
+    return Flags(**{**settings, "job_dir": parsed.job_dir.rstrip("/") or "/"})
 
 
 def parse(arguments: Sequence[str] | None = None) -> Flags:
-    """Flags from the command line (sys.argv by default); exits with code 2 and one line on stderr if they are wrong."""
+    """Return the flags of the command line (sys.argv by default).
+
+    If they are wrong, it prints one line on stderr and exits with code 2.
+    """
     return flags_of(parser().parse_args(arguments))

@@ -1,4 +1,4 @@
-"""What a user of this library writes: a Job."""
+"""The job, which a user of this library writes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 
 class JobError(RuntimeError):
-    """The job cannot be trained as it is: the message is one line that says what is wrong and what is valid."""
+    """An invalid job; the message is one line with the problem and the valid values."""
 
 
 def kind_of(value: Any) -> str:
-    """A value's type, for a message."""
+    """Return a value's type, for a message."""
     module, name = type(value).__module__, type(value).__qualname__
     return f"of type {name if module == 'builtins' else f'{module}.{name}'}"
 
 
 def wants_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function cannot be called without an argument by position."""
+    """Return True if a function needs a positional argument."""
     parameters = inspect.signature(function).parameters.values()
     return any(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 
@@ -31,12 +31,12 @@ class Inspector(Protocol):
     """Looks at an evaluation beyond its loss and metrics; one is made for each evaluation."""
 
     def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
-        """A batch of the evaluation's data, and what the model made of it, as NumPy arrays of the dataset's structure."""
+        """Inspect a batch of the evaluation and the model's outputs, as NumPy arrays of the data's structure."""
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """The evaluation of the global step `step` is over; `last` is that of the finished model.
+        """End the evaluation of the global step `step`; `last` is True for the finished model.
 
-        `summaries` are the job's `scaletier.summaries.Summaries`, for what TensorBoard is to show.
+        `summaries` are the job's `scaletier.summaries.Summaries`, for TensorBoard.
         """
 
 

@@ -1,4 +1,4 @@
-"""What a job's chief does besides training, whatever the strategy: it evaluates, saves, shows and exports the model."""
+"""The chief's work besides training, for every strategy: evaluate, save, log and export the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PreemptedError(RuntimeError):
 
 
 class Trained(Protocol):
-    """The model as a strategy trains it: what is saved and exported, by the names that checkpoints have, and its step."""
+    """The trained model of a strategy: its variables by their names in checkpoints, and its step."""
 
     @property
     def variables(self) -> Mapping[str, Any]: ...
@@ -41,13 +41,17 @@ class Trained(Protocol):
     def step(self) -> Any: ...
 
     def initial_test(self) -> Sequence[Any]:
-        """The state before an evaluation's first batch."""
+        """Return the state before an evaluation's first batch."""
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, Sequence[Any], Any]:
         """Evaluate a batch by the variables as they are."""
 
     def refresh(self) -> int:
-        """Brings the variables and the step up to date; the global step. DivergedError where they are no longer numbers."""
+        """Update the variables and the step; return the global step.
+
+        Raises:
+            DivergedError: the variables are no numbers.
+        """
 
 
 class Keeper:
@@ -55,7 +59,7 @@ class Keeper:
 
     `inputs` is the spec of the model's, `evaluated` what to evaluate on, `position` where the job's data began, and `step`
     what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory, and
-    JobError where what is to be exported is nothing that can.
+    JobError if the export is not possible.
     """
 
     def __init__(
@@ -75,8 +79,8 @@ class Keeper:
             raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
         self._flags, self._network, self._trained = flags, network, trained
         self._served = served(job, network, trained.shared, trained.own, inputs)
-        held = {**trained.variables, **position.variables}
-        self._saver = checkpoint.Saver(held, trained.step, flags.job_dir, flags.keep_checkpoints)
+        variables = {**trained.variables, **position.variables}
+        self._saver = checkpoint.Saver(variables, trained.step, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = None
         if evaluated is not None:
             self._evaluate = make_evaluate(network, trained, evaluated.once(), job.inspector)
@@ -96,10 +100,14 @@ class Keeper:
         more: Callable[[], Mapping[str, float]] = dict,
         hold: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """What is due after a round of steps; `more` gives further scalars, whenever some are shown, and `hold` keeps replicas
-        that do not wait by themselves from steps of which an evaluation by steps would not know.
+        """Do what is due after a round of steps.
 
-        Raises PreemptedError, once a checkpoint is saved, where this process was told to end, and DivergedError.
+        `more` gives further scalars, whenever some are written, and `hold` pauses replicas that do not wait by themselves, so
+        that an evaluation by steps misses none.
+
+        Raises:
+            PreemptedError: this process is to end; a checkpoint is saved.
+            DivergedError: the model is no numbers.
         """
         self._end_if_told()
         now = time.monotonic()
@@ -138,7 +146,7 @@ class Keeper:
         return step
 
     def finish(self, loss: float | None) -> None:
-        """Saves, exports and evaluates the model that the job came to; `loss` is the last of training, if there was any."""
+        """Save, export and evaluate the final model; `loss` is the last of training, if there was any."""
         step = self.save()
         if self._network.averages:
             self._average()
@@ -160,7 +168,7 @@ class Keeper:
                 variable.assign(value, read_value=False)
 
     def save(self) -> int:
-        """Writes a checkpoint, unless there is one of this step; the step."""
+        """Write a checkpoint unless this step has one; return the step."""
         step = self._trained.refresh()
         if step != self._saved[1]:
             self._saver.save()
@@ -168,21 +176,24 @@ class Keeper:
         return step
 
     def keep(self) -> None:
-        """Saves what was trained before an error ends the job, which is to be raised after it: another is let go."""
+        """Save the trained model before an error ends the job; suppress a second error.
+
+        The caller raises the first one.
+        """
         with contextlib.suppress(DataError, DivergedError, tf.errors.OpError):
             before = self._saved[1]
             if (step := self.save()) > before:
                 say(f"A checkpoint of step {step} is saved")
 
     def rescue(self) -> None:
-        """Saves what the chief holds once others are lost, where that goes further than the last checkpoint."""
+        """Save the chief's values once others are lost, if they are newer than the last checkpoint."""
         step = int(self._trained.step)
         if step > self._saved[1]:
             self._saver.save()
             say(f"A checkpoint of step {step} is saved, of what this host holds")
 
     def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
-        """None where there is nothing to evaluate on, or it was stopped."""
+        """Return an evaluation's result; None if there is no data for it, or it was stopped."""
         measured = self._evaluate(stopped) if self._evaluate else None
         if measured:
             measured.tell(step, self.summaries, self._flags.job_dir, last)

@@ -1,4 +1,4 @@
-"""The lines that a replica logs, in the words of Cloud ML's MNIST sample, and when the next evaluation is due."""
+"""The lines of a replica's log, in the words of Cloud ML's MNIST sample, and the evaluations' times."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ def train_line(
     global_rate: float,
     local_rate: float,
 ) -> str:
-    """`Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
+    """Return a line about training, with rates in steps/s since the previous line.
 
-    `seconds` since the replica began to train; the rates, in steps/s, are since its previous line.
+    It is `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
+    `seconds` are since the replica began to train.
     """
     rates = f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
     return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"
 
 
 def eval_line(step: int, loss: float, metrics: Mapping[str, float]) -> str:
-    """`Eval, step 990: loss: 0.400, accuracy: 0.890`."""
+    """Return a line such as `Eval, step 990: loss: 0.400, accuracy: 0.890`."""
     return f"Eval, step {step}: {_figures(loss, metrics)}"
 
 
 def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
-    """`Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
+    """Return a line such as `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
     return f"Final metrics after {steps} steps, {_figures(loss, metrics)}"
 
 
@@ -48,13 +49,16 @@ class EvalInterval:
     last: float | None = None
 
     def due(self, now: float) -> bool:
-        """True once `seconds` have passed since the last evaluation ended, or since this was first asked; `now` in seconds."""
+        """Return True once `seconds` have passed since the last evaluation's end, or the first call.
+
+        `now` is in seconds.
+        """
         if self.last is None:
             self.last = now
         return now - self.last >= self.seconds
 
     def record(self, start: float, end: float) -> str | None:
-        """Notes an evaluation; the line that tells of a new interval, or None if it stays."""
+        """Note an evaluation; return a line about a new interval, or None if it stays."""
         self.last = end
         before, needed = self.seconds, (end - start) * _EVAL_SHARE
         if needed <= before:

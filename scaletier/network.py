@@ -53,12 +53,12 @@ class Spec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 class Batch(NamedTuple):
-    """What a dataset gives for one step; `weights` are those of the samples, or None."""
+    """A dataset's element for one step; `weights` are those of the samples, or None."""
 
     inputs: Any
     targets: Any = None
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, element: Any) -> Batch:
-        """A dataset's element, or its spec; JobError for a tuple of more than three."""
+        """Return a dataset's element, or its spec; JobError for a tuple of more than three."""
         if not isinstance(element, tuple):
             return cls(element)
         if 1 <= len(element) <= 3:
@@ -75,12 +75,12 @@ class Batch(NamedTuple):
         raise JobError(f"the data's elements are a tuple of {len(element)}; valid are {valid}")
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        """The batch with this done to each tensor."""
+        """Return the batch with this done to each tensor."""
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
 class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The learning rate at the job's global step, and not at the optimizer's own count.
+    """The learning rate at the job's global step, not at the optimizer's own count.
 
     `rates` are those for one replica, for two and so on, or only that for all: schedules, functions, variables.
     """
@@ -90,7 +90,7 @@ class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
         self._now: Any = None
 
     def ask(self, step: Any, live: Any = None) -> None:
-        """Give the rate at a global step for so many replicas from here on, all of them by default."""
+        """Set the rate at a global step for N replicas from here on, all of them by default."""
         rates = self._rates[-1:] if live is None else self._rates
         values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in rates])
         self._now = values[0 if len(rates) == 1 else tf.minimum(live, len(rates)) - 1]
@@ -100,12 +100,12 @@ class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 class Network:
-    """A model's step, evaluation and prediction by Keras's own `compute_loss` and `compute_metrics`, and their variables:
+    """A model's step, evaluation and prediction by Keras's own methods, and its variables.
 
-    `shared`: what replicas have in common, float32: trained weights first, then what a step changes, such as moving means.
-    `own`: what each has for itself: what else a step changes (states of random generators and of layers, counts), then
-        `fixed`, which no step changes, and `slots`, the optimizer's.
-    `reset_on_start`: of these what the job says each time it starts, the learning rates.
+    The methods are `compute_loss` and `compute_metrics`. `shared`: the variables that replicas have in common, float32:
+    trained weights first, then those that a step changes, such as moving means. `own`: those that each replica has for itself:
+    others that a step changes (states of random generators and of layers, counts), then `fixed`, which no step changes, and
+    `slots`, the optimizer's. `reset_on_start`: those of them that the job sets each time it starts, the learning rates.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Network:
         self._parts = private.parts(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
-        held = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
-        self._begun = {id(one): np.asarray(one) for one in held if self._scope.get_current_value(one) is None}
+        variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
+        self._begun = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
         self._initial_metrics = self._reset_metrics()
@@ -158,7 +158,7 @@ class Network:
             self._check(Batch.of(evaluated), " of eval_data", False)
 
     def require_portable(self) -> None:
-        """JobError where the model has what no other host can be given."""
+        """Raise JobError if the model has parts that cannot be sent to another host."""
         if private.tables(self.model):
             raise JobError(
                 f"the model {self.model.name} looks words up in a table, which no other host can be given: do that in the "
@@ -166,7 +166,7 @@ class Network:
             )
 
     def require_parts(self) -> None:
-        """JobError if loss or metrics cannot be computed of parts of a batch, without the whole model at hand."""
+        """Raise JobError if loss or metrics need the whole model, not parts of a batch."""
         for name in ("compute_loss", "compute_metrics"):
             if _overrides(self.model, name):
                 raise JobError(
@@ -181,7 +181,7 @@ class Network:
                 )
 
     def _made(self, model: Any) -> Any:
-        """The model of a function, without values for its variables; with them where its maker needs some."""
+        """Return the model of a function, without variable values unless the function needs some."""
         if not callable(model) or isinstance(model, keras.Model | keras.Layer):
             return model
         if not inspect.isclass(model) and wants_argument(model):
@@ -211,22 +211,22 @@ class Network:
             ) from error
 
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
-        """The job's optimizer for so many replicas, or the compiled model's, not built."""
-        given = job.optimizer or compiled.get("optimizer") or "rmsprop"
+        """Return the job's optimizer for N replicas, or the compiled model's, not built."""
+        configured = job.optimizer or compiled.get("optimizer") or "rmsprop"
         try:
-            if callable(given):
-                given = given(replicas) if wants_argument(given) else given()
-            found = keras.optimizers.get(given)
+            if callable(configured):
+                configured = configured(replicas) if wants_argument(configured) else configured()
+            optimizer = keras.optimizers.get(configured)
         except ValueError as error:
             raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
-        if not isinstance(found, keras.optimizers.Optimizer):
-            raise JobError(f"the optimizer is {kind_of(found)}; valid is one of keras.optimizers, its name, or a function")
-        if free := next((part for part in private.parts(found) if type(part).__name__ == "ScheduleFreeAdamW"), None):
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise JobError(f"the optimizer is {kind_of(optimizer)}; valid is one of keras.optimizers, its name, or a function")
+        if free := next((part for part in private.parts(optimizer) if type(part).__name__ == "ScheduleFreeAdamW"), None):
             raise JobError(
                 f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than "
                 "elsewhere. Valid: another optimizer, such as AdamW"
             )
-        return type(found).from_config(found.get_config()) if found.built else found
+        return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
 
     def _compile(self, job: Job, compiled: Mapping[str, Any], optimizer: Any) -> None:
         """Compile the model with what the job says, or else with what it was compiled with."""
@@ -246,7 +246,7 @@ class Network:
             raise JobError(f"the model {self.model.name} cannot be compiled: {one_line(error)}") from error
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[Scheduled]:
-        """Have the optimizer ask its schedules at the global step; JobError for what goes by `model.fit` alone.
+        """Make the optimizer use the global step for its schedules; raise JobError for `model.fit`'s own.
 
         A function of the number of replicas is asked for each number: its rate follows those that are left.
         """
@@ -269,9 +269,9 @@ class Network:
             list({id(one): one for one in variables}.values())
             for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
         )
-        known = {id(one) for one in (*trained, *others, *self._metric_variables)}
+        ids = {id(one) for one in (*trained, *others, *self._metric_variables)}
         # States that layers of Keras keep beside their variables, and the generator that random numbers come from by default.
-        foreign = [one for key, one in scope.assigned.items() if key not in known]
+        foreign = [one for key, one in scope.assigned.items() if key not in ids]
         states = {id(one) for one in foreign}
         self._begun |= {id(one): np.asarray(one) for one in foreign if private.has_value(one)}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
@@ -281,30 +281,30 @@ class Network:
                 f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
             )
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
-        kept = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
+        floats = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
         self.fixed = [spec for spec in rest if id(spec.variable) not in scope.assigned]
-        self._changing = [spec for spec in changed if spec not in kept]
-        self.shared = [*self.trained, *kept]
+        self._changing = [spec for spec in changed if spec not in floats]
+        self.shared = [*self.trained, *floats]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.own = [*self._changing, *self.fixed, *self.slots]
         # What counts is as the job has it now, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._parts}
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
-        self._known = known | {id(one) for one in (*foreign, *self._optimizer.variables)}
+        self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
     def _reset_metrics(self) -> list[npt.NDArray[Any]]:
-        """The metrics' variables before any batch."""
+        """Return the metrics' variables before any batch."""
         with _Scope(()) as scope:
             self.model.reset_metrics()
         values = ((one, scope.get_current_value(one)) for one in self._metric_variables)
         return [np.asarray(keras.ops.convert_to_numpy(one.value if value is None else value)) for one, value in values]
 
     def initial(self, spec: Spec) -> npt.NDArray[Any]:
-        """How a variable begins; the same each time, for one seed."""
-        if (begun := self._begun.get(id(spec.variable))) is not None:
-            return begun
-        told = self._scope.get_current_value(spec.variable)
-        value = spec.variable.value if told is None else told
+        """Return a variable's initial value; the same each time, for one seed."""
+        if (stored := self._begun.get(id(spec.variable))) is not None:
+            return stored
+        assigned = self._scope.get_current_value(spec.variable)
+        value = spec.variable.value if assigned is None else assigned
         return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
 
     def fix(self, values: Sequence[Any]) -> None:
@@ -317,22 +317,22 @@ class Network:
                     layer.finalize_state()
 
     def weight_of(self, spec: Spec) -> Spec | None:
-        """The trained weight that a variable of the optimizer is for; None for one that is for all, such as its count."""
+        """Return the trained weight of an optimizer's variable; None for one of all, such as its count."""
         references = (part.references.get(id(spec.variable)) for part in self._parts)
         reference = next((one for one in references if one is not None), None)
         return next((one for one in self.trained if one.variable is reference), None)
 
     def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
-        """What the model makes of a batch of inputs, as after training. The optimizer's part of `own` may be left out."""
+        """Return the model's outputs for a batch of inputs. The optimizer's part of `own` may be left out."""
         with self._enter(shared, own):
             return self._call(inputs, False)
 
     def initial_metrics(self) -> list[Any]:
-        """The metrics' variables before any batch."""
+        """Return the metrics' variables before any batch."""
         return [tf.constant(value) for value in self._initial_metrics]
 
     def initial_test(self, own: Values) -> list[Any]:
-        """The state before an evaluation's first batch: of `own` what a step may change, and the metrics' variables."""
+        """Return the state before an evaluation's first batch: the metrics', and `own` that steps change."""
         return [*map(tf.convert_to_tensor, own[: len(self._changing)]), *self.initial_metrics()]
 
     def test(self, shared: Values, own: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
@@ -351,7 +351,7 @@ class Network:
     def step(
         self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any, live: Any = None
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """Train on a batch at a global step, int64, as one of so many replicas, all by default.
+        """Train on a batch at a global step, int64, as one of N replicas, all by default.
 
         Returns: the variables after it, `shared`, `own` and the metrics'; the mean loss; and the metrics in the order of
             `metric_names`, float32 [M].
@@ -384,7 +384,7 @@ class Network:
         return *after, _mean(loss), _stack(results.values())
 
     def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
-        """Compute the loss of outputs without what layers add, the metrics' variables after them, and the metrics."""
+        """Compute the loss of outputs without layers' losses, the metrics' variables after them, and metrics."""
         scope = self._enter((), (), state)
         with scope:
             compiled = private.compiled_loss(self.model)
@@ -393,14 +393,14 @@ class Network:
         return _mean(loss), self._metrics_after(scope), _stack(results.values())
 
     def scaled(self, loss: Any, slots: Values) -> Any:
-        """The loss as its gradients are taken of it: an optimizer for float16 scales it."""
+        """Return the loss for the gradients: an optimizer for float16 scales it."""
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
     def apply(
         self, trained: Values, slots: Values, changes: Values, position: Any, live: Any = None
     ) -> tuple[list[Any], list[Any]]:
-        """Trained weights and the optimizer's variables after a step along these gradients, at a global step, int64."""
+        """Return weights and optimizer's variables after a step along gradients, at an int64 global step."""
         for schedule in self._schedules:
             schedule.ask(position, live)
         with keras.StatelessScope(initialize_variables=False):
@@ -409,11 +409,11 @@ class Network:
 
     @property
     def averages(self) -> bool:
-        """Whether the optimizer has averages that take the place of the weights at the end of training."""
+        """True if the optimizer has averages that replace the weights at the end of training."""
         return any(part.use_ema for part in self._parts)
 
     def averaged(self, trained: Values, slots: Values) -> list[Any]:
-        """The trained weights as they are at the end of training."""
+        """Return the trained weights as they are at the end of training."""
         variables = [spec.variable for spec in (*self.trained, *self.slots)]
         scope = _Scope(list(zip(variables, (*trained, *slots), strict=True)))
         with scope:
@@ -421,7 +421,10 @@ class Network:
         return scope.values(self.trained)
 
     def _enter(self, shared: Values, own: Values, metrics: Values = ()) -> _Scope:
-        """A scope in which variables have these values. Of `own` and of the metrics those at the end may be left out."""
+        """Return a scope in which variables have these values.
+
+        Of `own` and of the metrics those at the end may be left out.
+        """
         specs = [*self.shared[: len(shared)], *self.own[: len(own)]]
         pairs = list(zip((spec.variable for spec in specs), (*shared, *own), strict=True))
         return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
@@ -433,16 +436,16 @@ class Network:
         return self.model(inputs, **_training(self.model.call, training))
 
     def _compute_loss(self, batch: Batch, outputs: Any, training: bool) -> Any:
-        told = _training(self.model.compute_loss, training)
-        found = self.model.compute_loss(batch.inputs, batch.targets, outputs, batch.weights, **told)
-        if found is None:
+        options = _training(self.model.compute_loss, training)
+        computed = self.model.compute_loss(batch.inputs, batch.targets, outputs, batch.weights, **options)
+        if computed is None:
             raise ValueError("compute_loss returns None")
-        return tf.convert_to_tensor(found)
+        return tf.convert_to_tensor(computed)
 
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
         """Update the metrics: their results by name, but for the loss, which is said besides."""
-        found = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
-        return {name: tf.convert_to_tensor(_value(value)) for name, value in found.items() if name != "loss"}
+        computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
+        return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items() if name != "loss"}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step without an optimizer: the scope that it was in, and the names of the metrics.
@@ -450,7 +453,7 @@ class Network:
         Raises:
             JobError: data, model, loss and metrics do not fit; `of` says which data if it is not the job's own.
         """
-        model, found = self.model, list[Any]()
+        model, traced = self.model, list[Any]()
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
@@ -483,7 +486,7 @@ class Network:
             del loss
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            found.extend((scope, list(results)))
+            traced.extend((scope, list(results)))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
@@ -498,14 +501,14 @@ class Network:
                 "Valid: self.add_weight(…, trainable=False)"
             )
         self._metric_variables = private.metric_variables(model)
-        return found[0], found[1]
+        return traced[0], traced[1]
 
     def _require_outputs(self, outputs: Any, batch: Batch) -> None:
-        """JobError for losses, metrics or weights of an output that the model does not have."""
+        """Raise JobError for losses, metrics or weights of an output that the model lacks."""
         names = list(getattr(self.model, "output_names", ()))
         names += [name for name in outputs if name not in names] if isinstance(outputs, Mapping) else []
-        for what, given in (*self._user.items(), ("sample weights", batch.weights)):
-            unknown = [key for key in given if key not in names] if names and isinstance(given, Mapping) else []
+        for what, setting in (*self._user.items(), ("sample weights", batch.weights)):
+            unknown = [key for key in setting if key not in names] if names and isinstance(setting, Mapping) else []
             if unknown:
                 raise JobError(
                     f"the {what.replace('_', ' ')} {'is' if what == 'loss' else 'are'} invalid: the model {self.model.name} "
@@ -532,7 +535,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         super().add_update((variable, _value(value)))
 
     def values(self, specs: Sequence[Spec]) -> list[Any]:
-        """The variables' values now."""
+        """Return the variables' values now."""
         return [self.get_current_value(spec.variable) for spec in specs]
 
 
@@ -560,17 +563,17 @@ def _rate(given: Any, step: Any) -> Any:
 
 
 def _training(function: Callable[..., Any], training: bool) -> dict[str, bool]:
-    """The argument that says whether this is training, for a function that has it."""
+    """Return the argument that says whether this is training, for a function that has it."""
     return {"training": training} if "training" in inspect.signature(function).parameters else {}
 
 
 def _overrides(model: Any, name: str) -> bool:
-    """Whether a model has a method of its own in place of Keras's."""
+    """Return True if a model has a method of its own in place of Keras's."""
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def _require_keras_steps(model: Any) -> None:
-    """JobError for a model that is to be trained in a way of its own."""
+    """Raise JobError for a model with its own training step."""
     for name in ("train_step", "test_step"):
         if _overrides(model, name):
             raise JobError(
@@ -585,7 +588,7 @@ def _symbolic(spec: Any) -> Any:
 
 
 def _shapes(specs: Any) -> str:
-    """`float32 [?, 784]`, or several of these, by name where they have names."""
+    """Return `float32 [?, 784]`, or several of these, by name if they have names."""
 
     def one(spec: Any) -> str:
         return f"{tf.as_dtype(spec.dtype).name} [{', '.join('?' if size is None else str(size) for size in spec.shape)}]"
@@ -596,7 +599,7 @@ def _shapes(specs: Any) -> str:
 
 
 def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
-    """Variables by their paths, below the model's; of one path that several have, the later are numbered."""
+    """Return variables by their paths, below the model's; equal paths are numbered."""
     names = _distinct([prefix + variable.path.removeprefix(f"{model}/") for variable in variables])
     return [
         Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
@@ -605,16 +608,16 @@ def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names, of which those that come again are numbered."""
-    found: dict[str, None] = {}
+    """Return names; those that come again are numbered."""
+    distinct: dict[str, None] = {}
     for name in names:
         numbered = (f"{name}_{number}" if number else name for number in range(len(names) + 1))
-        found[next(one for one in numbered if one not in found)] = None
-    return list(found)
+        distinct[next(one for one in numbered if one not in distinct)] = None
+    return list(distinct)
 
 
 def _metrics_of(given: Metrics) -> Any:
-    """A job's metrics as `compile` takes them; a function without arguments makes them."""
+    """Return a job's metrics as `compile` takes them; a function without arguments makes them."""
     if callable(given) and not isinstance(given, keras.metrics.Metric) and not inspect.signature(given).parameters:
         given = given()
     if isinstance(given, Mapping):
@@ -623,8 +626,11 @@ def _metrics_of(given: Metrics) -> Any:
 
 
 def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
-    """A loss of Keras; ValueError where it compares place by place and would spread the one over the other, as NumPy does:
-    Keras's `fit` says nothing then, and learns something else.
+    """Return a loss of Keras, with a check of shapes.
+
+    Raises:
+        ValueError: it compares place by place and would broadcast one over the other, as NumPy does: Keras's
+            `fit` is silent then, and learns something else.
     """
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
@@ -632,7 +638,7 @@ def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: A
 
 
 def _value(given: Any) -> Any:
-    """A tensor, of a variable its value in the scope that this is called in."""
+    """Return a tensor, of a variable its value in the scope that this is called in."""
     return given.value if isinstance(given, keras.Variable) else given
 
 
@@ -641,6 +647,6 @@ def _mean(losses: Any) -> Any:
 
 
 def _stack(values: Iterable[Any]) -> Any:
-    """Numbers as float32 [N]."""
-    found = [tf.cast(value, tf.float32) for value in values]
-    return tf.stack(found) if found else tf.zeros([0])
+    """Return numbers as float32 [N]."""
+    tensors = [tf.cast(value, tf.float32) for value in values]
+    return tf.stack(tensors) if tensors else tf.zeros([0])

@@ -1,4 +1,4 @@
-"""How many steps a replica takes between two exchanges with the parameter servers."""
+"""The number of steps that a replica takes between two synchronizations."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _ALONE_SECONDS = 0.25
 
 @dataclass
 class Period:
-    """The number K: fixed, or as small as keeps the exchanges to a seventh of the steps' time, as measured in the last rounds.
+    """The number K: fixed, or the smallest that keeps synchronization to a seventh of the compute time.
 
-    Whatever an exchange takes, a round is short enough to end in time. `most` bounds a K that is not fixed. Every replica has
-    its own: on a faster host a step takes less. Who is `alone` has no exchanges, and rounds of a fourth of a second.
+    It is measured in the last rounds. Whatever an exchange takes, a round is short enough to end in time. `most` bounds a K
+    that is not fixed. Every replica has its own: on a faster host a step takes less. A replica that is `alone` has no
+    exchanges, and rounds of a fourth of a second.
     """
 
     steps: int
@@ -35,7 +36,7 @@ class Period:
 
     @classmethod
     def of(cls, asked: int | None, replicas: int, max_steps: int) -> Period:
-        """The K that a flag asks for, or None for one that is measured."""
+        """Return the K of a flag, or None for a measured one."""
         if asked:
             return cls(asked, True)
         if replicas == 1:
@@ -43,7 +44,7 @@ class Period:
         return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_MEETINGS * replicas))))
 
     def observe(self, steps: int, seconds: float, compute: float) -> None:
-        """Takes note of a round: its steps, how long it took, and how long its steps took by themselves; both in seconds."""
+        """Record a round: its steps, its seconds, and the seconds of its steps by themselves."""
         if self.fixed or not steps:
             return
         if self.alone:
@@ -64,5 +65,5 @@ class Period:
 
     @staticmethod
     def _within(seconds: float, a_step: float, most: int) -> int:
-        """As many steps as take so long, at least one."""
+        """Return the number of steps that take this long, at least one."""
         return max(1, min(most, int(seconds / max(a_step, 1e-9))))

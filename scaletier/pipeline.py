@@ -1,4 +1,4 @@
-"""Strategy `model-parallel`: the layers of one model lie on several hosts, for a model that is too large for one.
+"""Strategy `model-parallel`: the layers of one model, too large for one host, lie on several.
 
 The master and the workers hold a stage each, consecutive layers with their variables, gradients and velocities; one graph goes
 through all of them. A batch goes through it in microbatches, so that a stage works on one while the next has the one before.
@@ -81,8 +81,8 @@ class ModelParallel:
         position = checkpoint.DataPosition(source, reader)
         with tf.device(self._stages[0].device):
             self._iterator = iter(source.elsewhere(0, 1, int(self.step) - int(position.begin)))
-        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, position, int(self.step)
-        self._keeper = Keeper(job, flags, *kept)
+        chief_arguments = self._network, self, Batch.of(source.element_spec).inputs, evaluated, position, int(self.step)
+        self._keeper = Keeper(job, flags, *chief_arguments)
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
@@ -92,36 +92,41 @@ class ModelParallel:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """By the names that checkpoints have for them, each on its host."""
+        """The variables by their names in checkpoints, each on its host."""
         pairs = zip((*self._network.shared, *self._network.own), (*self.shared, *self.own), strict=True)
         return {checkpoint.key_of(spec): variable for spec, variable in pairs}
 
     def run(self) -> None:
-        """Trains to the last step, evaluates, exports.
+        """Train to the last step, evaluate, export.
 
-        Raises DivergedError, PreemptedError, and tf.errors.OpError where a host is lost.
+        Raises:
+            DivergedError: the loss or a parameter is no number.
+            PreemptedError: this process is to end.
+            tf.errors.OpError: a host is lost.
         """
         start = last = time.monotonic()
         step = last_step = int(self.step)
         loss: float | None = None
         while step < self._flags.max_steps:
-            done, now = self._one(), time.monotonic()
-            loss = done.loss
-            if not math.isfinite(done.loss):
-                raise DivergedError(f"the loss is {loss} at step {done.global_step}; try a lower learning rate")
+            round_result, now = self._one(), time.monotonic()
+            loss = round_result.loss
+            if not math.isfinite(round_result.loss):
+                raise DivergedError(f"the loss is {loss} at step {round_result.global_step}; try a lower learning rate")
             if (step == last_step and last == start) or now - last >= self._flags.log_interval:
-                rate = (done.global_step - last_step) / max(now - last, 1e-6)
+                rate = (round_result.global_step - last_step) / max(now - last, 1e-6)
                 for replica, device in {stage.replica: stage.device for stage in reversed(self._stages)}.items():
-                    line = train_line(replica, done.global_step, done.loss, done.metrics, now - start, rate, rate)
+                    line = train_line(
+                        replica, round_result.global_step, round_result.loss, round_result.metrics, now - start, rate, rate
+                    )
                     with tf.device(device):
                         tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
-                last, last_step = now, done.global_step
-            step = done.global_step
-            self._keeper.after(done)
+                last, last_step = now, round_result.global_step
+            step = round_result.global_step
+            self._keeper.after(round_result)
         self._keeper.finish(loss)
 
     def _one(self) -> Round:
-        """A step of all stages."""
+        """Run a step of all stages."""
         try:
             return Round.of(self._network, self._train(self._iterator).numpy())
         except tf.errors.OpError as error:
@@ -130,7 +135,7 @@ class ModelParallel:
             raise
 
     def initial_test(self) -> list[Any]:
-        """The state before an evaluation's first batch."""
+        """Return the state before an evaluation's first batch."""
         return self._network.initial_metrics()
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
@@ -138,14 +143,17 @@ class ModelParallel:
         outputs, terms = batch.inputs, list[Any]()
         for stage in self._stages:
             with tf.device(stage.device):
-                given = tf.nest.map_structure(brought, outputs)
-                outputs, _, added = stage.forward(stage.variables, given, False)
+                outputs_here = tf.nest.map_structure(brought, outputs)
+                outputs, _, added = stage.forward(stage.variables, outputs_here, False)
                 terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
         loss, state, results = self._network.measure(state, batch, outputs)
         return tf.add_n([loss, *terms]), outputs, state, results
 
     def refresh(self) -> int:
-        """The global step; the variables are where they are trained. DivergedError where they are no longer numbers."""
+        """Return the global step; check the variables if they were trained.
+
+        Raises DivergedError if they are no longer numbers.
+        """
         step = int(self.step)
         if not bool(self._finite()):
             raise DivergedError(f"the parameters are not finite at step {step}; try a lower learning rate")
@@ -155,7 +163,7 @@ class ModelParallel:
         return tf.device(self._devices[id(variable)])  # type: ignore[no-any-return]
 
     def _place(self, replica: str, device: str, parts: Sequence[Unit], reader: checkpoint.Reader | None) -> Stage:
-        """A stage on its host, its variables one after the other, so that the master never has all of them."""
+        """Return a stage on its host; one variable at a time passes through the master's memory."""
         stage = Stage(replica, device, parts)
         for spec in (spec for unit in parts for spec in (*unit.trained, *unit.others)):
             self._devices[id(spec.variable)] = device
@@ -163,25 +171,25 @@ class ModelParallel:
         return stage
 
     def _slot(self, spec: Spec, reader: checkpoint.Reader | None) -> Any:
-        """A variable of the optimizer, with the weight that it is for."""
+        """Return a variable of the optimizer, with its weight."""
         weight = self._network.weight_of(spec)
         return self._variable(spec, self._devices[id(weight.variable)] if weight else _CHIEF, reader)
 
     def _variable(self, spec: Spec, device: str, reader: checkpoint.Reader | None) -> Any:
-        known = reader is not None and (spec in self._network.shared or spec in reader.own)
-        value = reader.value(spec) if reader and known else self._network.initial(spec)
+        restored = reader is not None and (spec in self._network.shared or spec in reader.own)
+        value = reader.value(spec) if reader and restored else self._network.initial(spec)
         with tf.device(device):  # zeros are made where they are to be
             return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
 
     def _train_step(self, iterator: Any) -> Any:
-        """One step on the next batch: the figures of Round."""
+        """Take one step on the next batch; return the figures of Round."""
         network, batch = self._network, Batch.of(iterator.get_next())
         position, counts = self.step.read_value(), len(network.own) - len(network.slots)
         slots = []
         for variable in self.own[counts:]:
             with tf.device(variable.device):
                 slots.append(variable.read_value())
-        done = there_and_back(
+        passed = there_and_back(
             network,
             self._stages,
             batch,
@@ -193,15 +201,15 @@ class ModelParallel:
         for variable in self.shared[: len(network.trained)]:
             with tf.device(variable.device):
                 trained.append(variable.read_value())
-        moved, slots = network.apply(trained, slots, [done.changes[spec.name] for spec in network.trained], position)
-        after = {spec.name: value for spec, value in zip(network.trained, moved, strict=True)} | done.others
+        moved, slots = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position)
+        after = {spec.name: value for spec, value in zip(network.trained, moved, strict=True)} | passed.others
         after |= {spec.name: value for spec, value in zip(network.slots, slots, strict=True)}
-        with tf.control_dependencies([done.loss]):  # a step without a loss changes nothing
+        with tf.control_dependencies([passed.loss]):  # a step without a loss changes nothing
             for spec, variable in zip((*network.shared, *network.own), (*self.shared, *self.own), strict=True):
                 with tf.device(variable.device):
                     variable.assign(after[spec.name], read_value=False)
             step = self.step.assign_add(1)
-        return figures(1, step, done.loss, 0, 0.0, done.results)
+        return figures(1, step, passed.loss, 0, 0.0, passed.results)
 
     def _all_finite(self) -> Any:
         flags = []
@@ -212,7 +220,7 @@ class ModelParallel:
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:
-    """Connects to the workers; every device that takes a stage, the master's first: its replica's name and its own."""
+    """Connect to the workers; return the replica and the device of each stage, the master's first."""
     workers = {f"worker/{index}": address for index, address in enumerate(cluster.jobs["worker"])}
     await_peers(workers, say)
     spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")})

@@ -1,6 +1,7 @@
-"""What TensorFlow and Keras do not promise to keep: every private name that this library goes by, and why.
+"""Private names of TensorFlow and Keras that this library uses, each with its reason.
 
-tests/unit/test_scaletier_private.py asks each of them of the versions in `VERSIONS`; a job's runtimeVersion takes those alone.
+tests/unit/test_scaletier_private.py checks each of them in the versions of `VERSIONS`; a job's runtimeVersion takes those
+alone.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _FORGOTTEN = (
 
 
 def server_library() -> tuple[Any, Any]:
-    """TensorFlow's server and the protocol buffers of its settings, without the rest of its Python.
+    """Return TensorFlow's server and the protocol buffers of its settings, without its other Python.
 
-    A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts
-    where many replicas start at once on few cpus; so the package is entered past its `__init__`. Should a version of
-    TensorFlow not have it, the whole of it does the same.
+    A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts if
+    many replicas start at once on few cpus; so the package is entered past its `__init__`. If a version of TensorFlow lacks
+    it, the whole of it does the same.
     """
     # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
@@ -57,12 +58,12 @@ def server_library() -> tuple[Any, Any]:
 
 
 def is_lost_host(error: Exception) -> bool:
-    """Return whether an error means that another host of the cluster is lost, whichever code TensorFlow gives it.
+    """Return True if an error means that another host of the cluster is lost, whatever its code.
 
     A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, or does not know what this
     process refers to. The operations of this host that waited for it are Cancelled, those with a time limit DeadlineExceeded;
-    a message of which a part is missing is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for an
-    error of the program that makes the data.
+    a message of which a part is missing is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for
+    an error of the program that makes the data.
     """
     errors, message = import_tensorflow().errors, str(error)
     if isinstance(error, errors.UnknownError):
@@ -96,7 +97,7 @@ class Workers:
         context.executor = self._executor
 
     def schedule(self, work: Callable[[], None]) -> None:
-        """Has a worker's thread call this, under the worker's device.
+        """Schedule a call of this in a worker's thread, under the worker's device.
 
         The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function runs in
         the coordinator's thread of a worker, and is rescheduled like any other.
@@ -105,19 +106,24 @@ class Workers:
 
     @property
     def failure(self) -> Exception | None:
-        """What no worker could recover from. The public done() raises it too, but only once no worker is in a round."""
+        """The error that no worker could recover from.
+
+        The public done() raises it too, but only once no worker is in a round.
+        """
         error: Exception | None = self._cluster.closure_queue._error
         return error
 
 
 def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
-    """The optimizer, not built yet, such that its `stateless_apply` works; `place(variable)` is a context to update each in.
-    `global_clipnorm` takes the length of each gradient where that is, and makes nothing of its size for it.
+    """Return the optimizer, not built yet, such that its `stateless_apply` works.
+
+    `place(variable)` is a context to update each in. `global_clipnorm` takes the length of each gradient on its device, and
+    allocates nothing of its size.
 
     Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
 
-    Keras's optimizers have it, and what they have for TensorFlow in particular puts it out of use, for the sake of
-    tf.distribute's own variables. There are none of these here, so that this part gives way to the common one.
+    Keras's optimizers have it, and their TensorFlow part disables it, for tf.distribute's own variables. There are none of
+    these here, so that this part gives way to the common one.
     """
     import keras
 
@@ -148,9 +154,9 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
         return clipped
 
     def add(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
-        made = shared.add_variable_from_reference(self, reference_variable, name, initializer)
-        references[id(made)] = reference_variable
-        return made
+        slot = shared.add_variable_from_reference(self, reference_variable, name, initializer)
+        references[id(slot)] = reference_variable
+        return slot
 
     def make(self: Any, *args: Any, **named: Any) -> Any:
         # Without a value yet; what `build` makes besides are single numbers, which Keras makes in no such scope.
@@ -171,42 +177,46 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
 
 
 def parts(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: those that are within this one, or else itself."""
+    """Return the optimizers that update variables: those within this one, or else itself."""
     if inner := getattr(optimizer, "inner_optimizer", None):
         return parts(inner)
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
 def layers(model: Any) -> list[Any]:
-    """A model's layers, those within layers too."""
+    """Return a model's layers, nested ones too."""
     return list(model._flatten_layers())
 
 
 def tables(model: Any) -> list[Any]:
-    """What the layers of a model look words up in, which no variable is; a layer within a layer has no public name."""
+    """Return the lookup tables of a model's layers, which are no variables.
+
+    A nested layer has no public name.
+    """
     kind = import_tensorflow().saved_model.experimental.TrackableResource
     return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
 
 
 def has_value(variable: Any) -> bool:
-    """Whether a variable of Keras has a value already, and not only an initializer."""
+    """Return True if a variable of Keras has a value already, and not only an initializer."""
     return variable._value is not None
 
 
 def is_seed(variable: Any) -> bool:
-    """Return whether a variable is the state of a random generator; the public class SeedGenerator gives it this name."""
+    """Return True if a variable is the state of a random generator; the public SeedGenerator names it."""
     return "seed_generator_state" in variable.path
 
 
 def rate_of(optimizer: Any) -> Any:
-    """The optimizer's learning rate: a schedule, a function, or the variable that a number is kept in. It has no public name
-    that is not a value.
+    """Return the optimizer's learning rate: a schedule, a function, or a number's variable.
+
+    It has no public name that is not a value.
     """
     return optimizer._learning_rate
 
 
 def compiled(model: Any) -> dict[str, Any]:
-    """What a model was compiled with, by the names of `keras.Model.compile`; nothing if it was not.
+    """Return a model's settings by the names of `keras.Model.compile`; empty if it is not compiled.
 
     The public `get_compile_config` gives the names of functions alone.
     """
@@ -214,18 +224,21 @@ def compiled(model: Any) -> dict[str, Any]:
 
 
 def compiled_loss(model: Any) -> Any:
-    """The function of targets, outputs and weights that a model is compiled with, or None; layers add nothing to it."""
+    """Return the compiled function of targets, outputs and weights, or None; layers add nothing to it."""
     return model._compile_loss
 
 
 def losses(model: Any) -> list[Any]:
-    """The losses of a compiled model's outputs, once one was computed."""
+    """Return the losses of a compiled model's outputs, once one was computed."""
     return [one.loss for one in (model._compile_loss and model._compile_loss._flat_losses) or ()]
 
 
 @contextlib.contextmanager
 def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
-    """Have `check(function, targets, outputs, …)` called in place of each loss's function, after Keras has aligned the two."""
+    """Call `check(function, targets, outputs, …)` in place of each loss's function.
+
+    Keras has aligned targets and outputs before.
+    """
     functions = [(loss, loss.fn) for loss in losses(model) if hasattr(loss, "fn")]
     for loss, function in functions:
         loss.fn = functools.partial(check, function)
@@ -237,15 +250,15 @@ def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """The variables of all metrics of a compiled model, also of those that its `metrics` leaves out."""
+    """Return the variables of all metrics of a compiled model, also those that `metrics` leaves out."""
     metrics = [*model._get_own_metrics(), *model.metrics]
     return list({id(one): one for metric in metrics for one in metric.variables}.values())
 
 
 def brought(tensor: Any) -> Any:
-    """The tensor on the current device, with what Keras masks of it, which it keeps beside a tensor and hands on by itself."""
+    """Copy a tensor to the current device, with its Keras mask, which is kept beside it."""
     tf = import_tensorflow()
-    found = tf.identity(tensor)
+    copy = tf.identity(tensor)
     if (mask := getattr(tensor, "_keras_mask", None)) is not None:
-        found._keras_mask = tf.identity(mask)
-    return found
+        copy._keras_mask = tf.identity(mask)
+    return copy

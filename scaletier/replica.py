@@ -1,4 +1,4 @@
-"""The life of one training replica, the master or a worker: rounds of steps, and now and then a line about them."""
+"""The life of one training replica, the master or a worker: rounds of steps, and log lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
 
 @dataclass
 class Pace:
-    """How a replica is doing, since its last line: global and own steps a second, and steps of others in each round."""
+    """A replica's rates since its last line: global and own steps a second, others' steps in each round."""
 
     global_rate: float
     local_rate: float
@@ -29,7 +29,7 @@ class Pace:
 
 
 class Progress:
-    """What the replicas, each a thread of the chief's process, tell one another: the master, and so many workers."""
+    """The shared state of the replicas, each a thread of the chief's process: master and workers."""
 
     def __init__(self, step: int, max_steps: int, workers: int) -> None:
         self.claims = Claims(step, max_steps, 1 + workers)
@@ -43,7 +43,7 @@ class Progress:
         self._prepared, self._started = threading.Event(), threading.Event()
 
     def begin(self, leads: bool, seconds: float = 0.0) -> None:
-        """Return when a replica may take its first step: the master's turn is when all are prepared, or when one is late.
+        """Return when a replica may take its first step; the master waits until all are prepared or late.
 
         A replica that trains slows down those that still prepare to, where they share processors.
 
@@ -63,7 +63,7 @@ class Progress:
 
     @contextlib.contextmanager
     def training(self, name: str) -> Iterator[None]:
-        """Counts a replica in for as long as it trains."""
+        """Count a replica in while it trains."""
         self._training.add(name)
         try:
             yield
@@ -72,11 +72,11 @@ class Progress:
 
     @property
     def live(self) -> int:
-        """How many replicas train now, without those whose round is long overdue: the mean is over these."""
+        """The number of replicas that train, without those whose round is overdue; the mean is over these."""
         return max(1, len(self._training - self.claims.late()))
 
     def fail(self, error: Exception) -> None:
-        """Stops every replica for this error; the first one counts."""
+        """Stop every replica for this error; the first one counts."""
         self.failure = self.failure or error
         self.stopped.set()
 
@@ -107,30 +107,30 @@ class Rounds:
         self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
 
     def take(self, steps: int, live: int) -> Round | None:
-        """A round of so many steps of each device at most, None where the job has none left.
+        """Take a round of at most this many steps of each device, or return None if none are left.
 
-        DivergedError where the loss is no number.
+        Raises DivergedError if the loss is no number.
         """
-        replica, taken = self._replica, None
+        replica, round_result = self._replica, None
         steps = self._progress.claims.claim(replica.name, steps * replica.devices, self._progress.stopped)
         if not steps:
             return None
         began = time.monotonic()
         try:
-            self.state, taken = replica.take(self.state, steps, self._progress.claims.global_step, live)
+            self.state, round_result = replica.take(self.state, steps, self._progress.claims.global_step, live)
         finally:
-            self._progress.claims.settle(replica.name, taken.global_step if taken else None)
-        if not math.isfinite(taken.loss):
-            where = f"of {replica.name} is {taken.loss} at step {taken.global_step}"
+            self._progress.claims.settle(replica.name, round_result.global_step if round_result else None)
+        if not math.isfinite(round_result.loss):
+            where = f"of {replica.name} is {round_result.loss} at step {round_result.global_step}"
             raise DivergedError(f"the loss {where}; try a lower learning rate")
         now = time.monotonic()
-        replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
+        replica.period.observe(math.ceil(round_result.steps / replica.devices), now - began, round_result.compute)
         self._progress.rounds += 1
-        self._steps, self._rounds = self._steps + taken.steps, self._rounds + 1
-        self._staleness += taken.staleness
+        self._steps, self._rounds = self._steps + round_result.steps, self._rounds + 1
+        self._staleness += round_result.staleness
         if not self._told or now - self._last >= replica.log_interval:
-            self._tell(taken, now)
-        return taken
+            self._tell(round_result, now)
+        return round_result
 
     def _tell(self, taken: Round, now: float) -> None:
         elapsed = max(now - self._last, 1e-6)
@@ -144,14 +144,17 @@ class Rounds:
 
 
 def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
-    """Rounds until the job's last step, or until it is stopped.
+    """Yield rounds until the job's last step, or until it is stopped.
 
-    The first is a single step, so that what is wrong with a host or its data shows at once. Raises DivergedError, and what
-    TensorFlow raises where a host is lost.
+    The first is a single step, so that an error of a host or its data shows at once.
+
+    Raises:
+        DivergedError: the loss is no number.
+        tf.errors.OpError: a host is lost.
     """
     rounds = Rounds(replica, state, progress)
     with progress.training(replica.name):
-        taken = rounds.take(1, progress.live)
-        while taken and not progress.stopped.is_set():
-            yield taken
-            taken = rounds.take(replica.period.steps, progress.live)
+        round_result = rounds.take(1, progress.live)
+        while round_result and not progress.stopped.is_set():
+            yield round_result
+            round_result = rounds.take(replica.period.steps, progress.live)

@@ -26,11 +26,10 @@ _INTERRUPT_EXIT_CODE = 130
 
 
 def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
-    """Trains, or serves who trains, and ends the process by its exit code.
+    """Train, or serve the chief, and end the process with its exit code.
 
-    `arguments` are what `scaletier.parser()` parsed, the words that it shall parse, or sys.argv's by default.
-    The threads of a cluster's coordinator can abort the interpreter while it takes itself down, which would read as a kill: so
-    nothing runs behind this.
+    `arguments` are a namespace of `scaletier.parser()`, words to parse, or sys.argv's by default. The threads of a cluster's
+    coordinator can abort the interpreter while it shuts down, which would read as a kill: so nothing runs after this.
     """
     try:
         code = main(job, arguments)
@@ -49,7 +48,7 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
 
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """As `run`, and returns the exit code. An error of the program itself is raised."""
+    """Run the job like `run`, but return the exit code. An error of the program itself is raised."""
     flags = _flags(arguments)
     try:
         cluster = parse(os.environ.get("TF_CONFIG"))
@@ -106,16 +105,17 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
 
 
 def _blamed(job: Job, error: Exception, what: str) -> int:
-    """Fails for the data's sake: by what the job itself says of that, if anything."""
+    """Report a failure caused by the data, with the job's own explanation if there is one."""
     from scaletier.runtime import one_line
 
-    told = job.explain(error) if job.explain else None
-    return _fail(told or f"{what}: {one_line(error)}", 2)
+    explanation = job.explain(error) if job.explain else None
+    return _fail(explanation or f"{what}: {one_line(error)}", 2)
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """Exports the newest checkpoint in --job-dir, of a job that did not come to it, and prints the path; 0, or 2 where there is
-    no checkpoint of this job's model.
+    """Export the newest checkpoint in --job-dir and print the path; return 0, or 2 without a checkpoint.
+
+    It is for a job that ended before its export; the checkpoint must be of this job's model.
     """
     flags = _flags(arguments)
 
@@ -141,7 +141,7 @@ def _flags(arguments: argparse.Namespace | Sequence[str] | None) -> Flags:
 
 
 def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
-    """What this task does until its end; each strategy is imported only where it is asked for."""
+    """Return this task's function until its end; a strategy is imported only if it is used."""
     if cluster.task_type == "evaluator":
         from scaletier import evaluator
 

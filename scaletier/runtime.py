@@ -1,4 +1,4 @@
-"""How a process runs TensorFlow: its import, its noise, its share of the machine."""
+"""The set-up of TensorFlow in a process: its import, its messages, its share of the machine."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, and shows it only if the body raises.
+    """Hold back output to file descriptor 2, and print it only if the body raises.
 
-    TensorFlow's libraries write lines that no level of logging keeps away: on import, and of what is no error to who calls it.
+    TensorFlow's libraries write lines that no level of logging keeps away: on import, and of harmless conditions.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         try:
-            held = stack.enter_context(tempfile.TemporaryFile())
+            buffer = stack.enter_context(tempfile.TemporaryFile())
         except OSError:  # a full disk is no reason to end a job: then nothing is held back
             yield
             return
         saved = os.dup(2)
-        os.dup2(held.fileno(), 2)
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         except BaseException:
             sys.stderr.flush()
-            held.seek(0)
-            os.write(saved, held.read())
+            buffer.seek(0)
+            os.write(saved, buffer.read())
             raise
         finally:
             sys.stderr.flush()
@@ -58,7 +58,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def import_tensorflow() -> Any:
-    """The tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set.
+    """Return the tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set.
 
     Where there is none the program ends with 2: no call of it can come further on this machine.
     """
@@ -76,7 +76,7 @@ def import_tensorflow() -> Any:
 
 
 def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
-    """The cpus that this process may use, at least 1: those it may run on, or fewer by its cgroup's quota.
+    """Return the cpus of this process, at least 1: its affinity, limited by its cgroup's quota.
 
     TensorFlow counts the machine's cpus, which in a container means far too many threads.
     """
@@ -90,13 +90,16 @@ def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
 
 
 def thread_counts() -> tuple[int, int]:
-    """Intra-op and inter-op threads. One op may wait for another host, so inter-op is never a single thread."""
+    """Return intra-op and inter-op threads.
+
+    One op may wait for another host, so inter-op is never a single thread.
+    """
     cpus = available_cpus()
     return cpus, max(2, cpus)
 
 
 def reuse_memory() -> None:
-    """Has the C library keep freed memory up to 32 MB a piece, its limit, instead of asking the kernel for new pages each time.
+    """Make the C library reuse freed memory up to 32 MB a piece, its limit, without asking the kernel.
 
     A copy of the convolutional network's 13 MB takes a tenth of the time then. Source: mallopt(3).
     """
@@ -107,27 +110,33 @@ def reuse_memory() -> None:
 
 
 def give_memory_back() -> None:
-    """Has the C library give the kernel what is free now, of which `reuse_memory` has it keep the smaller pieces.
+    """Make the C library return free memory to the kernel, which `reuse_memory` makes it keep.
 
-    For after what is done once and took much, such as sending a model to other hosts. Source: malloc_trim(3).
+    Call it after a single large task, such as sending a model to other hosts. Source: malloc_trim(3).
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
-    """As how many devices the processors are to compute; JobError for what is no number of them."""
-    told = (os.environ if environ is None else environ).get(CPU_DEVICES, "1")
-    if not told.isdecimal() or not int(told):
-        raise JobError(f"{CPU_DEVICES}={told!r} is not a number of devices; valid are 1 and above")
-    return int(told)
+    """Return the number of devices that the processors form.
+
+    Raises:
+        JobError: it is no number of them.
+    """
+    setting = (os.environ if environ is None else environ).get(CPU_DEVICES, "1")
+    if not setting.isdecimal() or not int(setting):
+        raise JobError(f"{CPU_DEVICES}={setting!r} is not a number of devices; valid are 1 and above")
+    return int(setting)
 
 
 def prepare_process() -> None:
-    """Sizes the thread pools of this process's TensorFlow, its devices and its memory.
+    """Size the thread pools of this process's TensorFlow, its devices and its memory.
 
-    Where what the job is made of has had TensorFlow begin, its threads are as the environment has them. JobError where there
-    are to be several devices then.
+    If the job's own code has started TensorFlow, its threads are as the environment sets them.
+
+    Raises:
+        JobError: TensorFlow has started and several devices are configured.
     """
     tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
@@ -144,26 +153,26 @@ def prepare_process() -> None:
 
 
 def local_devices() -> tuple[str, ...]:
-    """Where this process computes: its GPUs, or its processors, mostly as one device."""
+    """Return the devices of this process: its GPUs, or its processors, mostly as one device."""
     tf = import_tensorflow()
     if gpus := tf.config.list_physical_devices("GPU"):
         return tuple(f"/device:GPU:{index}" for index in range(len(gpus)))
-    told = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
-    return tuple(f"/device:CPU:{index}" for index in range(len(told or [None])))
+    configuration = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
+    return tuple(f"/device:CPU:{index}" for index in range(len(configuration or [None])))
 
 
 def devices_of(job: str, task: int) -> tuple[str, ...]:
-    """The same of another task of the cluster that this process is connected to."""
+    """Return the devices of another task of the cluster to which this process is connected."""
     tf = import_tensorflow()
-    found: dict[str, list[str]] = {"GPU": [], "CPU": []}
-    for kind, names in found.items():
+    devices: dict[str, list[str]] = {"GPU": [], "CPU": []}
+    for kind, names in devices.items():
         specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)]
         names += [f"/device:{kind}:{spec.device_index}" for spec in specs if (spec.job, spec.task) == (job, task)]
-    return tuple(found["GPU"] or found["CPU"])
+    return tuple(devices["GPU"] or devices["CPU"])
 
 
 def here() -> Any:
-    """A context in which values become tensors of this process, whatever the device around it.
+    """Return a context in which values become tensors of this process, whatever the device around it.
 
     For another host's device TensorFlow sends a value there as it makes a tensor of it, and holds Python's global lock until
     that host has answered: one that says nothing would stop all threads. What operations are given is sent without the lock.
@@ -172,15 +181,19 @@ def here() -> Any:
 
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
-    """A line about what this process computes on. JobError where its host is paid for a GPU that TensorFlow does not find."""
+    """Log the device that this process computes on.
+
+    Raises:
+        JobError: its host has a paid GPU that TensorFlow does not find.
+    """
     tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
-    found = tf.config.list_physical_devices("GPU")
-    if paid and not found and not allow_cpu:
+    gpus = tf.config.list_physical_devices("GPU")
+    if paid and not gpus and not allow_cpu:
         built = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
         raise JobError(
             f"this host has {paid} and TensorFlow finds no GPU: {built}; --allow-cpu trains on processors all the same"
         )
-    names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in found]
+    names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in gpus]
     cpus = available_cpus()
     processors = "1 processor" if cpus == 1 else f"{cpus} processors"
     devices = "" if (count := cpu_devices()) == 1 else f", as {count} devices"
@@ -188,12 +201,12 @@ def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> Non
 
 
 def say(line: str) -> None:
-    """One line to this replica's log, at once."""
+    """Print one line to this replica's log, at once."""
     print(line, flush=True)
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, on one line, without the graph's nodes and the lines of code that TensorFlow puts around it."""
+    """Return an error's message on one line, without TensorFlow's graph nodes and lines of code."""
     message = _AROUND_ERROR.sub("", str(error).partition("Traceback (most recent call last)")[0])
     message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\x1b\[[0-9;]*m|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

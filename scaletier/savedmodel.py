@@ -1,4 +1,4 @@
-"""The exported model: a SavedModel for one process, which knows nothing of the cluster that trained it."""
+"""The exported model: a SavedModel for one process, independent of the cluster that trained it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ tf = import_tensorflow()
 
 
 def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
-    """What is exported, a `tf.Module`: `shared` and `own` are tf.Variables, `inputs` the spec of the model's.
+    """Return the `tf.Module` to export: `shared` and `own` are tf.Variables, `inputs` the model's spec.
 
-    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` where there is one
-    without, to its outputs. JobError where the job's `serving` gives none.
+    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` for a single one
+    without, to its outputs.
+
+    Raises:
+        JobError: the job's `serving` gives no signature.
     """
     module = tf.Module()
     module.shared, module.own, module.tables = list(shared), list(own[: len(own) - len(network.slots)]), tables(network.model)
@@ -34,9 +37,13 @@ def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any]
 
 
 def export(module: Any, job_dir: str) -> str:
-    """Writes what `served` made to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
+    """Write a module of `served` atomically; return the path.
 
-    JobError where TensorFlow cannot write the like, DataError where it cannot write there.
+    It is `<job_dir>/export/Servo/<seconds since 1970>`.
+
+    Raises:
+        JobError: TensorFlow cannot export the module.
+        DataError: the folder cannot be written.
     """
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())
@@ -59,18 +66,18 @@ def export(module: Any, job_dir: str) -> str:
 
 
 def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
-    """The model as it is: its inputs by name to its outputs by name, `outputs` where they have none."""
+    """Return the model's function: its inputs by name to its outputs by name, or `outputs`."""
     flat = {str(key): one for key, one in inputs.items()} if isinstance(inputs, dict) else None
     specs = flat or {f"inputs_{at}" if at else "inputs": one for at, one in enumerate(tf.nest.flatten(inputs))}
     signature = [tf.TensorSpec([None, *one.shape[1:]], one.dtype, name) for name, one in specs.items()]
 
     def serving(predict: Callable[[Any], Any]) -> Any:
         def serve(*given: Any) -> dict[str, Any]:
-            named = dict(zip(specs, given, strict=True))
-            found = predict(named if flat else tf.nest.pack_sequence_as(inputs, list(given)))
-            if isinstance(found, dict):
-                return {str(name): one for name, one in found.items()}
-            return {f"outputs_{at}" if at else "outputs": one for at, one in enumerate(tf.nest.flatten(found))}
+            by_name = dict(zip(specs, given, strict=True))
+            outputs = predict(by_name if flat else tf.nest.pack_sequence_as(inputs, list(given)))
+            if isinstance(outputs, dict):
+                return {str(name): one for name, one in outputs.items()}
+            return {f"outputs_{at}" if at else "outputs": one for at, one in enumerate(tf.nest.flatten(outputs))}
 
         return tf.function(serve, input_signature=signature, autograph=False)
 
@@ -78,17 +85,18 @@ def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
 
 
 def export_latest(job: Job, job_dir: str, seed: int) -> str:
-    """Exports the newest checkpoint of a job that did not come to it; the path.
+    """Export the newest checkpoint of a job that ended before its export; return the path.
 
-    CheckpointError where there is none of this model.
+    Raises:
+        CheckpointError: there is none of this model.
     """
     if checkpoint.latest(job_dir) is None:
         raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
     spec = Source(job.data).element_spec
     network = Network(job, spec, seed)
-    found = checkpoint.newest(job_dir, network)
-    assert found
+    reader = checkpoint.newest(job_dir, network)
+    assert reader
     copy = checkpoint.LocalCopy(network)
     copy.assign(*State.initial(network), 0)
-    copy.restore(found)
+    copy.restore(reader)
     return export(served(job, network, copy.shared, copy.own, Batch.of(spec).inputs), job_dir)

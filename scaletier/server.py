@@ -1,4 +1,4 @@
-"""A parameter server or a worker: a TensorFlow server that does what the chief asks, until it is told to end."""
+"""A parameter server or a worker: a TensorFlow server that obeys the chief until it is stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from scaletier.runtime import ACCELERATOR, cpu_devices, reuse_memory, say_device
 
 
 def serve(cluster: Cluster, allow_cpu: bool = False) -> NoReturn:
-    """Runs this task's server; SIGTERM ends the process at once, as there is nothing here to save.
+    """Run this task's server; SIGTERM ends the process at once, as there is nothing here to save.
 
-    JobError where this host is paid for a GPU that is not found.
+    Raises:
+        JobError: this host has a paid GPU that is not found.
     """
     if os.environ.get(ACCELERATOR):  # else there is no need of TensorFlow's Python
         say_device(allow_cpu)
@@ -40,7 +41,7 @@ def serve(cluster: Cluster, allow_cpu: bool = False) -> NoReturn:
 
 
 def idle(cluster: Cluster, strategy: str) -> int:
-    """A host that the strategy has no use for: it says so, and waits to be told to end; 0."""
+    """Wait for the end on a host that the strategy does not use, after a line about it; return 0."""
     role = f"{cluster.task_type}/{cluster.task_index}"
     print(f"Idle [{role}]: strategy {strategy} needs no parameter servers; this one waits for the job's end", flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

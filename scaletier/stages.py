@@ -1,4 +1,4 @@
-"""The stages of a model whose layers lie on several hosts, and the way of a batch through them, there and back."""
+"""The stages of a model on several hosts, and a batch's forward and backward pass through them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TWICE = "the model {} cannot be laid on several hosts: it goes through one laye
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a model that is on one host as a whole: a layer, or several between two places where one tensor goes on."""
+    """An indivisible part of a model on one host: a layer, or several between two single tensors."""
 
     name: str
     part: Any
@@ -31,7 +31,7 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """How many parameters."""
+        """The number of parameters."""
         return sum(spec.size for spec in (*self.trained, *self.others))
 
 
@@ -45,34 +45,38 @@ class Stage:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
-        """The output, by the values of the variables by name; the others' values after it; and what layers add to the loss.
+        """Return the output, the other variables' values after it, and the layers' losses.
 
-        To be called under the stage's device.
+        `values` are those of the variables by name. Call it under the stage's device.
         """
         after, added = dict[str, Any](), list[Any]()
         for unit in self.units:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
             with warnings.catch_warnings():  # of masks, which are those of the layers within, and are handed on
                 warnings.filterwarnings("ignore", ".* does not support masking")
-                inputs, kept, losses = called(unit.part, trained, others, inputs, training)
-            after.update(zip((spec.name for spec in unit.others), kept, strict=True))
+                inputs, updated, losses = called(unit.part, trained, others, inputs, training)
+            after.update(zip((spec.name for spec in unit.others), updated, strict=True))
             added += losses
         return inputs, after, added
 
 
 def units(network: Network) -> list[Unit]:
-    """The parts that a model can be cut into, in order. JobError where it has no such parts."""
+    """Return the parts into which a model can be cut, in order.
+
+    Raises:
+        JobError: it has no such parts.
+    """
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.own)}
-    found = []
+    unit_list = []
     for name, part in _parts(network.model):
         trained, others = (
             tuple(specs[id(variable)] for variable in kind) for kind in (part.trainable_variables, part.non_trainable_variables)
         )
-        found.append(Unit(name, part, trained, others))
-    held = [spec.name for unit in found for spec in (*unit.trained, *unit.others)]
-    if len(held) > len(set(held)):
+        unit_list.append(Unit(name, part, trained, others))
+    names = [spec.name for unit in unit_list for spec in (*unit.trained, *unit.others)]
+    if len(names) > len(set(names)):
         raise JobError(_TWICE.format(network.model.name))
-    return found
+    return unit_list
 
 
 def _parts(model: Any) -> list[tuple[str, Any]]:
@@ -91,17 +95,17 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         raise JobError(_TWICE.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
     parts, begin, names, alive = [], whole.input, list[str](), set(inputs)
-    known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
+    tensors_by_id = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
         alive |= {id(tensor) for tensor in outputs}
-        needed = {id(tensor) for _, given, _ in edges[at + 1 :] for tensor in given} | last
+        needed = {id(tensor) for _, sources, _ in edges[at + 1 :] for tensor in sources} | last
         crossing = alive & needed
         if at == len(edges) - 1:
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, whole.output)))
         elif len(crossing) == 1 and not crossing & inputs:
-            tensor = known[next(iter(crossing))]
+            tensor = tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, tensor)))
             begin, names, alive = tensor, [], {id(tensor)}
@@ -113,9 +117,10 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[int]:
-    """Cuts layers of these sizes into consecutive parts, at most `parts` and none empty, the largest as small as can be.
+    """Cut layers of these sizes into consecutive parts, as even as possible.
 
-    The result are the indices at which the parts begin, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
+    There are at most `parts`, none empty, the largest as small as can be. The results are the indices at which the parts
+    begin, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
     """
 
     @functools.cache
@@ -133,8 +138,10 @@ def partition(sizes: Sequence[int], parts: int) -> list[int]:
 
 @dataclass
 class Passed:
-    """What a batch came to: `changes` are gradients of its mean loss by the weights' names, each on its stage's host, `others`
-    the values of what is not trained; the mean loss, the metrics' variables, and the metrics.
+    """The result of a batch.
+
+    `changes` are gradients of its mean loss by the weights' names, each on its stage's host, `others` the values of variables
+    that are not trained; the mean loss, the metrics' variables, and the metrics.
     """
 
     changes: dict[str, Any]
@@ -147,7 +154,9 @@ class Passed:
 def there_and_back(
     network: Network, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
 ) -> Passed:
-    """A batch of this size through all stages, in parts: what comes of it. `scaled` is the loss as gradients are taken of it.
+    """Run a batch of this size, in parts, forward and backward through all stages; return the result.
+
+    `scaled` is the loss as gradients are taken of it.
 
     Nothing orders the parts but what they need of each other, so that all stages are at work at once.
     """
@@ -156,14 +165,14 @@ def there_and_back(
         with tf.device(stage.device):
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
     cuts = [size * at // parts for at in range(parts + 1)]
-    found = Passed({}, {}, tf.constant(0.0), network.initial_metrics())
+    total = Passed({}, {}, tf.constant(0.0), network.initial_metrics())
     backs = []
     for begin, end in pairwise(cuts):
         part = batch.map(functools.partial(_between, begin, end))
-        backs.append(_forward(network, stages, part, (end - begin) / size, values, found, scaled))
+        backs.append(_forward(network, stages, part, (end - begin) / size, values, total, scaled))
     for back in backs:
-        back(found.changes)
-    return found
+        back(total.changes)
+    return total
 
 
 def _between(begin: int, end: int, rows: Any) -> Any:
@@ -179,7 +188,10 @@ def _forward(
     found: Passed,
     scaled: Callable[[Any], Any],
 ) -> Callable[[dict[str, Any]], None]:
-    """A part of a batch through all stages, `weight` of the whole; what takes it back, adding its gradients to sums by name."""
+    """Run a part of a batch forward through all stages; return its backward pass.
+
+    `weight` is its part of the whole; the backward pass adds its gradients to sums by name.
+    """
     passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
     outputs = part.inputs
     for stage in stages:
@@ -195,10 +207,10 @@ def _forward(
                 if stage is stages[-1]:
                     here = part.map(tf.identity)
                     loss, found.metrics, found.results = network.measure(found.metrics, here, outputs)
-                    terms, reached = [tf.add_n([loss * weight, *terms])], []
+                    terms, tensors = [tf.add_n([loss * weight, *terms])], []
                 else:
-                    reached = tf.nest.flatten(outputs)
-                targets = [*reached, *(scaled(term) for term in terms)]
+                    tensors = tf.nest.flatten(outputs)
+                targets = [*tensors, *(scaled(term) for term in terms)]
             values |= after
             found.others |= after
             found.loss += tf.add_n(terms) if terms else 0.0
@@ -208,8 +220,8 @@ def _forward(
         upstream: list[Any] = []
         for stage, tape, sources, targets, names in reversed(passed):
             with tf.device(stage.device):
-                given = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
-                changes = tape.gradient(targets, sources, output_gradients=given, unconnected_gradients="zero")
+                gradients = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
+                changes = tape.gradient(targets, sources, output_gradients=gradients, unconnected_gradients="zero")
                 upstream = changes[: len(changes) - len(names)]
                 for name, change in zip(names, changes[len(changes) - len(names) :], strict=True):
                     change = tf.convert_to_tensor(change)

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a job, in `<job-dir>/summaries`: scalars and images over the global step, and the graph."""
+"""TensorBoard's data of a job, in `<job-dir>/summaries`: scalars and images by step, and the graph."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ tf = import_tensorflow()
 
 
 class Summaries:
-    """A writer of summaries. The file comes to be with the first of them, so that it costs no time at the start.
+    """A writer of summaries. The first of them creates the file, to save time at the start.
 
-    tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; what they write does not
-    need it. Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py.
-    Where they cannot be written that is said, once, and nothing else is lost for it.
+    tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; their output does not need it.
+    Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py. If they cannot be written, one
+    line reports it, and training continues.
     """
 
     def __init__(self, job_dir: str) -> None:
@@ -24,16 +24,16 @@ class Summaries:
         self._opened: Any = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes each value under its name."""
+        """Write each value under its name."""
         tags = {name: tf.constant(value, tf.float32) for name, value in values.items()}
         self._write(step, "scalars", "DATA_CLASS_SCALAR", tags)
 
     def images(self, step: int, pictures: Mapping[str, Any]) -> None:
-        """Writes pictures, uint8 [N, height, width], under each name."""
-        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(found) for name, found in pictures.items()})
+        """Write pictures, uint8 [N, height, width], under each name."""
+        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(array) for name, array in pictures.items()})
 
     def graph(self, traced: Any) -> None:
-        """Writes a tf.Graph, or that of a concrete function, for the tab Graphs."""
+        """Write a tf.Graph, or that of a concrete function, for the tab Graphs."""
         with self._writer() as writer, writer.as_default():
             tf.summary.graph(getattr(traced, "graph", traced))
 
@@ -63,7 +63,10 @@ class Summaries:
 
 
 def _encoded(images: Any) -> Any:
-    """Pictures, uint8 [N, height, width], as TensorBoard keeps them: width, height, then the PNGs, strings [2 + N]."""
+    """Return images, uint8 [N, height, width], in TensorBoard's form.
+
+    It is width, height, then the PNGs, strings [2 + N].
+    """
     _, height, width = images.shape
     pictures = [tf.io.encode_png(image[..., None]) for image in images]
     return tf.stack([tf.constant(str(width)), tf.constant(str(height)), *pictures])

@@ -1,9 +1,9 @@
-"""Strategy `sync`: the master and every worker take as many steps, and then the mean of what they walked, all at once.
+"""Strategy `sync`: all replicas take the same number of steps, then average their parameter deltas.
 
 tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in
 one, as each moves all parameters twice through every host: with one step each, the network is the limit. Of several devices of
-a host each takes these steps, and their mean takes part, on the first of them.
-Source: Stich 2019, "Local SGD converges fast and communicates little".
+a host each takes these steps, and their mean takes part, on the first of them. Source: Stich 2019, "Local SGD converges fast
+and communicates little".
 """
 
 from __future__ import annotations
@@ -75,22 +75,25 @@ class Synchronous:
         self.variables, self.step = self._copy.variables, self._copy.step
         self.initial_test, self.test = self._copy.initial_test, self._copy.test
         self.shared, self.own = self._copy.shared, self._copy.own
-        begun = State.initial(self._network)
-        self._copy.assign(*begun, 0)
-        self._owns = [*self.own, *map(tf.Variable, begun.own * (len(self._devices) - 1))]
+        start = State.initial(self._network)
+        self._copy.assign(*start, 0)
+        self._owns = [*self.own, *map(tf.Variable, start.own * (len(self._devices) - 1))]
         step = self._copy.restore(reader) if reader else 0
         position = checkpoint.DataPosition(self._source, reader)
         self._data_begin = position.begin
-        kept = self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, position, step
-        self._keeper = Keeper(job, flags, *kept) if self._chief else None
+        chief_arguments = self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, position, step
+        self._keeper = Keeper(job, flags, *chief_arguments) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
         self._meet = tf.function(lambda: self._all_reduce(tf.ones([_SUM_ELEMENTS * self._count])), autograph=False)
 
     def run(self) -> None:
-        """Trains to the last step; the chief then exports and evaluates, and the others wait for that.
+        """Train to the last step; the chief then exports and evaluates, and the others wait for that.
 
-        Raises DivergedError, PreemptedError, and tf.errors.OpError where another replica is lost.
+        Raises:
+            DivergedError: the loss or a parameter is no number.
+            PreemptedError: this process is to end.
+            tf.errors.OpError: another replica is lost.
         """
         try:
             self._train()
@@ -115,14 +118,14 @@ class Synchronous:
         loss: float | None = None
         while step < self._flags.max_steps:
             steps = min(self._steps * len(self._devices), math.ceil((self._flags.max_steps - step) / self._count))
-            done, own_loss = self._one(steps)
-            step, now, loss = done.global_step, time.monotonic(), done.loss
+            round_result, own_loss = self._one(steps)
+            step, now, loss = round_result.global_step, time.monotonic(), round_result.loss
             if first or now - last >= self._flags.log_interval:
                 rate = (step - last_step) / max(now - last, 1e-6)
-                say(train_line(self._name, step, own_loss, done.metrics, now - start, rate, rate / self._count))
+                say(train_line(self._name, step, own_loss, round_result.metrics, now - start, rate, rate / self._count))
                 last, last_step, first = now, step, False
             if self._keeper:
-                self._keeper.after(done)
+                self._keeper.after(round_result)
         if self._keeper:
             self._keeper.finish(loss)
         self._leave()
@@ -134,50 +137,55 @@ class Synchronous:
         sum before all have the first one, and then it is not needed any more. The job is done when the chief comes here: no
         error of another host changes that.
         """
-        done = contextlib.suppress(tf.errors.OpError)
-        with quiet_stderr(), done if self._chief else contextlib.nullcontext():
+        ignored = contextlib.suppress(tf.errors.OpError)
+        with quiet_stderr(), ignored if self._chief else contextlib.nullcontext():
             self._meet()
-        with quiet_stderr(), done:
+        with quiet_stderr(), ignored:
             self._meet()
 
     def refresh(self) -> int:
-        """The global step; the variables are always up to date. DivergedError where they are no longer numbers."""
+        """Return the global step; the variables are always up to date.
+
+        Raises DivergedError if they are no longer numbers.
+        """
         step = int(self.step)
         if not all(np.isfinite(variable.numpy()).all() for variable in self.shared):
             raise DivergedError(f"the parameters of {self._name} are not finite at step {step}; try a lower learning rate")
         return step
 
     def _one(self, steps: int) -> tuple[Round, float]:
-        """A round of all replicas, of so many steps of each host, and the loss of this one's own batches."""
-        told, own_loss = self._round(tf.constant(steps, tf.int64))
-        done, own_loss = Round.of(self._network, told.numpy()), float(own_loss)
-        if not math.isfinite(done.loss):
+        """Run a round of all replicas, this many steps a host; return it and the loss of own batches."""
+        numbers, own_loss = self._round(tf.constant(steps, tf.int64))
+        round_result, own_loss = Round.of(self._network, numbers.numpy()), float(own_loss)
+        if not math.isfinite(round_result.loss):
             whose = self._name if not math.isfinite(own_loss) else "another replica"
-            raise DivergedError(f"the loss of {whose} is not a number at step {done.global_step}; try a lower learning rate")
-        return done, own_loss
+            raise DivergedError(
+                f"the loss of {whose} is not a number at step {round_result.global_step}; try a lower learning rate"
+            )
+        return round_result, own_loss
 
     def _replica_round(self, steps: Any) -> Any:
-        """Walks, and takes the mean of all walks: the figures of Round, loss and metrics being means, and the own loss.
+        """Take local steps and average all deltas; return the figures of Round and the own loss.
 
-        Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for those who add up
-        gradients; here each walks by itself.
+        Loss and metrics of the figures are means. Only the sum is the strategy's. Within its `run` Keras divides each loss by
+        the number of replicas, for sums of gradients; here each replica takes its own steps.
         """
         start = State(
             tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self._owns)
         )
         position = self.step.read_value()
-        reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
+        end, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
         loss = loss_sum / tf.cast(steps, tf.float32)
         # One message for all: the loss and the metrics are its last numbers.
-        told = tf.concat([[loss], metrics], 0)
-        walked = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
-        mean = self._all_reduce(tf.concat([*walked, told], 0)) / float(self._count)
-        sizes = [*(spec.size for spec in self._network.shared), told.shape[0]]
+        results = tf.concat([[loss], metrics], 0)
+        walked = [tf.reshape(after - before, [-1]) for after, before in zip(end.shared, start.shared, strict=True)]
+        mean = self._all_reduce(tf.concat([*walked, results], 0)) / float(self._count)
+        sizes = [*(spec.size for spec in self._network.shared), results.shape[0]]
         *changes, means = tf.split(mean, sizes)
         with tf.control_dependencies([mean]):  # a round without a mean changes nothing
             for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
                 variable.assign(before + tf.reshape(change, before.shape), read_value=False)
-            for variable, value in zip(self._owns, reached.own, strict=True):
+            for variable, value in zip(self._owns, end.own, strict=True):
                 variable.assign(value, read_value=False)
             step = self.step.assign_add(steps * self._count)
         return figures(steps * self._count, step, means[0], 0, 0.0, means[1:]), loss
@@ -191,7 +199,7 @@ class Synchronous:
             variable.assign(tf.cast(value, variable.dtype))
 
     def _all_reduce(self, value: Any) -> Any:
-        """The sum of all replicas' values."""
+        """Return the sum of all replicas' values."""
 
         def reduced(value: Any) -> Any:
             mine = tf.identity(value)  # on the strategy's device
@@ -201,9 +209,9 @@ class Synchronous:
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
-    """The strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs.
+    """Return the strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs.
 
-    JobError where TensorFlow has begun without it.
+    Raises JobError if TensorFlow has begun without it.
     """
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]

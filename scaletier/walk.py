@@ -1,4 +1,7 @@
-"""K local steps of a replica on each of its devices, as one graph: what every strategy but model-parallel repeats."""
+"""K local steps of a replica on each of its devices, as one graph.
+
+Every strategy except model-parallel repeats them.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ class DivergedError(RuntimeError):
 
 
 class State(NamedTuple):
-    """What a replica has between rounds: values of the network's `shared` and `own` variables, in their order.
+    """A replica's state between rounds: values of the network's `shared` and `own` variables.
 
-    Those of `own` are there for each of its devices, one after the other.
+    They are in the variables' order. Those of `own` are there for each of its devices, one after the other.
     """
 
     shared: tuple[Any, ...]
@@ -31,13 +34,13 @@ class State(NamedTuple):
 
     @classmethod
     def initial(cls, network: Network) -> State:
-        """How a job begins, on one device of the master."""
+        """Return the initial state of a job, on one device of the master."""
         shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
         return cls(shared, tuple(tf.constant(network.initial(spec)) for spec in network.own))
 
 
 def numbers(replica: int, replicas: int, devices: int) -> range:
-    """The numbers of one replica's devices, of which no other in the job has any."""
+    """Return the numbers of one replica's devices, which are unique in the job."""
     return range(replica, replica + replicas * devices, replicas)
 
 
@@ -47,18 +50,18 @@ def begin_own(network: Network, values: Sequence[Any], devices: Sequence[int], s
     Optimizers continue from `values`, those of the chief's first device. Random generators draw other numbers on each device,
     and others at each start.
     """
-    begun = []
+    results = []
     for number in devices:
         for spec, value in zip(network.own, map(np.asarray, values), strict=True):
             if number and value.size and is_seed(spec.variable):
                 value = value.copy()
                 value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
-            begun.append(value)
-    return begun
+            results.append(value)
+    return results
 
 
 class Round(NamedTuple):
-    """What a round came to: steps taken, the global step after it, mean loss, and metrics by name, of the round's batches.
+    """The result of a round: steps, the global step after it, mean loss, and metrics by name.
 
     `staleness` are the steps of others between reading the parameters and adding to them; `compute` are the seconds that the
     steps took by themselves.
@@ -73,7 +76,7 @@ class Round(NamedTuple):
 
     @classmethod
     def of(cls, network: Network, figures: Any) -> Round:
-        """Of the tensor that `figures` made."""
+        """Return the round of a tensor of `figures`."""
         steps, global_step, loss, staleness, compute, *metrics = map(float, np.asarray(figures))
         return cls(
             int(steps), int(global_step), loss, dict(zip(network.metric_names, metrics, strict=True)), int(staleness), compute
@@ -81,19 +84,20 @@ class Round(NamedTuple):
 
 
 def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: Any, metrics: Any) -> Any:
-    """All that is told of a round, float64 [5 + metrics]: one tensor, so that it comes in one message."""
-    told = tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute)])
-    return tf.concat([told, tf.cast(metrics, tf.float64)], 0)
+    """Return all figures of a round, float64 [5 + metrics]: one tensor, so that it is one message."""
+    stacked = tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute)])
+    return tf.concat([stacked, tf.cast(metrics, tf.float64)], 0)
 
 
 def walk(
     network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str], live: Any = None
 ) -> tuple[State, Any, Any]:
-    """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, and the metrics.
+    """Take this many steps, int64, from `state`; return the new state, the sum of losses, the metrics.
 
-    Several devices share the steps, as evenly as can be, each by itself from `state`, and the new one is the mean by steps;
-    metrics are those of the first device, which has a step if any has. The first step of each is taken at the global step
-    `position`, int64, and each further one as many after the one before as devices train in the job: `live`, or all.
+    They use the iterator's next batches. Several devices share the steps, as evenly as can be, each by itself from `state`,
+    and the new one is the mean by steps; metrics are those of the first device, which has a step if any has. The first step of
+    each is taken at the global step `position`, int64, and each further one as many after the one before as devices train in
+    the job: `live`, or all.
     """
     if len(devices) == 1:
         return _walk(network, iterator, state, steps, position, live)
@@ -101,11 +105,11 @@ def walk(
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
-            begun = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
-            reached, loss_sum, metrics = _walk(network, iterator, begun, mine, position, live)
+            start = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
+            end, loss_sum, metrics = _walk(network, iterator, start, mine, position, live)
             part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-            moved.append([(after - before) * part for after, before in zip(reached.shared, begun.shared, strict=True)])
-        owns += reached.own
+            moved.append([(after - before) * part for after, before in zip(end.shared, start.shared, strict=True)])
+        owns += end.own
         losses.append(loss_sum)
         first = metrics if first is None else first
     with tf.device(devices[0]):
@@ -134,6 +138,6 @@ def _walk(network: Network, iterator: Any, state: State, steps: Any, position: A
 
 
 def _divide(values: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    """Values, one after the other, in parts of so many each."""
+    """Return consecutive parts of the values, of these lengths."""
     ends = list(accumulate(counts, initial=0))
     return [values[begin:end] for begin, end in pairwise(ends)]

@@ -40,7 +40,7 @@ def folder_of(recipe: Recipe) -> Path:
 def folder(recipe: Recipe, *, told: bool = False) -> Path:
     """Return the folder of a recipe; if it is missing, build it, which takes minutes.
 
-    BuildError where it cannot be.
+    Raises BuildError if that fails.
 
     With `told` what pip says goes to stdout.
     """
@@ -54,7 +54,7 @@ def folder(recipe: Recipe, *, told: bool = False) -> Path:
 def archive(recipe: Recipe) -> Path:
     """Return the archive of a recipe; build it if it is missing.
 
-    BuildError where that cannot be done.
+    Raises BuildError if that fails.
     """
     target = KEPT / f"{recipe.name}.tar.gz"
     if not target.exists():
