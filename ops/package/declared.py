@@ -36,6 +36,7 @@ from ops.checks import (
     truth,
 )
 from ops.errors import UsageError
+from ops.package.tree import KEY_FOLDERS
 
 FILE = "scaletier.yaml"
 # The training library's folder beside a package's own files.
@@ -70,8 +71,8 @@ class Strategy:
 class Data:
     """A data set that a trainer expects in SCALETIER_DATA, unless one of `flags` names other data.
 
-    It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files of the checkout or an absolute one;
-    `command` makes these files.
+    It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files of the checkout; `command` makes these
+    files. Nothing else of this machine can be named: a package may be another person's.
     """
 
     name: str
@@ -81,7 +82,8 @@ class Data:
 
     def local_files(self, checkout: Path) -> dict[str, Path]:
         """Return the files to upload, by name."""
-        paths = map(checkout.joinpath, sorted(glob.glob(self.files, root_dir=checkout)))  # noqa: PTH207  Path's refuses patterns
+        matches = map(Path, sorted(glob.glob(self.files, root_dir=checkout)))  # noqa: PTH207  Path's refuses patterns
+        paths = [checkout / match for match in matches if not KEY_FOLDERS.intersection(match.parts)]
         return {path.name: path for path in paths if path.is_file()}
 
     def missing(self) -> UsageError:
@@ -265,7 +267,13 @@ def _data(given: Mapping[str, Any] | None, path: str) -> Data | None:
         raise UsageError(f"{path}: data.name is missing: it is the folder below data/ in the bucket, such as images")
     if not _DATA_NAME.fullmatch(given["name"]):
         raise UsageError(f"{path}: data.name {given['name']!r} is no name of a folder; valid are letters, digits, _, . and -")
-    return Data(given["name"], given.get("flags", ()), given.get("files", ""), given.get("command", ""))
+    files = given.get("files", "")
+    if files.startswith(("/", "~")) or KEY_FOLDERS.union({".."}).intersection(Path(files).parts):
+        raise UsageError(
+            f"{path}: data.files {files!r} is outside the checkout, or may hold keys of stacks. Valid: a glob of other files "
+            "in the checkout, such as .cache/images/*. Run: fab data put, for files elsewhere"
+        )
+    return Data(given["name"], given.get("flags", ()), files, given.get("command", ""))
 
 
 def _pace(given: Mapping[str, Any]) -> Pace:

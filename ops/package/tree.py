@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
 # They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
-_KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
+KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _SHOWN = 5
 # Folders that link to one another make more paths than intended.
 _MOST_LINKED_FOLDERS = 10_000
@@ -63,7 +63,7 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
     Raises:
         UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing; or it is one of keys.
     """
-    if keys := _KEY_FOLDERS.intersection(Path(os.path.realpath(root)).parts):
+    if keys := KEY_FOLDERS.intersection(Path(os.path.realpath(root)).parts):
         raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")
     if root.is_file():
         return Tree({"": root})
@@ -118,7 +118,7 @@ class _Walker:
         for entry in entries:
             path = f"{below}{entry.name}"
             is_folder = entry.is_dir()
-            if is_folder and entry.name in _KEY_FOLDERS:
+            if is_folder and entry.name in KEY_FOLDERS:
                 self._keys.append(f"{path}/")
                 continue
             if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
@@ -159,7 +159,7 @@ class _Walker:
         if entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
             self._cycles.append(link)
             return False
-        if _KEY_FOLDERS.intersection(real.parts):
+        if KEY_FOLDERS.intersection(real.parts):
             self._keys.append(link)
             return False
         if not real.is_relative_to(self._real):

@@ -124,6 +124,13 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("strategy: [b]", "strategy must be a string, not ['b']"),
         ("data: mnist", "data is not a mapping of keys to values; valid keys are name, files, command, flags"),
         ("data: {name: ../x}", "data.name '../x' is no name of a folder; valid are letters, digits, _, . and -"),
+        (
+            "data: {name: x, files: /etc/passwd}",
+            "data.files '/etc/passwd' is outside the checkout, or may hold keys of stacks.",
+        ),
+        ("data: {name: x, files: ~/.ssh/*}", "data.files '~/.ssh/*' is outside the checkout"),
+        ("data: {name: x, files: a/../../b}", "data.files 'a/../../b' is outside the checkout"),
+        ("data: {name: x, files: .scaletier/*/id*}", "data.files '.scaletier/*/id*' is outside the checkout"),
         ("data: {flags: [--data]}", "data.name is missing: it is the folder below data/ in the bucket"),
         ("data: {name: mnist, flags: --data}", "data.flags must be a list of flags, such as [--data], not '--data'"),
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
@@ -327,6 +334,14 @@ def test_fab_train_takes_along_what_is_declared(
     declared_data = made.job.declared.data
     folder = "/bucket/data/digits" if declared_data else "/bucket/data"
     assert render.data_folder(inventory, made.job) == folder
+
+
+def test_no_pattern_takes_along_keys(tmp_path: Path) -> None:
+    for name in (".scaletier/local/key", ".other/local/key"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    found = declared.Data("x", files=".[so]*/local/key").local_files(tmp_path)
+    assert found == {"key": tmp_path / ".other/local/key"}
 
 
 class Bucket:
