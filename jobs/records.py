@@ -56,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class UnsavedFiles(Record):
-    """Files that a replica wrote outside JOB_DIR only, searched when its job has ended.
+    """Files that a replica wrote outside JOB_DIR, searched when its job has ended. Kept if the job wrote nothing to JOB_DIR.
 
     `kept` names the files that are in JOB_DIR/left/<replica>/ now, `leftOut` those that were not kept, with their size or the
     reason; both may be truncated. `error` says in one line why the search is incomplete.

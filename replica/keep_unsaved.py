@@ -1,9 +1,8 @@
-"""Keep what a job wrote outside an empty JOB_DIR: `keep_unsaved.py REQUEST` copies it there.
+"""Name what a job wrote beside JOB_DIR: `keep_unsaved.py REQUEST` keeps it in JOB_DIR/left/<replica>/ if JOB_DIR is empty.
 
-The copies are in JOB_DIR/left/<replica>/. It runs as the trainer would, as the same user in a unit that sees the same folders,
-so it reads and writes what the trainer might, and nothing else. It imports nothing of this project. It prints one JSON object:
-`{"wrote": true}` if JOB_DIR has a file of the job, else `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and
-`error` if it could not do all.
+It runs as the trainer would, as the same user in a unit that sees the same folders, so it reads and writes what the trainer
+might, and nothing else. It imports nothing of this project. It prints one JSON object: `jobDirEmpty`, `kept`, `keptFiles`,
+`keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
 """
 
 from __future__ import annotations
@@ -29,8 +28,12 @@ LONGEST = 200
 _ENTRIES, _DEPTH = 50_000, 32
 _CHUNK = 1 << 20
 _NICE = 10
+HOME = "home/"
+"""What the names of files in HOME begin with."""
 # What programs can make again, by the names that are usual, and by the mark of bford.info/cachedir.
 _CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
+# The same in a folder for temporary files: TensorFlow's AutoGraph and PyTorch's compiler leave such.
+_TEMPORARY = ("__autograph_generated_file", "torchinductor_")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -69,12 +72,16 @@ class Search:
             names = [entry.name for entry in self._counted(entries)]
         if path and _MARK in names:
             return
+        # Libraries keep their settings in hidden folders of HOME: Keras writes one as it is imported.
+        settings = prefix == HOME and not path
         for name in sorted(names):
+            if name in _CACHES or name.startswith(_TEMPORARY):
+                continue
             with suppress(OSError):  # it may be gone, or closed to its own user
                 info = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode) and info.st_ctime_ns > self._since:
                     yield UnsavedFile(top, (*path, name), prefix + "/".join((*path, name)), info.st_size)
-                elif stat.S_ISDIR(info.st_mode) and name not in _CACHES:
+                elif stat.S_ISDIR(info.st_mode) and not (settings and name.startswith(".")):
                     if len(path) >= _DEPTH:
                         raise LimitError(f"folders are nested deeper than {_DEPTH}")
                     below = os.open(name, _FOLDER, dir_fd=folder)
@@ -160,26 +167,33 @@ class Url:
         """Take away what was begun: an object appears when it is whole."""
 
 
-def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, str]], seconds: float) -> dict[str, Any]:
-    """Copy what the job wrote below these folders, each with what its files' names begin with."""
+def keep(
+    job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, str]], seconds: float, wrote: bool = False
+) -> dict[str, Any]:
+    """Copy what the job wrote below these folders, each with what its files' names begin with.
+
+    Nothing is copied, and all of it is left out, if JOB_DIR has a file of the job, as is known before if `wrote`.
+    """
     deadline = time.monotonic() + seconds
-    target = Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
-    try:
-        if target.wrote(Search(since, deadline)):
-            return {"wrote": True}
-    except LimitError:
-        return {"wrote": True}  # so much of it is no empty folder
+    target = None if wrote else Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
+    if target and _wrote(target, Search(since, deadline)):
+        target = None
     files: list[UnsavedFile] = []
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"jobDirEmpty": target is not None}
     search = Search(since, deadline)
     try:
         for top, prefix in folders:
             files.extend(search.files(top, prefix))
     except LimitError as error:
         report["error"] = str(error)
-    copies, left_out, stopped = _copy(files, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
-    if stopped:
-        report["error"] = stopped
+    copies: list[tuple[str, int]] = []
+    if target:
+        copies, left_out, stopped = _copy(files, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
+        if stopped:
+            report["error"] = stopped
+    else:
+        largest = sorted(files, key=lambda each: (-each.size, each.name))
+        left_out = [(each.name, size(each.size)) for each in largest]
     return report | {
         "kept": [shown(name) for name, _ in copies[:NAMED]],
         "keptFiles": len(copies),
@@ -187,6 +201,13 @@ def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, st
         "leftOut": [f"{shown(name)} ({why})" for name, why in left_out[:NAMED]],
         "leftOutFiles": len(left_out),
     }
+
+
+def _wrote(target: LocalFolder | Url, search: Search) -> bool:
+    try:
+        return target.wrote(search)
+    except LimitError:
+        return True  # so much of it is no empty folder
 
 
 def _copy(
@@ -253,7 +274,7 @@ def main() -> None:
         os.nice(_NICE)
     options = json.loads(sys.argv[1])
     folders = [(str(top), str(prefix)) for top, prefix in options["folders"]]
-    report = keep(options["jobDir"], options["replica"], options["since"], folders, options["seconds"])
+    report = keep(options["jobDir"], options["replica"], options["since"], folders, options["seconds"], options["wrote"])
     sys.stdout.write(json.dumps(report) + "\n")
 
 

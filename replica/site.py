@@ -19,7 +19,7 @@ from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
-from replica import cgroup, diagnosis, interface, launched
+from replica import cgroup, diagnosis, interface, keep_unsaved, launched
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
@@ -39,8 +39,8 @@ _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
 _TRAINER = "trainer"
 # Of a command that reports a job's end.
 _STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.05
-# As a trainer's unit has it, of its job. Its /tmp is in memory, and gone with it.
-_UNIT_TMP = "/var/tmp"  # noqa: S108
+# As a trainer's unit has them, folders of its job, with what the names of files there begin with.
+_UNIT_TEMPORARY = {"tmp/": "/tmp", "var/tmp/": "/var/tmp"}  # noqa: S108
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -104,7 +104,7 @@ class HostSite:
         if self._launcher and not plan.study:
             self._launcher.warm()
         folder = self._package(plan)
-        others = {"home/": str(self._home(plan)), "tmp/": _UNIT_TMP} if self._launcher else {}
+        others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
         self._place = JobFolders(folder, folder.parent / "package.sha256", others)
         folder_of_log = paths.log(plan.jobId, name)
         there = archived(self._files, folder_of_log)

@@ -1,4 +1,4 @@
-"""Find and keep what a job wrote outside an empty JOB_DIR, before its folders on the host are removed."""
+"""Find what a job wrote beside JOB_DIR, and keep it if JOB_DIR is empty, when it has ended and before its folders go."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class UnsavedCollector:
 
     def _run(self) -> None:
         try:
-            files = UnsavedFiles() if self._wrote() else self._ask()
+            files = self._ask()
         except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             files = UnsavedFiles(error=f"{_NOT}: {why}")
@@ -102,6 +102,7 @@ class UnsavedCollector:
             "jobDir": self._env["JOB_DIR"],
             "replica": self._replica,
             "since": self._since(),
+            "wrote": self._wrote(),
             "folders": self._place.folders,
             "seconds": SECONDS,
         }
@@ -155,9 +156,7 @@ def _read(printed: bytes) -> UnsavedFiles:
     if not isinstance(report, dict):
         text = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise ValueError(text[0][: keep_unsaved.LONGEST] if text else "it printed nothing")
-    if report.pop("wrote", False):
-        return UnsavedFiles()
-    files = UnsavedFiles.from_dict({**report, "jobDirEmpty": True})
+    files = UnsavedFiles.from_dict(report)
     return replace(files, kept=_bounded(files.kept), leftOut=_bounded(files.leftOut), error=files.error[: keep_unsaved.LONGEST])
 
 
@@ -176,7 +175,7 @@ def said(found: UnsavedFiles, replica: str) -> str:
     if found.leftOutFiles:
         parts.append(f"not kept: {few(found.leftOut, found.leftOutFiles)}")
     if parts:
-        parts.insert(0, "the job wrote nothing to JOB_DIR")
+        parts.insert(0, "the job wrote nothing to JOB_DIR" if found.jobDirEmpty else "it wrote beside JOB_DIR")
     return "; ".join([*parts, *([found.error] if found.error else [])])
 
 

@@ -52,10 +52,9 @@ def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
         parts = [copy_note] if report.keptFiles else []
         parts += [f"not kept: {terminal.list_some(report.leftOut, report.leftOutFiles)}"] if report.leftOutFiles else []
         parts += [report.error] if report.error else []
-        if parts:
-            lines.append(
-                f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}"
-                if report.jobDirEmpty
-                else f"{replica.name}: {parts[0]}"
-            )
-    return [*lines, _HINT] if any(replica.unsaved and replica.unsaved.jobDirEmpty for replica in replicas) and lines else lines
+        if report.keptFiles or report.leftOutFiles:
+            lines.append(f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}")
+        elif report.error:
+            lines.append(f"{replica.name}: {report.error}")
+    lost = any(replica.unsaved and (replica.unsaved.jobDirEmpty or replica.unsaved.leftOutFiles) for replica in replicas)
+    return [*lines, _HINT] if lines and lost else lines

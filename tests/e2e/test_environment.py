@@ -115,6 +115,7 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "model.txt").write_text("weights")
 pathlib.Path.home().joinpath("notes").write_text("n")
 pathlib.Path("/var/tmp/scratch").write_text("s")
+pathlib.Path("/tmp/out").write_text("out")
 pathlib.Path("passwd").symlink_to("/etc/passwd")
 os.truncate(os.open("big.bin", os.O_CREAT | os.O_WRONLY), 150_000_000)
 """
@@ -124,17 +125,52 @@ def test_what_a_program_writes_beside_its_output_is_kept_and_said(cluster: Stack
     (tmp_path / "beside.py").write_text(_BESIDE)
     flags = ("--scale-tier", "BASIC", "--script", str(tmp_path / "beside.py"))
     lost = cluster.fab("train", "beside", *flags, "--", "--model_dir", "model")
-    assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 3 files" in lost.err) == (0, True), lost.text
-    kept = "kept in JOB_DIR/left/master-0: home/notes, tmp/scratch, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
-    assert f"master-0 wrote beside JOB_DIR, {kept}" in lost.err.splitlines()
+    assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 4 files" in lost.err) == (0, True), lost.text
+    kept = "home/notes, var/tmp/scratch, tmp/out, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
+    assert f"master-0 wrote beside JOB_DIR, kept in JOB_DIR/left/master-0: {kept}" in lost.err.splitlines()
     assert cluster.fab("get", "beside", "--dest", str(tmp_path / "out")).code == 0
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {f"left/master-0/{name}" for name in ("home/notes", "tmp/scratch", "beside/model/model.txt")}
+    assert found == {f"left/master-0/{name}" for name in ("home/notes", "var/tmp/scratch", "tmp/out", "beside/model/model.txt")}
     saved = cluster.fab("train", "saved", *flags, "--", "--model_dir", "$JOB_DIR/model")
     assert (saved.code, "fab get saved fetches its 1 file, 7 B" in saved.err) == (0, True), saved.text
+    lost_names = "beside/big.bin (150.0 MB), tmp/out (3 B), home/notes (1 B), var/tmp/scratch (1 B)"
+    assert f"master-0 wrote beside JOB_DIR, not kept: {lost_names}" in saved.err.splitlines()
     alone = cluster.fab("train", "alone", "--scale-tier", "BASIC", "--command", "echo hi")
     assert (alone.code, "it wrote nothing to JOB_DIR, there is nothing to fetch" in alone.err) == (0, True), alone.text
     assert "hi" in cluster.fab("logs", "alone").out
+
+
+_INTO_JOB_DIR = """
+import os, pathlib, shutil, subprocess, tempfile
+root, tree = os.environ["JOB_DIR"], pathlib.Path("tree/deep")
+tree.mkdir(parents=True)
+(tree / "file").write_text("x")
+os.environ["HOME"] = os.getcwd()
+subprocess.run(["git", "config", "--global", "init.defaultBranch", "main"], check=True)
+for way in (
+    "cp -a tree/. {0}",
+    "rsync -a tree/ {0}/",
+    "tar cf - -C tree . | tar xf - -C {0}",
+    "chmod 755 {0}",
+    "git init -q {0} && git -C {0} status",
+):
+    subprocess.run(["sh", "-ec", way.format(root)], check=True)
+shutil.copytree("tree", root, dirs_exist_ok=True)
+os.umask(0o077)
+with tempfile.NamedTemporaryFile(dir=root, delete=False) as file:
+    file.write(b"weights")
+os.replace(file.name, pathlib.Path(root, "model"))
+pathlib.Path(tempfile.mkdtemp(dir=root), "part").write_text("p")
+"""
+
+
+def test_job_dir_itself_is_a_target_and_what_is_closed_in_it_is_fetched(cluster: Stack, tmp_path: Path) -> None:
+    (tmp_path / "into.py").write_text(_INTO_JOB_DIR)
+    result = cluster.fab("train", "into", "--scale-tier", "BASIC", "--script", str(tmp_path / "into.py"))
+    assert result.code == 0, result.text
+    assert cluster.fab("get", "into", "--dest", str(tmp_path / "out")).code == 0
+    assert (tmp_path / "out/model").read_text() == "weights"
+    assert [path.read_text() for path in (tmp_path / "out").glob("tmp*/part")] == ["p"]
 
 
 def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:

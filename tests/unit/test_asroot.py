@@ -172,7 +172,7 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
         ("scaletier.timer", "Unit=evil.service"),
         ("scaletier.timer", "[Service]"),
         ("scaletier-trainer.service", "BindPaths=/etc"),
-        ("scaletier-trainer.service", "TemporaryFileSystem=/tmp:mode=1777,size=1 /usr"),
+        ("scaletier-trainer.service", "TemporaryFileSystem=/dev/shm:mode=1777,size=1 /usr"),
         ("scaletier-serving.service", 'Environment="SERVES=--bucket /etc --host 1 --port 1 --poll-seconds 1"'),
         ("scaletier-serving.service", 'Environment="SERVES=--bucket /bucket --host 1 --port 1 --poll-seconds 1" LD_PRELOAD=x'),
         ("scaletier-serving.service", 'Environment="LD_PRELOAD=/bucket/x"'),

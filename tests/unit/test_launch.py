@@ -91,7 +91,8 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
         f'BindPaths="{HOME}/package":"{HOME}/package"',
         f'BindPaths="{HOME}/home":"{HOME}/home"',
         'BindPaths="/bucket/jobs/job01/output":"/bucket/jobs/job01/output"',
-        f'BindPaths="{HOME}/tmp":"/var/tmp"',
+        f'BindPaths="{HOME}/tmp":"/tmp"',
+        f'BindPaths="{HOME}/var-tmp":"/var/tmp"',
         "BindsTo=scaletier-launch@1.service",
         "After=scaletier-launch@1.service",
     ]
@@ -266,10 +267,10 @@ def test_a_job_dir_that_the_replica_made_becomes_the_trainer_s(monkeypatch: pyte
     (tmp_path / "state/jobs/job01").mkdir(parents=True)
     run = {"job": "job01", "scratch": "", "package": "", "shown": [], "output": f"{tmp_path}/jobs/job01/output"}
     launch.prepare(run, str(tmp_path))
-    assert given == [(900, 901)] * 3, "home, tmp and JOB_DIR"
+    assert given == [(900, 901)] * 4, "home, tmp, var-tmp and JOB_DIR"
     users["replica"]["pw_uid"] += 1
     launch.prepare(run, str(tmp_path))
-    assert given[3:] == [(-1, 901)] * 3, "what is somebody else's stays so"
+    assert given[4:] == [(-1, 901)] * 4, "what is somebody else's stays so"
 
 
 def test_what_a_program_closed_to_others_in_its_output_is_open_to_its_group_once_it_has_ended(
@@ -714,12 +715,14 @@ def test_what_trials_have_left_is_taken_away(host: Host) -> None:
 
 
 def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path: Path) -> None:
-    for name in ("trial-old/own", "trial-new"):
-        (host.state / "trials" / name).mkdir(parents=True)
+    for name in ("trials/trial-old/own", "trials/trial-new", "jobs/job01/tmp/model", "jobs/job01/home/kept"):
+        (host.state / name).mkdir(parents=True)
     trial = replace(run(host, "print(1)"), scratch=host.state / "trials/trial-new")
     log = Log(tmp_path / "logs", "job01", "master-0")
     assert finished(Trainer(trial, log, Launcher(host.address, str(host.bucket)))) == 0
     until(lambda: left(host) == ["jobs/job01", "trials/trial-new"])
+    assert not list((host.state / "jobs/job01/tmp").iterdir()), "no trial goes on from a checkpoint of another's in /tmp"
+    assert (host.state / "jobs/job01/home/kept").is_dir()
 
 
 @pytest.mark.parametrize("place", ["jobs/job02/home", "fetched/job02/package", "trials/trial-0abc"])
@@ -803,5 +806,5 @@ def test_what_is_on_a_full_disk_is_deleted_where_it_is(monkeypatch: pytest.Monke
     (tmp_path / "jobs/job02").mkdir()
     monkeypatch.setattr(launch, "STATE", str(tmp_path))
     monkeypatch.setattr(launch.os, "rename", full)
-    assert launch.put_aside(("jobs",), {"job02"})
+    assert launch.put_aside([*launch.left_by_jobs(("jobs",), {"job02"}), f"{tmp_path}/none"])
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["job02"]

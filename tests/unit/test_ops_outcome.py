@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,11 @@ def test_what_was_written_elsewhere_is_named_with_where_it_is_now(monkeypatch: p
     ]
     left = UnsavedFiles(True, leftOut=["big (2.1 GB)"], leftOutFiles=1)
     assert lines(monkeypatch, {}, left)[1:] == ["worker-0 wrote beside JOB_DIR, not kept: big (2.1 GB)", HINT]
+    assert lines(monkeypatch, {"model": 1}, replace(left, jobDirEmpty=False)) == [
+        "fab get job01 fetches its 1 file, 1 B",
+        "worker-0 wrote beside JOB_DIR, not kept: big (2.1 GB)",
+        HINT,
+    ]
     assert lines(monkeypatch, {}, UnsavedFiles(error="no disk"))[1:] == ["worker-0: no disk"]
 
 

@@ -216,7 +216,9 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     trainers = files(inventory, "master-0")[LIMITS], files(inventory, "ps-0")[LIMITS]
     assert ["PrivateDevices=no" in each for each in trainers] == [True, False]
     assert ["ProtectClock=yes" in each for each in trainers] == [False, True], "it lets a unit have no device but the clock"
-    assert all("MemoryMax=1800000000\nTasksMax=768\n" in each and "/tmp:mode=1777,size=450000000 " in each for each in trainers)
+    assert all(
+        "MemoryMax=1800000000\nTasksMax=768\n" in each and "/dev/shm:mode=1777,size=900000000\n" in each for each in trainers
+    )
     made = plan(inventory, build_job(Flags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
     assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data"

@@ -108,6 +108,9 @@ def test_a_trainer_that_is_another_user_has_a_home_of_its_own_and_nothing_that_i
     home = f"{tmp_path}/jobs/job01/home"
     assert told == dict.fromkeys(own) | {"HOME": home, "USER": "trainer", "LOGNAME": "trainer", "LANG": "C.UTF-8", "A": "b"}
     assert launcher.warmed == 1
+    assert site._place
+    places = [("home/", home), ("tmp/", "/tmp"), ("var/tmp/", "/var/tmp")]
+    assert site._place.folders[1:] == [(top, prefix) for prefix, top in places], "all that a trainer may write to"
     its_own = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}", {"HOME": "/mine"})}, "abc")
     assert site.prepare(its_own, "ps-0").environment["HOME"] == "/mine"
 

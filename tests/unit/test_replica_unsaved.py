@@ -60,32 +60,48 @@ def kept(package: Path, *more: tuple[str, str], seconds: float = LONG) -> dict[s
 
 
 def test_what_a_job_wrote_beside_itself_is_kept_and_what_came_with_it_is_not(package: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    for path in (package / "model/model.txt", tmp_path / "home/notes", package / "__pycache__/task.pyc", package / "c/x"):
-        path.parent.mkdir(exist_ok=True)
+    home = tmp_path / "home"
+    again = (
+        home / ".keras/keras.json",
+        package / "__pycache__/task.pyc",
+        package / "c/x",
+        package / "__autograph_generated_file1.py",
+    )
+    for path in (package / "model/model.txt", home / "notes", home / "deep/.own/x", *again):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("weights")
     (package / "c/CACHEDIR.TAG").touch()
     (package / "run.sh").write_text("")
     (package / "run.sh").chmod(0o755)
     told = kept(package, (str(tmp_path / "home"), "home/"), (str(tmp_path / "none"), "tmp/"))
-    assert told["kept"] == ["run.sh", "home/notes", "model/model.txt"]
-    assert (told["keptFiles"], told["keptBytes"], told["leftOut"]) == (3, 14, [])
+    assert told["kept"] == ["run.sh", "home/deep/.own/x", "home/notes", "model/model.txt"]
+    assert (told["keptFiles"], told["keptBytes"], told["leftOut"]) == (4, 21, [])
     left = output(package) / paths.LEFT / "master-0"
     assert sorted(path.relative_to(left).as_posix() for path in left.rglob("*") if path.is_file()) == sorted(told["kept"])
     assert (left / "model/model.txt").read_text() == "weights"
     assert kept(package) == kept(package), "again, over what is there"
 
 
-def test_a_job_that_wrote_to_its_folder_left_nothing(package: Path) -> None:
+def test_of_a_job_that_wrote_to_its_folder_the_rest_is_named_and_not_copied(package: Path) -> None:
     (package / "scratch").write_text("x")
+    (package / "large").write_text("xx")
     (output(package) / "deep").mkdir()
     (output(package) / "deep/model").write_text("x")
-    assert kept(package) == {"wrote": True}
+    told = kept(package)
+    assert (told["jobDirEmpty"], told["kept"], told["leftOut"], told["leftOutFiles"]) == (
+        False,
+        [],
+        ["large (2 B)", "scratch (1 B)"],
+        2,
+    )
+    assert not (output(package) / paths.LEFT).exists()
+    (package / "large").unlink()
     assert LocalFolder(str(output(package))).wrote(Search(time.time_ns() + 10**12, time.monotonic() + LONG)) is False
     (output(package) / "deep/model").rename(package / "model")
     (output(package) / "left").mkdir()
     (output(package) / "left/of-another").write_text("x")
-    assert kept(package)["kept"] == ["model", "scratch"]
+    told = kept(package)
+    assert (told["jobDirEmpty"], told["kept"]) == (True, ["model", "scratch"])
 
 
 def test_no_link_is_followed_and_nothing_but_files_is_read(package: Path, tmp_path: Path) -> None:
@@ -157,7 +173,8 @@ def test_a_bucket_by_its_url_is_written_through_fsspec(package: Path) -> None:
     assert files.cat_file(f"{package}/output/left/ps-0/model") == b"weights"
     assert keep(url, "ps-0", since(package), [(str(package), "")], LONG)["keptFiles"] == 1
     files.pipe_file(f"{package}/output/model-7/data", b"x")
-    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG) == {"wrote": True}
+    told = keep(url, "ps-0", since(package), [(str(package), "")], LONG)
+    assert (told["jobDirEmpty"], told["leftOut"]) == (False, ["model (7 B)"])
 
 
 class Says(list[str]):
@@ -183,17 +200,25 @@ def test_the_replica_has_it_looked_for_by_a_program_of_its_own(package: Path) ->
     ]
 
 
-def test_no_program_is_started_where_the_output_is_not_empty(package: Path) -> None:
-    def start(*_: object) -> Any:
-        raise AssertionError("it was started")
+def test_what_is_beside_an_output_that_is_not_empty_is_named(package: Path) -> None:
+    (package / "model").write_text("x")
+    (output(package) / "small").write_text("x")
+    assert collected(package, Child) == (
+        UnsavedFiles(leftOut=["model (1 B)"], leftOutFiles=1),
+        ["it wrote beside JOB_DIR; not kept: model (1 B)"],
+    )
+    (package / "model").unlink()
+    assert collected(package, Child) == (UnsavedFiles(), [])
 
-    (output(package) / "model").write_text("x")
-    assert collected(package, start) == (UnsavedFiles(), [])
+
+def test_an_output_in_the_cluster_s_bucket_is_looked_at_by_the_replica(package: Path) -> None:
+    """The program would need a client of its own, which takes seconds to import."""
+    (package / "model").write_text("x")
     gs = {"JOB_DIR": "gs://bucket/jobs/job01/output"}
     files: Any = SimpleNamespace(sizes=lambda name: {"model": 1} if name == "jobs/job01/output" else {})
     place = JobFolders(package, package.with_name("package.sha256"), {})
-    collector = UnsavedCollector("job01", "m", gs, place, "python", "gs://bucket", files, start, Says())
-    assert wait_for(collector.result, "the look") == UnsavedFiles()
+    collector = UnsavedCollector("job01", "m", gs, place, sys.executable, "gs://bucket", files, Child, Says())
+    assert wait_for(collector.result, "the look").leftOut == ["model (1 B)"]
 
 
 @pytest.fixture
