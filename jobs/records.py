@@ -83,12 +83,12 @@ class ReplicaRecord(Record):
     outOfMemory is that of the trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it.
     `preempted` says that its host was being taken back when its unit was stopped, until a trainer starts again. `starts`
     counts all starts of the job's trainer here, lastStartTime is that of the newest, startTime that of the first. `restarts`
-    counts those of this attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same
-    one at once, `hopeless` says that there will be no further restart. `lines` counts what the trainer printed. `usage` is
-    what it takes of its host, None before that was looked at, and of an older version. `progress` is what its trainer reports.
-    firstError is the first that its trainers printed. facts are the chief's alone: what its host found for the manifest.
-    `connections` says what its host's sockets do while it prints nothing. `unsaved` is None until the job has ended and that
-    was looked for.
+    counts those of this attempt, `spent` those that count against the limit, `faults` those of `spent` that the program caused
+    itself, which time does not give back, `alike` the deaths in a row that were the same one at once, `hopeless` says that
+    there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None before
+    that was looked at, and of an older version. `progress` is what its trainer reports. firstError is the first that its
+    trainers printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its host's
+    sockets do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -105,6 +105,7 @@ class ReplicaRecord(Record):
     starts: int = 0
     restarts: int = 0
     spent: int = 0
+    faults: int = 0
     alike: int = 0
     hopeless: bool = False
     attempt: int = 0
@@ -142,8 +143,8 @@ class JobRecord(Placed, Record):
     `wants` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the job is
     PREPARING (`jobs.placement`). hourlyCost is the price of these hosts in US dollars an hour when the job was made, None if
     they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts of the
-    whole job from 0, `spent` those that count against the limit; restartCode is the trainer's exit code that led to the last
-    one. `lost` are the replicas whose hosts are unresponsive, `without` the optional ones that the job continues without.
+    whole job from 0, `spent` those that count against the limit, `faults` those of `spent` that its programs caused.
+    `lost` are the replicas whose hosts are unresponsive, `without` the optional ones that the job continues without.
     runSeconds is its time in RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package, cluster,
     versions, and data once the chief's host has hashed it. `steps` is the global step at which its trainer is to end, None if
     neither its arguments nor its package say so. `progress` is that of its replicas when the record was written last.
@@ -167,7 +168,7 @@ class JobRecord(Placed, Record):
     errorMessage: str = ""
     attempt: int = 0
     spent: int = 0
-    restartCode: int | None = None
+    faults: int = 0
     lost: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

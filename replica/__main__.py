@@ -89,7 +89,8 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
         tuner = Run(job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all")  # with the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
-    run = Run(job, argv, cwd, env, stop_signal=plan.stopSignal, peers=plan.peers(assignment.name))
+    peers = plan.peers(assignment.name)
+    run = Run(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
     return Trainer(run, assignment.log, starts or Child)
 
 

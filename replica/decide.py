@@ -10,14 +10,14 @@ from typing import Any
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
 from jobs.states import JobState, ReplicaState
 from replica import missing
-from replica.exit_rules import describe_end
+from replica.exit_rules import describe_end, is_fault
 
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
 VERDICT_SECONDS = 1.0
 """So long an exit is looked at before it ends a job: the kill that it may follow from is told by another host."""
 GOOD_SECONDS = 600.0
-"""A job that ran for so long since it last started has its retries back."""
+"""A job that ran for so long since it last started has its retries back, but for those that its own faults took."""
 PREEMPTED = "its host was preempted"
 """The death of a trainer that is nobody's fault, and counts against no limit."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
@@ -180,11 +180,19 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
         reason = f"{_GRACE}{_still_work(working)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
         return replace(job, events=kept(job.events, Event(view.now, reason)))
     events = list(job.events)
+    for record in view.of_attempt(job):
+        if record.state is ReplicaState.EXITED and record.exitCode and not plan.is_server(record.name):
+            events = kept(events, Event(view.now, _passed_over(record, plan))) if record.name not in job.without else events
     if working:
         more = "a longer gracePeriod, or successPolicy: all, waits for that"
         events = kept(events, Event(view.now, f"{_still_work(working)} when the job ended, and were stopped: {more}"))
     started = job.startTime or view.replicas[plan.chief].startTime
     return _end(replace(job, startTime=started, events=events), view, JobState.SUCCEEDED)
+
+
+def _passed_over(record: ReplicaRecord, plan: Plan) -> str:
+    otherwise = "it is expendable" if plan.is_expendable(record.name) else "successPolicy: all makes the job depend on it"
+    return f"{record.name} ended with {killer(record)}, and its work may be missing: {otherwise}"
 
 
 def _done_for(job: JobRecord, view: View) -> float | None:
@@ -231,9 +239,10 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if not failed:
         return None
     if disturber := _disturber(view, failed):
-        preempted = (record := view.replicas.get(disturber)) is not None and record.death == PREEMPTED
+        record = view.replicas.get(disturber)
+        preempted = record is not None and record.death == PREEMPTED
         cause = f"{_name(disturber)} was {'preempted' if preempted else 'killed'}, and the others could not go on without it"
-        return _again(job, view, cause, counts=not preempted)
+        return _again(job, view, cause, counts=not preempted, fault=record is not None and record.faults > 0)
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
@@ -323,7 +332,7 @@ def _stalled(job: JobRecord, view: View) -> JobRecord | None:
     limit = view.plan.stallTimeout
     if limit is None or view.still < limit or any(view.lost(name) for name in view.needed):
         return None
-    return _again(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)")
+    return _again(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)", fault=True)
 
 
 def _all_run(job: JobRecord, view: View) -> JobRecord | None:
@@ -359,22 +368,24 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     return replace(job, without=[*job.without, record.name], events=kept(job.events, event))
 
 
-def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None, counts: bool = True) -> JobRecord:
+def _again(
+    job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None, counts: bool = True, fault: bool = False
+) -> JobRecord:
     """Restart the whole job from its last checkpoint, within its limit.
 
-    If the job ran well for a while, the restarts before are not counted.
+    If the job ran well for a while, only its own faults before are counted. `record` is that of the replica whose end is the
+    cause. It is a `fault` if the program caused it, or any restart of this replica.
     """
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
-    code = record.exitCode if record and not record.signal else None
-    went_well = view.in_state >= GOOD_SECONDS and (code is None or code != job.restartCode)
-    spent = 0 if went_well else job.spent
+    fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
+    spent = job.faults if view.in_state >= GOOD_SECONDS else job.spent
     if counts and spent >= limit:
         more = f", and the job was started again {limit} times"
         message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}."
         return _end(job, view, JobState.FAILED, message)
-    events, code = kept(job.events, Event(view.now, cause)), job.restartCode if code is None else code
-    return replace(job, attempt=job.attempt + 1, spent=spent + counts, restartCode=code, without=[], events=events)
+    faults, events = job.faults + (counts and fault), kept(job.events, Event(view.now, cause))
+    return replace(job, attempt=job.attempt + 1, spent=spent + counts, faults=faults, without=[], events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:

@@ -12,6 +12,8 @@ from jobs.records import Plan
 
 SIGKILL_STATUS = -int(signal.SIGKILL)
 SIGTERM_CODE = 128 + int(signal.SIGTERM)
+# What others send to end a program; 143 counts for one that was told to end.
+_FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))})
 
 
 def shell_code(status: int) -> int:
@@ -33,8 +35,12 @@ def is_restart(plan: Plan, status: int, out_of_memory: bool = False, told: bool 
         return False
     if code in plan.restartCodes or status < 0:
         return True
-    # A shell that reports how its child ended.
-    return (out_of_memory and code > 128) or (told and code == SIGTERM_CODE)
+    return out_of_memory or (told and code == SIGTERM_CODE)
+
+
+def is_fault(status: int, out_of_memory: bool = False) -> bool:
+    """Return True for an end that the program brought about itself: a code, a fault such as SIGSEGV, or too much memory."""
+    return out_of_memory or status not in _FROM_OUTSIDE
 
 
 def describe_end(status: int, out_of_memory: bool = False) -> str:

@@ -81,6 +81,7 @@ def request(run: Run, bucket: str) -> dict[str, Any]:
         "names": sorted({os.path.normpath(path) for word in words for path in below.findall(word)}),
         "scratch": run.scratch.name if run.scratch else "",
         "peers": list(run.peers),
+        "stopSeconds": run.stop_seconds,
     }
 
 

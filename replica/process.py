@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from jobs.records import STOP_FILE
+from jobs.records import STOP_FILE, Plan
 from replica import cgroup
 
 ASK_SHARE = 0.8
@@ -23,8 +23,8 @@ class Run:
     """A program to run: its job, its command line, its folder and its environment.
 
     `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
-    request to end goes to its first process alone, by `all` to each of them. `peers` are the addresses of the other hosts of
-    the job: only these and the program may reach each other.
+    request to end goes to its first process alone, by `all` to each of them. What the first process leaves has `stop_seconds`
+    to end. `peers` are the addresses of the other hosts of the job: only these and the program may reach each other.
     """
 
     job: str
@@ -34,6 +34,7 @@ class Run:
     scratch: Path | None = None
     said: bytes = b""
     stop_signal: str = "main"
+    stop_seconds: float = Plan.stopSeconds
     peers: Sequence[str] = ()
 
 

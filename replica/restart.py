@@ -7,11 +7,11 @@ from dataclasses import replace
 from jobs.records import Event, Plan, ReplicaRecord, kept
 from jobs.states import ReplicaState
 from replica.decide import PREEMPTED, killer
-from replica.exit_rules import SIGKILL_STATUS, is_restart, shell_code
+from replica.exit_rules import SIGKILL_STATUS, is_fault, is_restart, shell_code
 
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
-"""A trainer that ran for so long has its restarts back."""
+"""A trainer that ran for so long has its restarts back, but for those that its own faults took."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 ALIKE = 3
@@ -60,11 +60,12 @@ def after_exit(
     if not is_restart(rules, status, out_of_memory, record.preempted):
         return replace(ended, state=ReplicaState.EXITED, killed=False, alike=0)
     death = killer(ended)
-    # A code that comes again and again, however late, is no bad luck.
-    went_well = seconds >= GOOD_SECONDS and (status < 0 or record.death != death)
+    # Faults that come again and again, however late, are no bad luck.
+    faults = record.faults + is_fault(status, out_of_memory)
+    spent = record.faults if seconds >= GOOD_SECONDS else record.spent
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
     alike = record.alike + 1 if at_once and record.death in (death, "") else int(at_once)
-    ended = replace(ended, alike=alike, death=death, spent=0 if went_well else record.spent)
+    ended = replace(ended, alike=alike, death=death, spent=spent, faults=faults)
     if alike >= ALIKE:
         return replace(ended, state=ReplicaState.EXITED, killed=True, hopeless=True)
     return after_kill(plan, ended, now, death)
@@ -104,7 +105,7 @@ def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
 
 def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     """Return the record for a restart of the whole job; repeated immediate exits still count."""
-    fresh = replace(record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, spent=0, hopeless=False)
+    fresh = replace(record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, spent=0, faults=0, hopeless=False)
     return replace(fresh, killed=False, errorMessage="")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from jobs.records import Plan
 from replica.cgroup import oom_kills
 from replica.launched import Launcher
 from replica.process import ASK_SHARE, Run
@@ -97,7 +98,7 @@ class Unit:
 
 
 def launching(
-    starts: Launcher, job: str, cwd: Path, stop_signal: str = "main"
+    starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
 ) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
     """Return a function that starts trials of a job in that folder.
 
@@ -106,7 +107,7 @@ def launching(
 
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Unit:
         scratch = Path(environment[METRIC_FILE]).parent
-        return Unit(starts, Run(job, argv, cwd, environment, scratch, stop_signal=stop_signal))
+        return Unit(starts, Run(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds))
 
     return spawn
 

@@ -83,7 +83,7 @@ def main(job_id: str, name: str, said: str) -> int:
     log = state / "logs" / job_id
     description = json.loads(said)
     starts = launcher(host.bucket, os.environ)
-    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal) if starts else Process
+    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else Process
     scratch = scratch_folder(state) if starts else None
     tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())

@@ -28,10 +28,13 @@ from waiting import wait_for
 
 from infra.spec import PEER_PORTS
 from jobs import paths
+from jobs.records import Plan
 from replica import launched
+from replica.__main__ import spawn
 from replica.launched import Launched, Launcher, request
 from replica.log import Log
 from replica.process import Child, Run
+from replica.supervisor import Assignment
 from replica.trainer import Trainer
 
 launch, at_the_end = module("launch"), module("ended")
@@ -45,6 +48,7 @@ GOOD: dict[str, Any] = {
     "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
     "scratch": "",
     "peers": [],
+    "stopSeconds": 10.0,
 }
 NETWORK = "10.77.0.0/24"
 
@@ -93,6 +97,7 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
         'BindPaths="/bucket/jobs/job01/output":"/bucket/jobs/job01/output"',
         f'BindPaths="{HOME}/tmp":"/tmp"',
         f'BindPaths="{HOME}/var-tmp":"/var/tmp"',
+        "TimeoutStopSec=10.0",
         "BindsTo=scaletier-launch@1.service",
         "After=scaletier-launch@1.service",
     ]
@@ -183,6 +188,10 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
         ({"peers": ["10.77.0.3\n"]}, "no address of a host"),
         ({"peers": ["::ffff:10.77.0.3"]}, "no address of a host"),
         ({"peers": [172818435]}, "no address of a host"),
+        *(
+            ({"stopSeconds": seconds}, "is no number of seconds from 0 to 10000000")
+            for seconds in ("10", None, True, -1, 1e8, float("nan"), float("inf"))
+        ),
         ({"properties": ["User=root"]}, "has the fields"),
     ],
 )
@@ -216,6 +225,8 @@ def test_no_path_becomes_a_property_of_its_own(text: str) -> None:
     for index, word in enumerate(line):
         if word == "-p":
             name, _, value = line[index + 1].partition("=")
+            if (name, value) == ("TimeoutStopSec", "10.0"):
+                continue
             assert name in ("TemporaryFileSystem", "BindReadOnlyPaths", "BindPaths")
             assert not set("\n%\\") & set(value)
             folder = shlex.split(value.removeprefix("-").replace(":", " "))[0]
@@ -522,6 +533,18 @@ def test_a_trainer_reaches_its_peers_alone_and_these_while_it_runs(tmp_path: Pat
     conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
     lines = [line for line in conf.read_text().splitlines() if line.startswith("Exec")]
     assert lines[:2] == ["ExecStartPre=+/usr/lib/scaletier/peers", "ExecStopPost=+-/usr/lib/scaletier/peers close"]
+
+
+def test_what_a_shell_leaves_has_the_seconds_of_the_job(host: Host, tmp_path: Path) -> None:
+    """The shell of `./run.sh` dies of SIGTERM at once: from then on systemd counts, unless a drop-in says otherwise."""
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    for seconds, asked in ((90.0, "90.0"), (0, "0.1")):
+        plan = Plan("job01", ["master-0"], "task", [], {}, stopSeconds=seconds, command=["true"])
+        assignment = Assignment(plan, "master-0", host.package, {"PATH": os.environ["PATH"]}, sys.executable, log)
+        assert finished(spawn(Launcher(host.address, str(host.bucket)), assignment)) == 0
+        assert f"'TimeoutStopSec={asked}'" in host.asked
+    unit = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
+    assert not [line for line in unit.read_text().splitlines() if line.startswith("TimeoutStop")]
 
 
 def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> None:

@@ -64,6 +64,17 @@ def test_the_chief_decides_even_where_others_fail() -> None:
     assert set(new.replicas[0]) == {"name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime"}
 
 
+def test_who_failed_after_the_chief_was_done_is_named() -> None:
+    failed = (record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 137), record("ps-0", "EXITED", 1))
+    new = decided(job(without=["worker-1"]), view(CHIEF_DONE, *failed))
+    more = "successPolicy: all makes the job depend on it"
+    assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {more}"]
+    spare = decided(job(), view(CHIEF_DONE, failed[1], plan=SPARE))
+    assert [event.cause for event in spare.events] == [
+        "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: it is expendable"
+    ]
+
+
 def test_a_job_that_was_done_at_once_has_a_start() -> None:
     new = decided(job(JobState.PREPARING), view(record("master-0", "EXITED", 0)))
     assert (new.state, new.startTime) == ("SUCCEEDED", START)
@@ -107,7 +118,8 @@ def test_who_works_when_the_chief_ends_has_a_grace() -> None:
 )
 def test_nobody_waits_for_who_does_not_work(other: ReplicaRecord) -> None:
     ended = decided(job(), view(CHIEF_DONE, other, *done("worker-1"), plan=GRACE))
-    assert (ended.state, ended.events) == ("SUCCEEDED", [])
+    assert ended.state == "SUCCEEDED"
+    assert not [event for event in ended.events if "still worked" in event.cause]
 
 
 def test_a_grace_is_for_all_that_have_an_end_of_their_own() -> None:
@@ -267,15 +279,41 @@ def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
     ended = record("worker-0", "EXITED", 42, killed=True)
     late = view(ended, plan=WHOLE, in_state=1e4)
     first = decided(job(spent=2), late)
-    assert (first.attempt, first.spent, first.restartCode) == (1, 1, 42)
+    assert (first.attempt, first.spent, first.faults) == (1, 1, 1)
     assert first.events[-1].cause == "worker 0 ended (status 42)"
     again = decided(replace(first, attempt=0), late)
-    assert (again.spent, again.restartCode) == (2, 42)
+    assert (again.spent, again.faults) == (2, 2)
     failed = decided(replace(again, attempt=0), late)
     said = "The replica worker 0 exited with a non-zero status of 42, and the job was started again 2 times."
     assert (failed.state, failed.errorMessage) == ("FAILED", said)
-    other = decided(replace(again, attempt=0), view(record("worker-0", "EXITED", 137), plan=WHOLE, in_state=1e4))
-    assert (other.spent, other.restartCode) == (1, 42)
+    killed = view(record("worker-0", "EXITED", 137), plan=WHOLE, in_state=1e4)
+    other = decided(job(spent=2, faults=1), killed)
+    assert (other.spent, other.faults) == (2, 1), "a kill gives back what kills took"
+    assert decided(job(spent=2, faults=2), killed).state == "FAILED"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        view(record("worker-0", "EXITED", 134), plan=WHOLE, in_state=1e4),
+        view(record("worker-0", "EXITED", 137, outOfMemory=True), plan=WHOLE, in_state=1e4),
+        view(record("worker-0", "EXITED", 137, spent=2, faults=1), in_state=1e4),
+        view(
+            record("worker-0", faults=1, death="signal 11 (SIGSEGV)"),
+            record("worker-1", "EXITED", 1),
+            exited={"worker-1": 9.0},
+            killed={"worker-0": 9.0},
+            in_state=1e4,
+        ),
+        view(plan=replace(PLAN, stallTimeout=900.0), still=900.0, in_state=1e4),
+    ],
+    ids=["abort", "memory", "a kill after a fault", "a peer's fault", "a stall"],
+)
+def test_what_programs_do_to_themselves_starts_no_job_for_ever(cause: View) -> None:
+    first = decided(job(spent=1), cause)
+    assert (first.state, first.attempt, first.spent, first.faults) == ("RUNNING", 1, 1, 1)
+    limit = cause.plan.maxRestarts if cause.plan.whole else cause.plan.maxRetries
+    assert decided(job(spent=limit, faults=limit), cause).state == "FAILED"
 
 
 def test_peers_that_need_one_another_start_again_at_the_first_kill() -> None:

@@ -107,7 +107,38 @@ def test_codes_that_start_again_use_up_the_restarts_for_good() -> None:
         record = ends(record, 42, 600.0)
         seen.append((record.state, record.restarts, record.spent, record.killed))
     assert seen == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
-    assert ends(replace(record, death="signal 9 (SIGKILL)"), 42, 600.0).spent == 1, "another end than the last"
+    assert ends(replace(record, spent=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).spent == 2, "what others took"
+
+
+@pytest.mark.parametrize(
+    "ends_by",
+    [
+        [(-6, False)],
+        [(-11, False), (-7, False)],
+        [(-9, True)],
+        [(1, True)],
+        [(42, False), (43, False)],
+        [(42, False), (-9, False)],
+    ],
+    ids=["abort", "faults", "memory", "a child's memory", "codes in turn", "a code and kills in turn"],
+)
+def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends_by: list[tuple[int, bool]]) -> None:
+    plan, record, starts = replace(PLAN, maxRestarts=3, restartCodes=[42, 43]), RUNNING, 0
+    while record.state != EXITED and starts < 50:
+        status, memory = ends_by[starts % len(ends_by)]
+        record = ends(record, status, 620.0, memory=memory, plan=plan)
+        starts += 1
+    assert (record.state, record.killed, record.hopeless) == (EXITED, True, False)
+    assert starts <= 2 * (plan.maxRestarts + 1)
+    assert restart.again(record, 1).faults == 0
+
+
+@pytest.mark.parametrize("status", [-9, -15, -2, -1])
+def test_what_others_send_takes_nothing_from_a_trainer_that_runs_well(status: int) -> None:
+    record = RUNNING
+    for _ in range(9):
+        record = ends(record, status, 620.0)
+    assert (record.state, record.restarts, record.spent, record.faults) == (PREPARING, 9, 1, 0)
 
 
 def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
@@ -187,6 +218,7 @@ _records = st.builds(
     killed=st.booleans(),
     restarts=st.integers(0, 3),
     spent=st.integers(0, PLAN.maxRestarts),
+    faults=st.integers(0, PLAN.maxRestarts),
     attempt=st.integers(0, 3),
 )
 
@@ -197,7 +229,9 @@ def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, secon
     assert ended.spent <= PLAN.maxRestarts
     if not ended.hopeless:
         again = status < 0 or status == 42
-        assert (ended.state == PREPARING) == (again and (record.spent < PLAN.maxRestarts or seconds >= 600.0))
+        assert (ended.state == PREPARING) == (
+            again and (record.faults if seconds >= 600.0 else record.spent) < PLAN.maxRestarts
+        )
         assert ended.killed == (again and ended.state == EXITED)
 
 

@@ -83,7 +83,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
     """Start trials, each a line of shell, in units of their own."""
     host = Host(tmp_path)
     (scratch := host.state / "trials/trial-0abc").mkdir()
-    start = launching(Launcher(host.address, str(host.bucket)), "job01", host.package)
+    start = launching(Launcher(host.address, str(host.bucket)), "job01", host.package, stop_seconds=90.0)
     environment = {"PATH": os.environ["PATH"], "CLOUD_ML_HP_METRIC_FILE": str(scratch / "output.metrics")}
     with (tmp_path / "printed").open("w") as printed:
 
@@ -95,6 +95,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
         yield spawned
     host.close()
     assert f'BindPaths="{scratch}":"{scratch}"' in host.asked
+    assert "'TimeoutStopSec=90.0'" in host.asked
 
 
 def test_a_unit_ends_with_its_code(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
