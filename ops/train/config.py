@@ -165,7 +165,8 @@ def policy(
 ) -> dict[str, Any]:
     """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
 
-    Trials are independent: if one host is lost, the others continue.
+    Trials are independent: if one host is lost, the others continue. With successPolicy `all` no role that has
+    an end may be expendable, and by default none is.
 
     Args:
         where: config.yaml's scheduling, for messages.
@@ -176,7 +177,7 @@ def policy(
     if study:
         codes = {key: strategy.exits[key] for key in ("restartCodes", "permanentCodes", "stopSignal") if key in strategy.exits}
         strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,), exits={**codes, "successPolicy": "chief"})
-    declared = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
+    declared: dict[str, Any] = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
     usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
     decided = {**declared, **merged(merged(usual, strategy.exits), chosen)}
@@ -186,8 +187,11 @@ def policy(
     if strategy.exits.get("successPolicy") == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
-    if Role.WORKER in decided["expendable"]:
-        raise UsageError(f"{wrong}: expendable has worker. Valid: chief, or an expendable without worker")
+    if "expendable" not in chosen and strategy.expendable == Strategy.expendable:
+        return decided | {"expendable": []}
+    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["expendable"]]:
+        valid = "chief, or an expendable without worker and evaluator"
+        raise UsageError(f"{wrong}: expendable has {' and '.join(optional)}. Valid: {valid}")
     return decided
 
 

@@ -345,7 +345,17 @@ def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_packa
         (
             "{successPolicy: all, expendable: [worker]}",
             "",
-            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker",
+            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker and evaluator",
+        ),
+        (
+            "{successPolicy: all, expendable: [ps, evaluator, worker]}",
+            "",
+            "successPolicy 'all' is invalid: expendable has worker and evaluator. Valid: chief, or an expendable without",
+        ),
+        (
+            "successPolicy: all",
+            "{strategy: a, strategies: {a: {expendable: [ps, evaluator]}}}",
+            "successPolicy 'all' is invalid: expendable has evaluator. Valid: chief, or an expendable without",
         ),
         (
             "successPolicy: all",
@@ -367,9 +377,13 @@ def test_a_wrong_word_about_how_a_job_ends_is_one_line(
     assert "\n" not in said
 
 
-def test_by_the_policy_all_the_loss_of_optional_roles_is_no_contradiction(inventory: Inventory, tmp_path: Path) -> None:
-    text = "trainingInput: {scheduling: {successPolicy: all, expendable: [ps, evaluator]}}"
-    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).policy["successPolicy"] == "all"
+@pytest.mark.parametrize(("chosen", "expendable"), [("", []), (", expendable: [ps]", ["ps"]), (", expendable: []", [])])
+def test_by_the_policy_all_every_role_that_has_an_end_is_waited_for(
+    inventory: Inventory, tmp_path: Path, chosen: str, expendable: list[str]
+) -> None:
+    text = f"trainingInput: {{scheduling: {{successPolicy: all{chosen}}}}}"
+    made = build_job(Flags("j", config=config(tmp_path, text)), inventory).policy
+    assert (made["successPolicy"], made["expendable"]) == ("all", expendable)
 
 
 @pytest.mark.parametrize(
