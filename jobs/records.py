@@ -336,9 +336,10 @@ class Plan(Record):
             raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)
 
-    def peers(self, replica: str) -> list[str]:
-        """Return the addresses of the hosts of the job's other replicas."""
-        return [address for other in self.hosts if other != replica and (address := self.address(other))]
+    def peers(self, replica: str) -> dict[str, str]:
+        """Return the names and addresses of the hosts that the job's other replicas have."""
+        others = ((host, self.address(other)) for other, host in self.hosts.items() if other != replica)
+        return {host: address for host, address in others if address}
 
     def address(self, replica: str) -> str:
         """Return the address of a replica's host, or empty if none is known."""

@@ -80,7 +80,7 @@ def request(run: Run, bucket: str) -> dict[str, Any]:
         "output": output if bucket.startswith("/") and output.startswith(f"{bucket}/") else "",
         "names": sorted({os.path.normpath(path) for word in words for path in below.findall(word)}),
         "scratch": run.scratch.name if run.scratch else "",
-        "peers": list(run.peers),
+        "peers": dict(run.peers),
         "stopSeconds": run.stop_seconds,
     }
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class Run:
 
     `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
     request to end goes to its first process alone, by `all` to each of them. What the first process leaves has `stop_seconds`
-    to end. `peers` are the addresses of the other hosts of the job: only these and the program may reach each other.
+    to end. `peers` are the names and addresses of the job's other hosts: only these and the program may reach each other.
     """
 
     job: str
@@ -35,7 +35,7 @@ class Run:
     said: bytes = b""
     stop_signal: str = "main"
     stop_seconds: float = Plan.stopSeconds
-    peers: Sequence[str] = ()
+    peers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Process(Protocol):

@@ -173,6 +173,27 @@ def test_job_dir_itself_is_a_target_and_what_is_closed_in_it_is_fetched(cluster:
     assert [path.read_text() for path in (tmp_path / "out").glob("tmp*/part")] == ["p"]
 
 
+_NAMES = """
+import json, os, pathlib, socket
+known = {name: socket.gethostbyname(name) for name in os.environ["HOSTS"].split()}
+pathlib.Path(os.environ["JOB_DIR"], f"{socket.getfqdn()}.json").write_text(json.dumps(known))
+"""
+
+
+def test_the_hosts_of_a_job_know_one_another_by_name(cluster: Stack, tmp_path: Path) -> None:
+    """PyTorch's c10d rendezvous tells all replicas the name of the host that has rank 0."""
+    (tmp_path / "names.py").write_text(_NAMES)
+    flags = ("--script", str(tmp_path / "names.py"), "--env", f"HOSTS={' '.join(cluster.hosts())}")
+    result = cluster.fab("train", "names", *flags)
+    assert result.code == 0, result.text
+    assert cluster.fab("get", "names", "--dest", str(tmp_path / "out")).code == 0
+    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    assert sorted(told) == sorted(cluster.hosts())
+    first = told["master-0"]
+    assert len(set(first.values())) == len(first)
+    assert all(each == first for each in told.values())
+
+
 def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("TOKEN=x\n")
     flags = ("--package", str(package), "--secret-file", str(tmp_path / "token"))

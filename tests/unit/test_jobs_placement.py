@@ -127,7 +127,8 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
     assert placed.address("master-0") == "10.0.0.2"
     assert placed.tasks["worker-0"].environment == {}
     assert placed.hosts == {"master-0": "w1", "worker-0": "w0"}
-    assert (placed.peers("master-0"), placed.peers("worker-0"), plan.peers("master-0")) == (["10.0.0.1"], ["10.0.0.2"], [])
+    assert plan.peers("master-0") == {}
+    assert (placed.peers("master-0"), placed.peers("worker-0")) == ({"w0": "10.0.0.1"}, {"w1": "10.0.0.2"})
     damaged = replace(plan, tasks={"master-0": Task("no JSON")})
     for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
         with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):

@@ -47,7 +47,7 @@ GOOD: dict[str, Any] = {
     "output": "/bucket/jobs/job01/output",
     "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
     "scratch": "",
-    "peers": [],
+    "peers": {},
     "stopSeconds": 10.0,
 }
 NETWORK = "10.77.0.0/24"
@@ -175,19 +175,28 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
         ({"output": "/bucket/%h"}, "no place for the output"),
         ({"scratch": "../jobs"}, "no place for what a trial tells"),
         ({"names": "all"}, "no list of paths"),
-        ({"peers": "10.77.0.3"}, "no list of addresses"),
+        ({"peers": ["10.77.0.3"]}, "no mapping of names to addresses"),
         (
-            {"peers": ["10.77.0.3", "10.77.1.3"]},
+            {"peers": {"a": "10.77.0.3", "b": "10.77.1.3"}},
             "'10.77.1.3' is no address of a host of this cluster: they are in 10.77.0.0/24",
         ),
-        ({"peers": ["10.77.0.1"]}, "no address of a host"),
-        ({"peers": ["10.77.0.255"]}, "no address of a host"),
-        ({"peers": ["127.0.0.1"]}, "no address of a host"),
-        ({"peers": ["10.77.0.0/24"]}, "no address of a host"),
-        ({"peers": ["10.77.0.3 accept"]}, "no address of a host"),
-        ({"peers": ["10.77.0.3\n"]}, "no address of a host"),
-        ({"peers": ["::ffff:10.77.0.3"]}, "no address of a host"),
-        ({"peers": [172818435]}, "no address of a host"),
+        *(
+            ({"peers": {"worker-0": address}}, "no address of a host")
+            for address in (
+                "10.77.0.1",
+                "10.77.0.255",
+                "127.0.0.1",
+                "10.77.0.0/24",
+                "10.77.0.3 accept",
+                "10.77.0.3\n",
+                "::ffff:10.77.0.3",
+                172818435,
+            )
+        ),
+        *(
+            ({"peers": {name: "10.77.0.3"}}, "is no name of a host")
+            for name in ("", "localhost", "a b", "a\n", "A", "a.b", "-a", "a-", "#", "a" * 64)
+        ),
         *(
             ({"stopSeconds": seconds}, "is no number of seconds from 0 to 10000000")
             for seconds in ("10", None, True, -1, 1e8, float("nan"), float("inf"))
@@ -201,7 +210,7 @@ def test_what_is_no_request_is_refused(change: dict[str, Any], why: str) -> None
 
 
 def test_peers_are_hosts_of_the_cluster_that_this_one_was_made_in() -> None:
-    asked = {**GOOD, "peers": ["10.77.0.2", "10.77.0.254"]}
+    asked = {**GOOD, "peers": {"worker-0": "10.77.0.2", "ps-0": "10.77.0.254"}}
     assert launch.run_of(asked, "/bucket", NETWORK)["peers"] == asked["peers"]
     for network in ("", "10.77.0.2/32", "fd00::/64", "all"):
         with pytest.raises(launch.Refused, match=r"'10.77.0.2' is no address of a host"):
@@ -467,13 +476,18 @@ def test_its_peers_are_written_down_before_it_begins(host: Host, tmp_path: Path)
     file, log = host.root / "run/peers", Log(tmp_path / "logs", "job01", "master-0")
     (host.root / "etc/network").write_text(f"{NETWORK}\n")
 
-    def seen(*peers: str) -> str:
+    def seen(**peers: str) -> str:
         told = replace(run(host, "import sys; print(open(sys.argv[1]).read().split())", str(file)), peers=peers)
         assert finished(Trainer(told, log, Launcher(host.address, str(host.bucket)))) == 0
         return printed(tmp_path)[-1]
 
-    assert seen("10.77.0.2", "10.77.0.128") == "['10.77.0.2', '10.77.0.128']"
+    assert seen(worker="10.77.0.2", ps="10.77.0.128") == "['10.77.0.2', '10.77.0.128']"
+    assert f'BindReadOnlyPaths="{host.root}/run/hosts":"/etc/hosts"' in host.asked, "torchrun tells peers the name of its host"
+    names = (host.root / "run/hosts").read_text()
+    assert names == Path("/etc/hosts").read_text().rstrip("\n") + "\n10.77.0.2 worker\n10.77.0.128 ps\n"
+    (host.root / "asked").unlink()
     assert seen() == "[]", "what was left open by the one before is closed with this one's beginning"
+    assert "/etc/hosts" not in host.asked
     file.unlink()
     assert finished(started(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", str(file))) == 0
     assert printed(tmp_path)[-1] == "False", "who has no peers waits for nothing"

@@ -345,7 +345,7 @@ def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_packa
         (
             "{successPolicy: all, expendable: [worker]}",
             "",
-            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker and evaluator",
+            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker and ",
         ),
         (
             "{successPolicy: all, expendable: [ps, evaluator, worker]}",
