@@ -95,7 +95,7 @@ class Launched:
             OSError: it did not begin.
         """
         self._channel, self._stop_signal = channel, stop_signal
-        self.out_of_memory, self.memory_limit = False, None
+        self.out_of_memory, self.memory_limit, self.left = False, None, 0
         self._status: int | None = None
         self._over = threading.Event()
         try:
@@ -132,6 +132,7 @@ class Launched:
         with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
             reply = _answer(self._channel)
             self.out_of_memory, self.memory_limit = bool(reply["outOfMemory"]), reply["memoryLimit"]
+            self.left = int(reply.get("left", 0))
             code = int(reply["code"])
             # An older host's launcher does not tell a signal from the code that a shell makes of it.
             number = reply["signal"] if "signal" in reply else code - 128 if code > 128 else None

@@ -39,9 +39,13 @@ class Run:
 
 
 class Process(Protocol):
-    """A program that was started, and all that it starts."""
+    """A program that was started, and all that it starts.
+
+    `left` counts what it left running when it ended with 0, as far as that is known.
+    """
 
     pid: int
+    left: int
 
     @property
     def out_of_memory(self) -> bool:
@@ -76,6 +80,8 @@ class Start(Protocol):
 
 class Child:
     """A child of this process: `signal` reaches every process of its session that it started."""
+
+    left = 0
 
     def __init__(self, run: Run, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()

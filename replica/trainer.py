@@ -33,7 +33,7 @@ class Trainer:
         """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
         self._ask_at = math.inf
-        self._stop_signal = run.stop_signal
+        self._stop_signal, self._log = run.stop_signal, log
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
@@ -109,6 +109,9 @@ class Trainer:
         status = self._process.reap()
         os.close(self._end)
         self._pump.join()
+        if self._process.left and not self.stopping:
+            running = f"{self._process.left} of its processes still ran when the program ended with 0, and were ended"
+            self._log.say(f"{running}: it must wait for what it starts in the background", "WARNING")
         return status
 
     def due(self) -> float:

@@ -439,6 +439,40 @@ def test_a_signal_is_told_from_an_exit_code(host: Host, tmp_path: Path, code: st
     assert finished(started(host, tmp_path, f"import os, sys; {code}")) == status
 
 
+def test_what_a_program_left_running_is_said(host: Host, tmp_path: Path) -> None:
+    """`python train.py &` at the end of a script: the job SUCCEEDED at once, and nothing was trained."""
+    (host.root / "left").write_text(f"#!/bin/sh\necho 2 >{host.root}/run/left\n")
+    (host.root / "left").chmod(0o755)
+    said = "2 of its processes still ran when the program ended with 0, and were ended: it must wait for what it starts in"
+    assert finished(started(host, tmp_path, "print(1)")) == 0
+    assert printed(tmp_path) == ["1", f"{said} the background"]
+    assert finished(started(host, tmp_path, "raise SystemExit(3)")) == 3
+    assert len(printed(tmp_path)) == 2, "each is asked anew"
+
+
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("0::/u\n", "u/cgroup.procs"),
+        ("4:memory:/m\n1:name=systemd:/u\n0::/none\n", "systemd/u/cgroup.procs"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_what_is_left_running_is_counted_but_for_who_counts(tmp_path: Path, groups: str, file: str) -> None:
+    (tmp_path / "own").write_text(groups)
+    (tmp_path / file).parent.mkdir(parents=True)
+    text = (SCRIPT.parent / "left").read_text().replace("/proc/self/cgroup", str(tmp_path / "own"))
+    text = text.replace("/sys/fs/cgroup", str(tmp_path)).replace("/run/scaletier/left", str(tmp_path / "left"))
+    environ = {"PATH": os.environ["PATH"]}
+    (tmp_path / file).write_text("1\n2\n")
+    fill = f"echo $$ >>{tmp_path / file}\n"
+    subprocess.run(["sh", "-c", fill + text, "left"], env=environ, check=True)
+    assert (tmp_path / "left").read_text() == "2\n"
+    (tmp_path / "left").unlink()
+    subprocess.run(["sh", "-c", text, "left"], env={**environ, "MAINPID": "7"}, check=True)
+    assert not (tmp_path / "left").exists(), "a unit that is stopped has left nothing by itself"
+
+
 def test_an_older_launcher_tells_no_signal(host: Host, tmp_path: Path) -> None:
     told = (host.root / "ended").read_text().replace('"signal": number, ', "")
     (host.root / "ended").write_text(told)
@@ -547,6 +581,7 @@ def test_a_trainer_reaches_its_peers_alone_and_these_while_it_runs(tmp_path: Pat
     conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
     lines = [line for line in conf.read_text().splitlines() if line.startswith("Exec")]
     assert lines[:2] == ["ExecStartPre=+/usr/lib/scaletier/peers", "ExecStopPost=+-/usr/lib/scaletier/peers close"]
+    assert "ExecStop=+-/usr/lib/scaletier/left" in lines
 
 
 def test_what_a_shell_leaves_has_the_seconds_of_the_job(host: Host, tmp_path: Path) -> None:
@@ -689,7 +724,7 @@ def test_one_waits_until_nothing_is_left_of_the_one_before(host: Host, tmp_path:
 
 
 def test_how_another_one_ended_counts_for_none(host: Host, tmp_path: Path) -> None:
-    (host.root / "run/ended").write_text('{"code": 0, "outOfMemory": false, "memoryLimit": null}')
+    (host.root / "run/ended").write_text('{"code": 0, "outOfMemory": false, "memoryLimit": null, "left": 0}')
     (host.root / "ended").write_text("#!/bin/sh\n")
     assert finished(started(host, tmp_path, "raise SystemExit(3)")) == -9
 
