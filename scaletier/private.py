@@ -117,8 +117,9 @@ class Workers:
 def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """Return the optimizer, not built yet, such that its `stateless_apply` works.
 
-    `place(variable)` is a context to update each in. `global_clipnorm` takes the length of each gradient on its device, and
-    allocates nothing of its size.
+    `place(variable)` is a context to update each in; what else is done for each variable, such as weight decay, is then on the
+    device of the variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of
+    its size.
 
     Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
 
@@ -138,6 +139,10 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
         for gradient, variable in zip(gradients, variables, strict=True):
             with place(variable) if place else contextlib.nullcontext():
                 self.update_step(gradient, variable, learning_rate)
+
+    def apply(self: Any, gradients: Sequence[Any], variables: Any = None) -> None:
+        with import_tensorflow().compat.v1.device(_by_largest_input) if place else contextlib.nullcontext():
+            shared.apply(self, gradients, variables)
 
     def clip(self: Any, gradients: Sequence[Any]) -> Any:
         most = self.global_clipnorm
@@ -164,7 +169,7 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
             return shared.add_variable(self, *args, **named)
 
     references: dict[int, Any] = {}
-    methods |= {"_backend_update_step": update, "_clip_gradients": clip, "add_variable": make}
+    methods |= {"_backend_update_step": update, "_clip_gradients": clip, "add_variable": make, "apply": apply}
     methods |= {"add_variable_from_reference": add, "references": references}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
@@ -174,6 +179,13 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
         optimizer._optimizer_map = lambda variable: stateless(choose(variable), place)
     return optimizer
+
+
+def _by_largest_input(operation: Any) -> str:
+    """Return the device for an operation in a graph: that of its largest input, unless it has one."""
+    if operation.device or not operation.inputs:
+        return str(operation.device)
+    return str(max(operation.inputs, key=lambda tensor: tensor.shape.num_elements() or 0).device)
 
 
 def parts(optimizer: Any) -> list[Any]:

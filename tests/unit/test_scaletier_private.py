@@ -170,6 +170,44 @@ def test_gradients_on_several_hosts_are_clipped_together_and_each_in_its_place()
     assert all(op.device == op.inputs[0].device != "" for op in whole)
 
 
+def test_all_that_an_optimizer_does_for_a_variable_is_where_that_is() -> None:
+    def make() -> Any:
+        return keras.optimizers.Adam(0.01, weight_decay=0.1, clipnorm=0.5, use_ema=True)
+
+    devices = ["/device:CPU:1", "/device:CPU:2"]
+    found, optimizer = without_state(make(), lambda variable: tf.device(devices[int(variable.name[-1])]))
+    for one, wanted in zip(found, ordinary(make()), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    of_weights = {
+        id(variable): int(weight.name[-1])
+        for variable, weight in ((v, optimizer.references.get(id(v))) for v in optimizer.variables)
+        if weight is not None
+    }
+
+    def here(at: int, value: Any) -> Any:
+        with tf.device(devices[at]):
+            return tf.identity(value)
+
+    def step(changes: Any, weights: Any, slots: Any) -> Any:
+        changes, weights = ([here(at, value) for at, value in enumerate(values)] for values in (changes, weights))
+        slots = [
+            here(of_weights[id(one)], value) if id(one) in of_weights else value
+            for one, value in zip(optimizer.variables, slots, strict=True)
+        ]
+        with keras.StatelessScope(initialize_variables=False):
+            return optimizer.stateless_apply(slots, changes, weights)
+
+    slots = [tf.constant(np.asarray(variable)) for variable in optimizer.variables]
+    given = [[tf.constant(value) for value in values] for values in (CHANGES[0], BEGIN)]
+    graph = tf.function(step, autograph=False).get_concrete_function(*given, slots).graph
+    placed = {value.name for op in graph.get_operations() if op.device for value in op.outputs}
+    computed = [op for op in graph.get_operations() if op.type != "Identity" and any(one.shape.rank for one in op.inputs)]
+    assert len(computed) > 30
+    for op in computed:
+        inputs = {one.device for one in op.inputs if one.shape.rank and one.name in placed}
+        assert inputs == {op.device}, op
+
+
 def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for optimizer in (keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())):
