@@ -65,14 +65,14 @@ class Host:
 
     @property
     def make(self) -> tuple[object, ...]:
-        """What two interchangeable hosts have in common; a spot host costs less."""
+        """The common properties of interchangeable hosts; a spot host costs less."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """How a stopped host is started: by a POST below a URL.
+    """The requests that start a stopped host: a POST below a URL.
 
     Attributes:
         url, operator_url: the URL as hosts and as the operator reach it.
@@ -171,8 +171,8 @@ class Inventory(Record):
 
     def host(self, name: str) -> Host:
         """Return a host of any role by its name; SpecError that lists the valid ones."""
-        wanted = parse_replica(name, self.names)
-        return next(host for host in self.hosts if host.name == wanted)
+        replica = parse_replica(name, self.names)
+        return next(host for host in self.hosts if host.name == replica)
 
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """Return TF_CONFIG's `cluster`: role to `host:2222`, the same on every host, without the evaluator."""
@@ -186,5 +186,5 @@ class Inventory(Record):
 
 def whole_sum(numbers: Iterable[float | None]) -> float | None:
     """Return the sum to 4 places, as prices have; None if one of the numbers is unknown."""
-    known = list(numbers)
-    return None if None in known else round(sum(filter(None, known)), 4)
+    items = list(numbers)
+    return None if None in items else round(sum(filter(None, items)), 4)

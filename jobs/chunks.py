@@ -363,7 +363,7 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
     With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
     where later lines begin. An empty line, the very first, says that there is something to read.
     """
-    source, wanted = Folder(Path(folder)), Wanted(*json.loads(told))
+    source, log_filter = Folder(Path(folder)), Wanted(*json.loads(told))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG
@@ -373,12 +373,12 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
     if follow:
         threading.Thread(target=_wait_for_end, args=(ending,), daemon=True).start()
     if position:
-        reader = Reader(source, Position(*map(int, position.split())), wanted)
-    elif wanted.lines is None:
-        reader = Reader(source, first(source, wanted), wanted)
+        reader = Reader(source, Position(*map(int, position.split())), log_filter)
+    elif log_filter.lines is None:
+        reader = Reader(source, first(source, log_filter), log_filter)
     else:
-        entries, behind = newest(source, wanted)
-        reader = Reader(source, behind, wanted)
+        entries, behind = newest(source, log_filter)
+        reader = Reader(source, behind, log_filter)
         out.writelines(map(_printed, entries))
     out.write(b"%d %d \n" % reader.position)
     while True:
@@ -403,9 +403,9 @@ def _wait_for_end(ending: threading.Event) -> None:
 
 def main(arguments: Iterable[str]) -> int:
     """Run the command line `FOLDER FILTER read|follow [POSITION]`."""
-    folder, told, how, *position = arguments
+    folder, filter_json, how, *position = arguments
     try:
-        return show(folder, told, how == "follow", *position)
+        return show(folder, filter_json, how == "follow", *position)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, nor shall Python say so at its end
         return 0

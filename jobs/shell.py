@@ -30,8 +30,8 @@ def operator(text: str, argv: Sequence[str]) -> str | None:
     for part in _OPERATOR.finditer(text):
         outside, quoted = part.groups()
         inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
-        if found := outside or next((each[1] for each in inside if each[1]), None):
-            return str(found)
+        if symbol := outside or next((each[1] for each in inside if each[1]), None):
+            return str(symbol)
     return None
 
 

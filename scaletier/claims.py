@@ -62,7 +62,7 @@ class Claims:
         return 0
 
     def late(self) -> set[str]:
-        """The replicas whose round is overdue: it may never end."""
+        """Return the replicas whose round is overdue: it may never end."""
         with self._changed:
             return self._late()
 

@@ -42,8 +42,10 @@ class Inspector(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, on what data, and how. A function given in place of an object is called only where it is needed: a
-    parameter server, or an asynchronous worker, never asks for the model and so starts without TensorFlow's Python.
+    """A training job: its model, its data, and its settings.
+
+    A function given in place of an object is called only if it is needed: a parameter server, or an asynchronous worker, never
+    asks for the model and so starts without TensorFlow's Python.
 
     model: a Keras 3 model, or a function without arguments that makes one. A model that is compiled brings its loss, metrics
         and optimizer. Its `float32` variables are what replicas share, those that are not trained (moving statistics) included.
