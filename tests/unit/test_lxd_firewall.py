@@ -107,3 +107,17 @@ def test_two_tables_are_the_same_or_it_is_said_how_they_differ(wanted: list[str]
     gone, come = ([line[2:] for line in found if line.startswith(sign)] for sign in ("- ", "+ "))
     assert len(wanted) - len(gone) == len(there) - len(come)
     assert sorted([*wanted, *come]) == sorted([*there, *gone])
+
+
+@pytest.mark.parametrize("path", ["/opt/bin/nft", None])
+def test_nft_is_that_of_path_or_where_debian_has_it(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> CompletedProcess[str]:
+        commands.append(command)
+        return CompletedProcess(command, 0, "nftables v1.0.6 (Lester Gooch #5)\n", "")
+
+    monkeypatch.setattr(nft.shutil, "which", lambda _: path)
+    monkeypatch.setattr(nft.subprocess, "run", run)
+    assert nft.version() == "nftables v1.0.6"
+    assert commands[0][-2:] == [path or "/usr/sbin/nft", "--version"]

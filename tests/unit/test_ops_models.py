@@ -289,14 +289,18 @@ def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> 
         known.served_model(known.catalog_of(cluster), "mnist")
 
 
-def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_with_its_files(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster, _ = deployed()
     deploy(cluster)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(UsageError, match="this would delete version v1 of model mnist, 26 B: say --yes"):
         versions.delete_version(cluster, "mnist", "v1", sure=False)
     assert found(cluster).state is VersionState.READY
+    capsys.readouterr()
     assert versions.delete_version(cluster, "mnist", "v1", sure=True) == 0
+    assert capsys.readouterr().out == "version v1 of model mnist is deleted\n"
     assert not (tmp_path / "bucket/models/mnist/versions/v1").exists()
     with pytest.raises(UsageError, match="there is no model 'mnist'; no model is deployed yet"):
         versions.delete_version(cluster, "mnist", "v1", sure=True)

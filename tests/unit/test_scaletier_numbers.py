@@ -419,6 +419,15 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
     assert {"loss": found.loss, **found.metrics} == pytest.approx(wanted, rel=1e-4)
 
 
+def test_an_evaluation_of_one_sample_is_that_of_keras() -> None:
+    model, data = linear(), dataset(INPUTS[:1], TARGETS[:1], batch=1)
+    network = Network(Job(model, data, "mse"), data.element_spec, 0)
+    found = make_evaluate(network, copied(network), data, None)(lambda: False)
+    model.compile("sgd", "mse")
+    assert found
+    assert found.loss == pytest.approx(model.evaluate(data, verbose=0), rel=1e-4)
+
+
 def copied(network: Network) -> LocalCopy:
     """Return the local copy with which a job begins."""
     found = LocalCopy(network)
