@@ -1,6 +1,7 @@
-"""`python -m benchmarks [NAME …]`: measure all figures, or those named; a table on stdout, and benchmarks/results.json.
+"""`python -m benchmarks [NAME …]`: measure all figures, or those named.
 
-Exit codes: 0 everything was measured, whether a bar was met or missed; 1 something could not be measured; 2 an unknown name.
+It prints a table on stdout and writes benchmarks/results.json. Exit codes: 0 everything was measured, whether a bar was met or
+missed; 1 something could not be measured; 2 an unknown name.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command and return its exit code."""
     for module in SUITE:
         importlib.import_module(f"benchmarks.{module}")
     try:
@@ -77,13 +78,13 @@ def _measure(
     for place, row in enumerate(rows, 1):
         say(f"[{place}/{len(rows)}] {row.name}")
         try:
-            found = results.entry(row, row.measure(stack))
+            entry = results.entry(row, row.measure(stack))
         except Exception as error:  # noqa: BLE001  the others are still worth measuring
             failed.append(f"{row.name} was not measured: {' '.join(str(error).split()) or type(error).__name__}")
             say(failed[-1])
             continue
-        results.write(found, REGISTRY)
-        measured.append((row, found))
+        results.write(entry, REGISTRY)
+        measured.append((row, entry))
 
 
 def _interrupt(*_: object) -> NoReturn:

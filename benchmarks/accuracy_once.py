@@ -1,6 +1,7 @@
-"""`python -m benchmarks.accuracy_once FOLDER`: the test accuracy of each checkpoint of the cnn below a folder, as JSON.
+"""`python -m benchmarks.accuracy_once FOLDER`: print the test accuracy of each checkpoint of the cnn.
 
-Of ours, of examples/cloudml and of examples/mwms: the same network, whose variables each keeps in a file of another kind.
+It is JSON. The checkpoints are of ours, of examples/cloudml and of examples/mwms: the same network, whose variables each keeps
+in a file of another kind.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _CLOUDML = [f"model/{layer}/{part}" for layer in ("conv1", "conv2", "full", "log
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """The steps and files of the checkpoints below a folder, in the order of the steps; a file may be the index of several."""
+    """Return steps and files of the checkpoints below a folder, by step; a file may index several."""
     files = [path for kind in _KINDS for path in folder.rglob(kind)]
     return sorted((int(re.findall(r"\d+", path.stem)[-1]), path) for path in files)
 
 
 def values(path: Path, network: Network) -> Sequence[Any]:
-    """The weights of one of them, in the order of the network's layers: of each its kernel, then its biases."""
+    """Return a checkpoint's weights in the order of the network's layers: each kernel, then its biases."""
     if path.suffix == ".npz":
-        with np.load(path) as held:
-            return [held[f"arr_{number}"] for number in range(len(held.files))]
+        with np.load(path) as archive:
+            return [archive[f"arr_{number}"] for number in range(len(archive.files))]
     if path.name.startswith("model.ckpt"):
         reader = tf.train.load_checkpoint(str(path.with_suffix("")))
         return [reader.get_tensor(name) for name in _CLOUDML]
@@ -46,7 +47,7 @@ def values(path: Path, network: Network) -> Sequence[Any]:
 
 
 def main() -> int:
-    """Prints `[[step, accuracy], …]`, in the order of the steps."""
+    """Print `[[step, accuracy], …]`, in the order of the steps."""
     parsed = flags.parse(["--train-data", str(MNIST), "--eval-data", str(MNIST)])
     job = task.job(parsed)
     batches = job.eval_data()

@@ -1,4 +1,4 @@
-"""Runs on a host, with nothing but the standard library: asks the model server, and prints what came of it as JSON.
+"""Query the model server of this host, and print the result as JSON; standard library only.
 
 `python - PATH CLIENTS SECONDS`, the program on stdin; TensorFlow Serving's address is the host's own.
 """
@@ -21,10 +21,10 @@ def ask(until: float) -> None:
         began = time.perf_counter()
         connection.request("POST", PATH, BODY)
         answer = connection.getresponse()
-        said = answer.read()
+        content = answer.read()
         took.append(time.perf_counter() - began)
         if answer.status != 200:
-            failed.append(said.decode())
+            failed.append(content.decode())
 
 
 ask(time.monotonic() + 0.5)

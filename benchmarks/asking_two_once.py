@@ -1,7 +1,7 @@
-"""Runs on a host, with nothing but the standard library: asks two model servers, and prints what came of it as JSON.
+"""Query two model servers from a host, and print the result as JSON; standard library only.
 
 `python - PATH CLIENTS SECONDS ADDRESS ADDRESS`, the program on stdin. Half of the clients begin with either server. A request
-that fails is asked once more, of the other, which the client then stays with.
+that fails is repeated once at the other, which the client then stays with.
 """
 
 import http.client
@@ -28,20 +28,20 @@ class Client:
         return http.client.HTTPConnection(ADDRESSES[self._which], 8501, timeout=60)
 
     def change(self) -> None:
-        """From now on the other server."""
+        """Switch to the other server."""
         self._connection.close()
         self._which = 1 - self._which
         self._connection = self._connected()
 
     def ask(self) -> str:
-        """Why it came to nothing; empty for an answer."""
+        """Send a request and return its error; empty for an answer."""
         try:
             self._connection.request("POST", PATH, BODY)
             answer = self._connection.getresponse()
-            said = answer.read()
+            content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             return f"{type(error).__name__}: {error}"
-        return "" if answer.status == 200 else f"{answer.status}: {said.decode()}"
+        return "" if answer.status == 200 else f"{answer.status}: {content.decode()}"
 
 
 def load(first: int, until: float) -> None:

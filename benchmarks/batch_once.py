@@ -1,4 +1,4 @@
-"""Runs on a host: the files of a batch through a SavedModel in this one process, as its author would write it.
+"""Predict the files of a batch with a SavedModel in one process, as its author would, on a host.
 
 `python - FOLDER OUTPUT FILE …`, the program on stdin.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.beats FOLDER`: a bucket that looks as 31 hosts keep it, until this process is ended.
+"""`python -m benchmarks.beats FOLDER`: keep a bucket as 31 hosts do, until this process is ended.
 
 One job has all hosts of PREMIUM_1. Each replica's record is written every 5 s, each at a moment of its own, by the code that
 writes it on hosts; the leader renews the job's record as often.
@@ -24,7 +24,7 @@ _EVERY = Plan.heartbeatSeconds
 
 
 def main() -> None:
-    """Writes for ever."""
+    """Write records for ever."""
     ledger = Ledger(Folder(Path(sys.argv[1])))
     names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
     ledger.change_queue(lambda _: Queue([Entry(JOB, names, held=True)]))

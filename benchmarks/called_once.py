@@ -1,4 +1,4 @@
-"""Runs on a host: a SavedModel called in this process, one image at a time, and prints what came of it as JSON.
+"""Call a SavedModel in this process, one image at a time, and print the result as JSON, on a host.
 
 `python - FOLDER SECONDS`, the program on stdin. `ready` is the seconds from its start to its first answer.
 """

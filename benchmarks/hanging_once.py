@@ -1,6 +1,6 @@
-"""`python -m benchmarks.hanging_once FILE`: the process `python -m replica`, whose bucket hangs for as long as FILE exists.
+"""`python -m benchmarks.hanging_once FILE`: run `python -m replica` with a bucket that hangs.
 
-FILE.hangs is there once a call hangs.
+It hangs while FILE exists. FILE.hangs exists once a call hangs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hanging:
 
 
 def main(file: Path) -> int:
-    """The command."""
+    """Run the command."""
     vars(program)["open_store"] = lambda url: Hanging(open_store(url), file)
     return program.main()
 

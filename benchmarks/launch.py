@@ -1,4 +1,4 @@
-"""The peer of `pulumi up`: the same hosts by `lxc launch`, all at once, on a bridge that is there already."""
+"""The peer of `pulumi up`: the same hosts by parallel `lxc launch`, on an existing bridge."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
 
 
 def launched(tier: ScaleTier) -> float:
-    """Seconds from the first `lxc launch` to a login by ssh on every host of a tier; nothing of them is left."""
+    """Return seconds from the first `lxc launch` to an ssh login on every host; then remove them."""
     base = {"project": NAMES.project, "pool": LxdConfig().storage_pool, "name": NAMES.bucket, "size": 0}
     _remove(base)
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder) / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         try:
-            found = choose_range(NAMES.project, NAMES.bridge, None)
+            subnet = choose_range(NAMES.project, NAMES.bridge, None)
             project.create({"name": NAMES.project, "stack": f"{NAME}-peer", "checkout": str(ROOT)})
-            network.create({"name": NAMES.bridge, "range": str(found)})
+            network.create({"name": NAMES.bridge, "range": str(subnet)})
             bucket.create(base)
             public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
-            hosts = hosts_of(tier, str(found), public)
+            hosts = hosts_of(tier, str(subnet), public)
             began = time.monotonic()
             with ThreadPoolExecutor(len(hosts)) as pool:
                 list(pool.map(lambda host: _launch(host, key), hosts))
@@ -58,28 +58,28 @@ def launched(tier: ScaleTier) -> float:
 
 
 def _remove(base: Props) -> None:
-    """Deletes in the order in which each sets the next one free, whatever is there."""
+    """Delete all that exists, dependents first."""
     with suppress(LxdError):  # without the project there is no bucket
         bucket.delete(NAMES.bucket, base)
     project.delete(NAMES.project, {"name": NAMES.project})
 
 
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
-    """What `pulumi up` would declare for the hosts of a tier, in the peer's own project and on its own bridge."""
+    """Return the hosts that `pulumi up` would declare, in the peer's own project and bridge."""
     config = LxdConfig(scaleTier=tier)
-    found = Found(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
-    return list(host_props(config.spec(), config, found, public_key).values())
+    facts = Found(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
+    return list(host_props(config.spec(), config, facts, public_key).values())
 
 
 def launch_command(host: Props, client: str) -> tuple[list[str], bytes]:
-    """`lxc launch` of a host and what it reads from stdin, which as JSON is YAML too; pure."""
+    """Return `lxc launch` of a host and its stdin, which as JSON is YAML too; pure."""
     whole: dict[str, Any] = definition(host)
     stdin = json.dumps({"config": whole["config"], "devices": whole["devices"]}).encode()
     return [client, "launch", host["image"], host["name"], "--project", host["project"], "--no-profiles", "--quiet"], stdin
 
 
 def login_command(host: Props, key: Path) -> Sequence[str]:
-    """An ssh login that takes any host key, which `lxc launch` does not tell."""
+    """Return an ssh login that takes any host key, which `lxc launch` does not return."""
     options = ("IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectTimeout=1")
     return ["ssh", "-F", "none", "-i", str(key), *(f"-o{option}" for option in options), f"scaletier@{host['address']}", "true"]
 

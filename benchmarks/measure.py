@@ -1,4 +1,4 @@
-"""Commands and their times. Every command has a process group of its own and never outlives the measurement."""
+"""Commands and their times. Every command has its own process group and is ended with the measurement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ran:
 def running(
     command: Sequence[str], env: Mapping[str, str], cwd: Path, stderr: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command as it runs, its stdout a pipe; leaving the context ends its whole process group."""
+    """Run a command with a pipe as stdout; leaving the context ends its whole process group."""
     process = subprocess.Popen(
         command,
         env=env,
@@ -58,12 +58,12 @@ def running(
 
 
 def _hears_ctrl_c() -> None:
-    """What a shell has in the background ignores it, and so does all that it starts."""
+    """Reset the handler of Ctrl-C: a shell's background processes ignore it, and their children too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C for the process group, then SIGKILL for what is left of it."""
+    """Send Ctrl-C to the process group, then SIGKILL to the rest."""
     for number in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is None:
             with suppress(ProcessLookupError):
@@ -79,7 +79,11 @@ def run(
     stdin: bytes | None = None,
     limit: float = LIMIT_SECONDS,
 ) -> Ran:
-    """Runs a command to its end; MeasureError where it takes longer than the limit."""
+    """Run a command to its end.
+
+    Raises:
+        MeasureError: it takes longer than the limit.
+    """
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -102,7 +106,11 @@ def run(
 
 
 def must(ran: Ran, what: str) -> Ran:
-    """The same, of a command that succeeded; MeasureError with the end of its output otherwise."""
+    """Run a command that must succeed.
+
+    Raises:
+        MeasureError: it fails; the message has the end of its output.
+    """
     if ran.code:
         tail = " ".join((ran.err.strip() or ran.out.strip()).split())[-600:]
         raise MeasureError(f"{what} ended with {ran.code}: {tail}")
@@ -110,13 +118,17 @@ def must(ran: Ran, what: str) -> Ran:
 
 
 def first_byte(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> float:
-    """Seconds from a command's start to its first byte on stdout; MeasureError where it prints none."""
+    """Return the seconds from a command's start to its first byte on stdout.
+
+    Raises:
+        MeasureError: it prints none.
+    """
     began = time.monotonic()
     with running(command, env, cwd, subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        found = os.read(process.stdout.fileno(), 1)
+        byte = os.read(process.stdout.fileno(), 1)
         seconds = time.monotonic() - began
-        if not found:
+        if not byte:
             raise MeasureError(f"{' '.join(command)} printed nothing")
         return seconds
 
@@ -137,10 +149,10 @@ class Lines:
         self._queue.put(None)
 
     def until(self, deadline: float) -> Iterator[tuple[float, str]]:
-        """Lines until they end, or until this time of the monotonic clock."""
-        while (left := deadline - time.monotonic()) > 0:
+        """Yield the lines until they end, or until this time of the monotonic clock."""
+        while (remaining := deadline - time.monotonic()) > 0:
             try:
-                item = self._queue.get(timeout=left)
+                item = self._queue.get(timeout=remaining)
             except queue.Empty:
                 return
             if item is None:
@@ -149,15 +161,15 @@ class Lines:
 
 
 def peak_memory(command: Sequence[str], env: Mapping[str, str], cwd: Path, limit: float = LIMIT_SECONDS) -> float:
-    """MB of resident memory of a command's process at its peak (VmHWM), as long as it runs; it must succeed."""
+    """Return the peak resident MB of a command's process (VmHWM); it must succeed."""
     peak, deadline = 0, time.monotonic() + limit
     # The rusage of a child begins with the memory of its parent, so it is not asked.
     with running(command, env, cwd, subprocess.DEVNULL) as process:
         Lines(process)
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
-                found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-                peak = max(peak, int(found[1]) if found else 0)
+                match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+                peak = max(peak, int(match[1]) if match else 0)
             time.sleep(0.02)
         if process.poll() != 0:
             raise MeasureError(f"{' '.join(command)} ended with {process.poll()}")
@@ -165,13 +177,17 @@ def peak_memory(command: Sequence[str], env: Mapping[str, str], cwd: Path, limit
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of the values do not exceed (nearest rank); ValueError without one."""
+    """Return the smallest value that at least `percent` of the values do not exceed (nearest rank).
+
+    Raises:
+        ValueError: there is no value.
+    """
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
 
 
 def medians(repetitions: int, ours: Callable[[], float], peer: Callable[[], float]) -> tuple[float, float]:
-    """Ours and the peer's in turn, A B A B: the median of each."""
+    """Return the medians of ours and the peer's, measured in turn, A B A B."""
     pairs = [(ours(), peer()) for _ in range(repetitions)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)

@@ -1,4 +1,7 @@
-"""CPU seconds of the Pulumi program for Google Cloud under Pulumi's mocks: `python -m benchmarks.program_once HOSTS`."""
+"""`python -m benchmarks.program_once HOSTS`: CPU seconds of the Pulumi program under Pulumi's mocks.
+
+The program is Google Cloud's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from infra.gcp import target
 
 
 def seconds(hosts: int) -> float:
-    """Of this process, once, for a master and workers: a busy machine is no slow program."""
+    """Return the CPU seconds of this process, once, for a master and workers: other load does not count."""
     mocks = importlib.import_module("stackmocks")
     config = {"target": "gcp", "scaleTier": "CUSTOM", "masterType": "n1-highcpu-8"}
     config |= {"workerType": "n1-highcpu-8", "workerCount": str(hosts - 1)}

@@ -50,11 +50,11 @@ def watch(command: Sequence[str], env: Mapping[str, str], cwd: Path, seconds: fl
     pictures: list[float] = []
     try:
         interrupted = False
-        while (left := began + seconds + (_END_SECONDS if interrupted else 0) - time.monotonic()) > 0 or not interrupted:
-            if left <= 0:
+        while (remaining := began + seconds + (_END_SECONDS if interrupted else 0) - time.monotonic()) > 0 or not interrupted:
+            if remaining <= 0:
                 os.kill(process.pid, signal.SIGINT)
                 interrupted = True
-            elif select.select([ours], [], [], left)[0]:
+            elif select.select([ours], [], [], remaining)[0]:
                 try:
                     data = os.read(ours, 1 << 16)
                 except OSError:  # it has ended

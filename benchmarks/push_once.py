@@ -1,6 +1,6 @@
-"""One push to all hosts of the stack in PULUMI_STACK, as `fab train` does it: `python -m benchmarks.push_once [DIR]`.
+"""`python -m benchmarks.push_once [DIR]`: one push as by `fab train` to all hosts of PULUMI_STACK.
 
-With DIR it pushes nothing, and writes what each host would receive to DIR/HOST.tar.gz, for others to push.
+With DIR it pushes nothing, and writes each host's archive to DIR/HOST.tar.gz, for others to push.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SECONDS = 300.0
 
 
 def unlike(file: File) -> File:
-    """The same file, what the unit is told never the same twice, so that systemd must reload."""
+    """Return the file with a new line for the unit each time, so that systemd must reload."""
     return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT_CONF else file
 
 
 def main(arguments: list[str]) -> int:
-    """The command; an error is raised as it is."""
+    """Run the command; an error is raised as it is."""
     inventory = load()
     submission = prepare(inventory, Flags(JOB), None)
     code, version = push.code(ROOT)

@@ -1,4 +1,4 @@
-"""What is measured: one row a figure, added by a decorator.
+"""The figures: one row each, added by a decorator.
 
     @benchmark("fab-list", what="seconds of `fab --list`, median of 9", against="python -c 'import fabric'", bar=1.5, aim=1.2)
     def fab_list(stack: BenchStack) -> Figure:
@@ -22,9 +22,9 @@ from infra.spec import ScaleTier
 
 @dataclass(frozen=True)
 class Figure:
-    """What came out, in the unit of its row: ours, and the peer's as measured in the same run; None without a peer.
+    """A result in the unit of its row: ours, and the peer's of the same run; None without a peer.
 
-    `runs` and `peers` are what each run gave, where there were several.
+    `runs` and `peers` are the results of each run if there were several.
     """
 
     value: float
@@ -34,7 +34,7 @@ class Figure:
 
     @classmethod
     def of(cls, runs: Sequence[float], peers: Sequence[float] = ()) -> Self:
-        """Medians of several runs."""
+        """Return the medians of several runs."""
         return cls(statistics.median(runs), statistics.median(peers) if peers else None, tuple(runs), tuple(peers))
 
     @property
@@ -44,10 +44,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One row. Bar and aim are of the ratio, of the value where there is no peer; `at_least`: more is better.
+    """One row. Bar and aim are of the ratio, or the value without a peer; `at_least`: more is better.
 
     `tier` is the cluster that it runs on, None for none: rows of one tier run after each other, so that it comes up once.
-    `unequal` says in a line what differs between ours and the peer beside what is measured.
+    `unequal` says in a line what differs between ours and the peer beside the measured property.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Benchmark:
 
     @property
     def code(self) -> str:
-        """Of the module that measures: a figure of other code is none of this row's."""
+        """The hash of the module that measures: a figure of other code is none of this row's."""
         module = inspect.getmodule(self.measure)
         return hashlib.sha256((inspect.getsource(module) if module else "").encode()).hexdigest()[:12]
 
@@ -81,7 +81,11 @@ class UnknownError(ValueError):
 
 
 def add(row: Benchmark) -> None:
-    """Puts a row into the registry; ValueError where its name is taken."""
+    """Add a row to the registry.
+
+    Raises:
+        ValueError: its name is used.
+    """
     if row.name in REGISTRY:
         raise ValueError(f"there are two benchmarks {row.name}")
     REGISTRY[row.name] = row
@@ -99,7 +103,7 @@ def benchmark(
     at_least: bool = False,
     unequal: str = "",
 ) -> Callable[[Callable[[BenchStack], Figure]], Callable[[BenchStack], Figure]]:
-    """Registers the decorated function under a name; the other arguments are Benchmark's."""
+    """Register the decorated function under a name; the other arguments are Benchmark's."""
 
     def register(measure: Callable[[BenchStack], Figure]) -> Callable[[BenchStack], Figure]:
         add(Benchmark(name, what, against, bar, aim, measure, tier, unit, at_least, unequal))
@@ -109,9 +113,13 @@ def benchmark(
 
 
 def chosen(names: Iterable[str], rows: Mapping[str, Benchmark] = REGISTRY) -> list[Benchmark]:
-    """The rows of these names, of all without one, in the order in which they run; UnknownError for a name that is none."""
-    wanted = set(names)
-    if unknown := sorted(wanted - rows.keys()):
+    """Return the rows of these names, or all, in the order in which they run.
+
+    Raises:
+        UnknownError: a name is unknown.
+    """
+    requested = set(names)
+    if unknown := sorted(requested - rows.keys()):
         raise UnknownError(f"there is no benchmark {', '.join(map(repr, unknown))}; valid are {', '.join(rows)}")
-    picked = [row for name, row in rows.items() if not wanted or name in wanted]
+    picked = [row for name, row in rows.items() if not requested or name in requested]
     return sorted(picked, key=lambda row: _TIERS.index(row.tier))

@@ -1,4 +1,4 @@
-"""Where figures go: benchmarks/results.json, and a table."""
+"""The output of figures: benchmarks/results.json, and a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Entry = dict[str, Any]
 
 
 def entry(row: Benchmark, figure: Figure, when: datetime | None = None) -> Entry:
-    """A figure as results.json has it."""
+    """Return a figure in the form of results.json."""
     return {
         "name": row.name,
         "what": row.what,
@@ -43,7 +43,7 @@ def entry(row: Benchmark, figure: Figure, when: datetime | None = None) -> Entry
 
 
 def commit() -> str:
-    """The commit that is measured; with a plus where the files are not as it has them."""
+    """Return the measured commit; with a plus if the files differ from it."""
     git = ("git", "-C", str(PATH.parent))
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
@@ -67,7 +67,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def read(path: Path = PATH) -> list[Entry]:
-    """What was measured before; empty where there is no such file."""
+    """Return the earlier entries; empty if there is no such file."""
     if not path.exists():
         return []
     entries: list[Entry] = json.loads(path.read_text())
@@ -75,20 +75,20 @@ def read(path: Path = PATH) -> list[Entry]:
 
 
 def write(new: Entry, rows: Mapping[str, Benchmark], path: Path = PATH) -> None:
-    """Puts an entry in the place of the one of its name, in the order of the rows.
+    """Write an entry in place of the one of its name, in the order of the rows.
 
-    The others stay, but for those that no row has any more, and those that were measured by other code than their row has now.
+    The others stay, except those without a row, and those that were measured by other code than their row has now.
     """
-    kept = [old for old in read(path) if old["name"] != new["name"] and current(old, rows)]
+    current_entries = [old for old in read(path) if old["name"] != new["name"] and current(old, rows)]
     names = list(rows)
-    entries = sorted([*kept, new], key=lambda item: names.index(item["name"]))
+    entries = sorted([*current_entries, new], key=lambda item: names.index(item["name"]))
     part = path.with_name(f".{path.name}")
     part.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
     part.replace(path)
 
 
 def current(entry: Entry, rows: Mapping[str, Benchmark]) -> bool:
-    """True for what a row's code of today measured; of entries that do not say by what code, its words must be the same."""
+    """Return True for an entry of a row's present code; without a hash of it, the row's words must be equal."""
     row = rows.get(entry["name"])
     if row is None or (entry["what"], entry["against"]) != (row.what, row.against):
         return False
@@ -97,7 +97,7 @@ def current(entry: Entry, rows: Mapping[str, Benchmark]) -> bool:
 
 
 def verdict(found: Mapping[str, Any], at_least: bool = False) -> str:
-    """`aim met`, `bar met` or `bar missed`, by the ratio, or the value where there is no peer."""
+    """Return `aim met`, `bar met` or `bar missed`, by the ratio, or the value if there is no peer."""
     score = found["value"] if found["ratio"] is None else found["ratio"]
 
     def reached(limit: float) -> bool:
@@ -109,30 +109,30 @@ def verdict(found: Mapping[str, Any], at_least: bool = False) -> str:
 
 
 def table(rows: Iterable[tuple[Benchmark, Entry]]) -> Table:
-    """One line a figure, the bar and the aim with the direction in which they lie."""
-    shown = Table(title="scaletier's figures: ours against a peer, measured in one run")
+    """Return a table of one line a figure, the bar and the aim with their direction."""
+    grid = Table(title="scaletier's figures: ours against a peer, measured in one run")
     for heading in ("figure", "what", "against"):
-        shown.add_column(heading, overflow="fold")
+        grid.add_column(heading, overflow="fold")
     for heading in ("ours", "peer", "ratio", "bar", "aim"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("", no_wrap=True)
-    for row, found in rows:
+        grid.add_column(heading, justify="right", no_wrap=True)
+    grid.add_column("", no_wrap=True)
+    for row, figure in rows:
         sign = "≥" if row.at_least else "≤"
         unit = "" if row.against else f" {row.unit}"
-        result = verdict(found, row.at_least)
-        shown.add_row(
+        result = verdict(figure, row.at_least)
+        grid.add_row(
             row.name,
             row.what,
             (row.against or "") + (f"; not equal: {row.unequal}" if row.unequal else ""),
-            f"{found['value']:.4g} {row.unit}{_spread(found['runs'])}",
-            "" if found["peer"] is None else f"{found['peer']:.4g} {row.unit}{_spread(found['peers'])}",
-            "" if found["ratio"] is None else f"{found['ratio']:.2f}",
+            f"{figure['value']:.4g} {row.unit}{_spread(figure['runs'])}",
+            "" if figure["peer"] is None else f"{figure['peer']:.4g} {row.unit}{_spread(figure['peers'])}",
+            "" if figure["ratio"] is None else f"{figure['ratio']:.2f}",
             f"{sign} {row.bar:g}{unit}",
             "" if row.aim is None else f"{sign} {row.aim:g}{unit}",
             result,
             style="red" if result == "bar missed" else None,
         )
-    return shown
+    return grid
 
 
 def _spread(runs: Sequence[float]) -> str:
@@ -140,7 +140,7 @@ def _spread(runs: Sequence[float]) -> str:
 
 
 def show(rows: Iterable[tuple[Benchmark, Entry]]) -> None:
-    """Prints the table on stdout, as wide as it needs where that is no terminal."""
+    """Print the table on stdout, as wide as it needs without a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)

@@ -1,4 +1,4 @@
-"""The stack `bench`: brought up when a figure needs it, with the commands that a user types, and always destroyed."""
+"""The stack `bench`, brought up when a figure needs it, used by a user's commands, always destroyed."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class BenchStack:
             self._made = False
 
     def run(self, *command: str, stdin: bytes | None = None) -> Ran:
-        """Runs a command as a user of this stack does, outside a terminal."""
+        """Run a command like a user of this stack, outside a terminal."""
         return run(command, self.env, ROOT, stdin)
 
     def fab(self, *arguments: str) -> Ran:
-        """A `fab` command that must succeed."""
+        """Run a `fab` command that must succeed."""
         return must(self.run("fab", *arguments), f"fab {' '.join(arguments)}")
 
     def pulumi(self, *arguments: str) -> Ran:
-        """A Pulumi command that must succeed."""
+        """Run a Pulumi command that must succeed."""
         return must(self.run("pulumi", *arguments, "--non-interactive"), f"pulumi {' '.join(arguments)}")
 
     def ssh(self, host: str, command: str) -> list[str]:
-        """A command line on a host, as whom `fab shell` logs in, as a list for run and Popen."""
+        """Return a command line on a host as a list for run and Popen; its user is that of `fab shell`."""
         return ["ssh", "-F", str(self.folder / "ssh_config"), "-l", USER, host, command]
 
     @property
@@ -86,13 +86,16 @@ class BenchStack:
         return parse((self.folder / "inventory.json").read_bytes(), self.folder)
 
     def require(self, tier: ScaleTier) -> Inventory:
-        """The cluster of this tier, brought up from nothing unless it is there."""
+        """Return the cluster of this tier; bring it up from nothing unless it exists."""
         if self.tier is not tier:
             self.up(tier)
         return self.inventory
 
     def up(self, tier: ScaleTier) -> float:
-        """Seconds of `pulumi up` from nothing to a login by ssh on every host; what was up before is destroyed first."""
+        """Return seconds of `pulumi up` from nothing to an ssh login on every host.
+
+        An earlier cluster is destroyed first.
+        """
         self.down()
         if not self._made:
             self._make()
@@ -110,13 +113,13 @@ class BenchStack:
 
     @contextmanager
     def own_cores(self, share: float) -> Iterator[None]:
-        """Every host of the cluster with this part of a core, exactly, until the context is left."""
+        """Give every host exactly this part of a core, until the context is left."""
         with self.limited("cpus", str(share)):
             yield
 
     @contextmanager
     def limited(self, key: str, value: str) -> Iterator[None]:
-        """Every host of the cluster with this limit, `cpus` or `memory`, until the context is left."""
+        """Set this limit, `cpus` or `memory`, on every host, until the context is left."""
         self._limit(key, value)
         try:
             yield
@@ -132,7 +135,7 @@ class BenchStack:
 
     @contextmanager
     def slowed(self, host: str, part: float) -> Iterator[None]:
-        """A host with this part of its own share of a core, until the context is left; Pulumi knows nothing of it."""
+        """Give a host this part of its share of a core, unknown to Pulumi, until the context is left."""
         project = own(NAME)[0].project
         before: str = client(project).instances.get(host).config[ALLOWANCE]
 
@@ -149,7 +152,7 @@ class BenchStack:
             allow(before)
 
     def down(self) -> None:
-        """Destroys what is up; the stack stays."""
+        """Destroy the cluster; the stack stays."""
         if self.tier is not None:
             say("pulumi destroy")
             self.pulumi("destroy", "--yes", "--skip-preview")
@@ -174,7 +177,7 @@ class BenchStack:
 
     @contextmanager
     def tiny_job(self, label: str, arguments: str) -> Iterator[str]:
-        """A job of the tests' tiny trainer, which prints without TensorFlow, until the context is left."""
+        """Run the tests' tiny trainer, which prints without TensorFlow, until the context is left."""
         job = job_id(label)
         self.fab("train", "--job", job, "--package", TINY, "--args", arguments, "--no-follow")
         try:
@@ -184,31 +187,38 @@ class BenchStack:
 
 
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """What `pulumi config` is told on the way from one configuration to another, which may not have keys of the old."""
+    """Return the `pulumi config` commands from one configuration to another, which may lack keys."""
     return [*(("rm", key) for key in old if key not in new), *(("set", key, value) for key, value in new.items())]
 
 
 def part_of(allowance: str, part: float) -> str:
-    """A part of a share of a core, as LXD writes them: a quarter of 20ms/100ms is 5ms/100ms. MeasureError below 1 ms."""
+    """Return a part of a share of a core, as LXD writes them: a quarter of 20ms/100ms is 5ms/100ms.
+
+    MeasureError below 1 ms.
+    """
     time, period = (int(each.removesuffix("ms")) for each in allowance.split("/"))
-    if (left := round(time * part)) < 1:
+    if (milliseconds := round(time * part)) < 1:
         raise MeasureError(f"{part:g} of {allowance} is less than a millisecond")
-    return f"{left}ms/{period}ms"
+    return f"{milliseconds}ms/{period}ms"
 
 
 def job_id(label: str) -> str:
-    """An id that was not used before."""
+    """Return an unused id."""
     return f"bench_{re.sub(r'[^a-z0-9]', '_', label)}_{time.time_ns() // 1_000_000}"
 
 
 def unpacked(job: str) -> str:
-    """A line of shell by which a host goes into a job's package, of which it keeps none when the job is over."""
+    """Return a shell line that enters a job's package on a host, which removes it after the job."""
     folder = f"/tmp/package-{job}"
     return f"mkdir -p {folder} && tar -xzf /bucket/jobs/{job}/package.tar.gz -C {folder} && cd {folder}"
 
 
 def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
-    """Runs these ssh commands, one a host, all at once, each again until it succeeds; MeasureError after a minute."""
+    """Run these ssh commands in parallel, one a host, each again until it succeeds.
+
+    Raises:
+        MeasureError: one fails for a minute.
+    """
     deadline = time.monotonic() + _LOGIN_SECONDS
 
     def until_it_works(command: Sequence[str]) -> None:
@@ -222,7 +232,7 @@ def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """A word of progress on stderr."""
+    """Print a line of progress on stderr."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 

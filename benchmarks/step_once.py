@@ -1,6 +1,6 @@
-"""`python -m benchmarks.step_once job|fit [FLAG …]`: trains the cnn in this process and prints its Train lines.
+"""`python -m benchmarks.step_once job|fit [FLAG …]`: train the cnn here and print its Train lines.
 
-By a scaletier.Job, or by Keras's own `fit`: the same compiled model, batches and optimizer. Flags are the trainer's.
+It uses a scaletier.Job, or Keras's own `fit`: the same compiled model, batches and optimizer. Flags are the trainer's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
         self._seconds, self._last = seconds, time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """`batch` counts from 0; `logs` has the loss and the metrics."""
+        """Print a line; `batch` counts from 0, `logs` has the loss and the metrics."""
         now = time.monotonic()
         if now - self._last >= self._seconds:
             print(f"Train [fit/0], step {batch + 1}: loss: {logs['loss']:.3f}, accuracy: {logs['accuracy']:.3f}", flush=True)
@@ -40,7 +40,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def compiled(parsed: argparse.Namespace) -> Any:
-    """The model, which brings its loss, metrics and optimizer."""
+    """Return the model with its loss, metrics and optimizer."""
     model = make_model("cnn", parsed.hidden_units, "float32")
     optimizer = keras.optimizers.SGD(_RATE, momentum=_MOMENTUM, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -49,13 +49,13 @@ def compiled(parsed: argparse.Namespace) -> Any:
 
 
 def batches(parsed: argparse.Namespace) -> Any:
-    """The shipped trainer's, of the only replica."""
+    """Return the batches of the shipped trainer for the only replica."""
     files = found(parsed.train_data, "train", parsed.batch_size, False)
     return train_pipeline(files, parsed.batch_size, replica_seed(parsed.seed, 0))
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     way, *arguments = sys.argv[1:]
     parsed = flags.parse(arguments)
     if way == "job":

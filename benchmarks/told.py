@@ -1,4 +1,4 @@
-"""What a job's record, its log and its hosts tell of a moment, for figures that go from one moment to another."""
+"""Times in a job's record, its log and on its hosts, for figures between two moments."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ class Said:
 
 
 def parse_log(text: str) -> list[Said]:
-    """The lines of `fab logs --json`, each with its Unix time, in the order of time."""
+    """Return the lines of `fab logs --json` with their Unix times, in the order of time."""
     lines = (json.loads(line) for line in text.splitlines())
-    said = (Said(seconds_of(line["time"]), line["replica"], line["message"]) for line in lines)
-    return sorted(said, key=lambda line: line.at)
+    parsed = (Said(seconds_of(line["time"]), line["replica"], line["message"]) for line in lines)
+    return sorted(parsed, key=lambda line: line.at)
 
 
 def seconds_of(moment: str) -> float:
-    """The Unix time of a moment of RFC 3339."""
+    """Return the Unix time of a moment of RFC 3339."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 def starts(log: Iterable[Said]) -> list[tuple[str, int, float]]:
-    """Every start of a trainer: replica, process id on its host, Unix time."""
-    return [(line.replica, int(found[1]), line.at) for line in log if (found := _STARTED.match(line.message))]
+    """Return every start of a trainer: replica, process id on its host, Unix time."""
+    return [(line.replica, int(match[1]), line.at) for line in log if (match := _STARTED.match(line.message))]
 
 
 def trainers(log: Iterable[Said]) -> dict[str, int]:
-    """The process id of each replica's trainer that started last."""
+    """Return the process id of each replica's latest trainer."""
     return {replica: pid for replica, pid, _ in starts(log)}
 
 
 def first_after(log: Iterable[Said], replica: str, beginning: str, moment: float) -> float | None:
-    """The Unix time of a replica's first line with this beginning after a moment; None where there is none."""
+    """Return the Unix time of a replica's first line with this beginning after a moment, or None."""
     times = (line.at for line in log if line.replica == replica and line.message.startswith(beginning) and line.at > moment)
     return min(times, default=None)
 
 
 def log_of(stack: BenchStack, job: str, replica: str = "all") -> list[Said]:
-    """What is in a job's log now."""
+    """Return the present log of a job."""
     return parse_log(stack.fab("logs", replica, "--job", job, "--lines", "all", "--json").out)
 
 
 @contextmanager
 def ledger_of(stack: BenchStack) -> Iterator[Ledger]:
-    """The records of the stack's bucket, over one connection."""
+    """Yield the records of the stack's bucket, over one connection."""
     cluster = Cluster(stack.inventory)
     try:
         yield cluster.ledger
@@ -81,7 +81,11 @@ def ledger_of(stack: BenchStack) -> Iterator[Ledger]:
 
 
 def record_in(ledger: Ledger, job: str, wanted: Callable[[JobState], bool], limit: float) -> JobRecord:
-    """A job's record once its state is as wanted; MeasureError where that takes longer than the limit."""
+    """Return a job's record once it has this state.
+
+    Raises:
+        MeasureError: that takes longer than the limit.
+    """
     deadline = time.monotonic() + limit
     while True:
         stored = ledger.job(job)
@@ -93,15 +97,17 @@ def record_in(ledger: Ledger, job: str, wanted: Callable[[JobState], bool], limi
 
 
 def runs(state: JobState) -> bool:
-    """True for the state of a job that runs."""
+    """Return True for the state of a running job."""
     return state is JobState.RUNNING
 
 
 def last_gone(stack: BenchStack, processes: Mapping[str, int], action: Callable[[], object], limit: float) -> float:
-    """Seconds from the beginning of an action until the last of these processes is gone, one a host, as the hosts tell.
+    """Return seconds from the start of an action until the last of these processes, one a host, is gone.
 
-    MeasureError where one is still there at the limit, which counts from the action's end.
     Local hosts and this machine have one clock.
+
+    Raises:
+        MeasureError: one exists at the limit, which counts from the action's end.
     """
     with ExitStack() as opened:
         watched = {}

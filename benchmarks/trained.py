@@ -33,7 +33,7 @@ _PEAKS = "sudo -n sh -c 'for p in $(pgrep -u trainer); do grep VmHWM /proc/$p/st
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training came to. `steps` are (Unix time, replica, global step) of its Train lines, in the order of time.
+    """The result of a training. `steps` are (Unix time, replica, global step) of its Train lines, by time.
 
     `accuracy` is the last line's; `sent` are bytes that all hosts sent, `memory` MB of the largest trainer process by host.
     """
@@ -51,7 +51,7 @@ class Trained:
 
     @property
     def last_joined(self) -> float:
-        """Seconds from the first Train line to the last replica's second, before which it took a round in full."""
+        """Seconds from the first Train line to the last replica's second, after a whole round of it."""
         lines: dict[str, list[float]] = {}
         for at, replica, _ in self.steps:
             lines.setdefault(replica, []).append(at)
@@ -68,37 +68,42 @@ class Trained:
         return (high - low) * BATCH / (end - start)
 
     def time_of(self, step: int) -> float:
-        """Seconds from the first Train line to this global step, between lines in proportion."""
+        """Return the seconds from the first Train line to this global step, interpolated between lines."""
         start = before = self.steps[0][0]
-        reached = 0
+        last = 0
         for at, _, now in self.steps:
             if now >= step:
-                share = (step - reached) / (now - reached) if now > reached else 1.0
+                share = (step - last) / (now - last) if now > last else 1.0
                 return before + share * (at - before) - start
-            if now > reached:
-                before, reached = at, now
+            if now > last:
+                before, last = at, now
         raise MeasureError(f"the training ended before step {step}")
 
     def sent_until(self, step: int) -> float:
-        """Bytes that all hosts sent until this global step, in proportion to those of the whole job."""
-        return self.sent * step / max(reached for _, _, reached in self.steps)
+        """Return the bytes that all hosts sent until this global step, as a share of the whole job's."""
+        return self.sent * step / max(last for _, _, last in self.steps)
 
 
 def parse(lines: Sequence[tuple[float, str]]) -> Trained:
-    """A training from the lines of its log, each with its Unix time; MeasureError where it trained nothing."""
-    steps = sorted((at, found[1], int(found[2])) for at, line in lines if (found := _TRAIN.search(line)))
-    finals = [float(found[2]) for _, line in lines if (found := _FINAL.search(line))]
+    """Return a training from the lines of its log with their Unix times.
+
+    Raises:
+        MeasureError: it trained nothing.
+    """
+    steps = sorted((at, match[1], int(match[2])) for at, line in lines if (match := _TRAIN.search(line)))
+    finals = [float(match[2]) for _, line in lines if (match := _FINAL.search(line))]
     if not steps or not finals:
         raise MeasureError(f"the log tells of no training: {' | '.join(line for _, line in lines[-3:])}")
     return Trained(steps, finals[-1])
 
 
 def seconds_a_step(lines: Sequence[tuple[float, str]], after: int) -> float:
-    """Seconds of one replica's step, by the times at which its Train lines came, from the first one after a step to the last.
+    """Return the seconds of one replica's step, by the times of its Train lines after a given step.
 
-    MeasureError where there are no two.
+    Raises:
+        MeasureError: there are no two lines.
     """
-    steps = [(at, int(found[2])) for at, line in lines if (found := _TRAIN.search(line)) and int(found[2]) > after]
+    steps = [(at, int(match[2])) for at, line in lines if (match := _TRAIN.search(line)) and int(match[2]) > after]
     if len(steps) < 2 or steps[-1][1] == steps[0][1]:
         raise MeasureError(f"there are no two Train lines after step {after}: {' | '.join(line for _, line in lines[-3:])}")
     (began, low), (ended, high) = steps[0], steps[-1]
@@ -106,13 +111,13 @@ def seconds_a_step(lines: Sequence[tuple[float, str]], after: int) -> float:
 
 
 def alone(arguments: str, job_dir: Path) -> Trained:
-    """The shipped trainer as one process, on all processors of this machine."""
+    """Run the shipped trainer as one process on all processors of this machine."""
     say(f"one process: {arguments}")
     return parse(process(["trainer.task", *arguments.split()], job_dir))
 
 
 def process(module: Sequence[str], job_dir: Path) -> list[tuple[float, str]]:
-    """What a module that trains on MNIST prints, run with its arguments on all processors of this machine."""
+    """Return the output of a module that trains on MNIST, run on all processors of this machine."""
     env = {
         "PATH": str(BIN),
         "HOME": str(job_dir),
@@ -134,10 +139,10 @@ def together(
     watched: Sequence[str] = (),
     every: float = 0.0,
 ) -> Trained:
-    """A job on the cluster, by `fab train`, which must succeed.
+    """Run a job on the cluster by `fab train`, which must succeed.
 
-    `beside` runs from its first Train line on, until the event that it is given is set at the job's end. On the hosts `watched`
-    the trainers' memory is looked at every so many seconds, which takes some of their processor.
+    `beside` runs from its first Train line on, until the event that it is given is set at the job's end. On the hosts
+    `watched` the trainers' memory is looked at every so many seconds, which takes some of their processor.
     """
     inventory = stack.require(tier)
     job = job_id(label)
@@ -149,9 +154,9 @@ def together(
     except BaseException:
         stack.run("fab", "cancel", job)
         raise
-    sent = sum(_sent(stack, name) for name in inventory.names) - before
-    found = parse(_log(stack, job))
-    return Trained(found.steps, found.accuracy, sent, memory.peaks, job)
+    sent_bytes = sum(_sent(stack, name) for name in inventory.names) - before
+    result = parse(_log(stack, job))
+    return Trained(result.steps, result.accuracy, sent_bytes, memory.peaks, job)
 
 
 def _follow(stack: BenchStack, command: Sequence[str], beside: Callable[[threading.Event], None] | None) -> None:
@@ -172,33 +177,40 @@ def _follow(stack: BenchStack, command: Sequence[str], beside: Callable[[threadi
 
 
 def seconds_to(accuracy: float, trained: Trained, folder: Path) -> float:
-    """Seconds from the first Train line to this test accuracy, between the checkpoints below a folder in proportion."""
+    """Return seconds from the first Train line to this test accuracy, interpolated between checkpoints."""
     return trained.time_of(step_to(accuracy, folder))
 
 
 def step_to(accuracy: float, folder: Path) -> int:
-    """The global step where the checkpoints below a folder come to this test accuracy, as step_with.
+    """Return the global step at which the checkpoints below a folder reach this test accuracy.
 
-    A process of its own evaluates them; MeasureError where none has it.
+    A process of its own evaluates them.
+
+    Raises:
+        MeasureError: none has it.
     """
     command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
     curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
-    say(f"test accuracy at steps: {', '.join(f'{step} {found:.4f}' for step, found in curve)}")
+    say(f"test accuracy at steps: {', '.join(f'{step} {value:.4f}' for step, value in curve)}")
     return step_with(accuracy, curve)
 
 
 def step_with(accuracy: float, curve: Sequence[tuple[int, float]]) -> int:
-    """The global step where a curve of (step, accuracy) first comes to this accuracy, in proportion; MeasureError if never."""
+    """Return the interpolated global step at which a curve of (step, accuracy) reaches this accuracy.
+
+    Raises:
+        MeasureError: it never does.
+    """
     before, low = 0, 0.0
-    for step, found in curve:
-        if found >= accuracy:
-            return round(before + (accuracy - low) / (found - low) * (step - before))
-        before, low = step, found
+    for step, value in curve:
+        if value >= accuracy:
+            return round(before + (accuracy - low) / (value - low) * (step - before))
+        before, low = step, value
     raise MeasureError(f"no checkpoint has a test accuracy of {accuracy}: the best is {max((a for _, a in curve), default=0)}")
 
 
 def fetched(stack: BenchStack, job: str) -> tempfile.TemporaryDirectory[str]:
-    """A job's output, here."""
+    """Return a local copy of a job's output."""
     folder = tempfile.TemporaryDirectory()
     stack.fab("get", job, folder.name)
     return folder
@@ -236,6 +248,6 @@ class _Memory:
     def _watch(self) -> None:
         while not self._over.wait(self._every):
             for host in self._hosts:
-                found = run(self._stack.ssh(host, _PEAKS), self._stack.env, ROOT).out
-                peak = max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", found)), default=0.0)
+                output = run(self._stack.ssh(host, _PEAKS), self._stack.env, ROOT).out
+                peak = max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", output)), default=0.0)
                 self.peaks[host] = max(peak, self.peaks.get(host, 0.0))

@@ -1,7 +1,7 @@
-"""Studies of 24 trials, five of them at once, and what the best of each comes to: prints the mean error rates as JSON.
+"""Print the mean error rates of studies of 24 trials, five at once, as JSON.
 
-A trial trains an mlp of one hidden layer on 8,000 images of MNIST for 250 steps, by gradient descent with momentum, and tells
-its error rate on the 10,000 test images.
+A trial trains an mlp of one hidden layer on 8,000 images of MNIST for 250 steps, by gradient descent with momentum, and
+reports its error rate on the 10,000 test images.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def read(pattern: str, most: int) -> tuple[Array, Array]:
-    """Images [N, 784] of 0 to 1, and labels [N]."""
-    found = [*islice(images(MNIST, pattern), most)]
-    pixels = np.frombuffer(b"".join(image for image, _ in found), np.uint8).reshape(-1, 784)
-    return (pixels / 255).astype(np.float32), np.array([label for _, label in found])
+    """Return images [N, 784] of 0 to 1, and labels [N]."""
+    examples = [*islice(images(MNIST, pattern), most)]
+    pixels = np.frombuffer(b"".join(image for image, _ in examples), np.uint8).reshape(-1, 784)
+    return (pixels / 255).astype(np.float32), np.array([label for _, label in examples])
 
 
 def trained(told: dict[str, str], train: tuple[Array, Array], test: tuple[Array, Array]) -> float:
-    """The error rate after a training with these hyperparameters; 1 for one that comes to no number."""
+    """Return the error rate after a training with these hyperparameters; 1 if it diverges."""
     rate, momentum = float(told["learning-rate"]), float(told["momentum"])
     units, batch = int(told["hidden-units"]), int(told["batch-size"])
     chance = np.random.default_rng(1)
@@ -73,10 +73,10 @@ def main() -> None:
     def played(told: Study) -> float:
         trials: list[Trial] = []
         while len(trials) < TRIALS:
-            begun = list[Trial]()
+            started = list[Trial]()
             for number in range(len(trials) + 1, min(len(trials) + AT_ONCE, TRIALS) + 1):
-                begun.append(Trial(number, propose(told, [*trials, *begun], number), ""))
-            for trial in begun:
+                started.append(Trial(number, propose(told, [*trials, *started], number), ""))
+            for trial in started:
                 final = Measurement(STEPS, trained(trial.hyperparameters, train, test))
                 trials.append(replace(trial, state=TrialState.SUCCEEDED, finalMetric=final))
         first = best(told, trials)
@@ -84,11 +84,11 @@ def main() -> None:
         assert first.finalMetric is not None
         return first.finalMetric.objectiveValue
 
-    found = {
+    rates = {
         name: [played(replace(STUDY, algorithm=algorithm, seed=seed)) for seed in range(SEEDS)]
         for name, algorithm in (("ours", Algorithm.ALGORITHM_UNSPECIFIED), ("random", Algorithm.RANDOM_SEARCH))
     }
-    print(json.dumps({**{name: fmean(each) for name, each in found.items()}, "each": found}))
+    print(json.dumps({**{name: fmean(each) for name, each in rates.items()}, "each": rates}))
 
 
 if __name__ == "__main__":
