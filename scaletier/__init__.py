@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from scaletier.cluster import Cluster, ClusterError, cluster
 from scaletier.estimator import EvalSpec, TrainSpec, train_and_evaluate
+from scaletier.fit import fit
 from scaletier.flags import parser
 from scaletier.job import Inspector, Job, JobError
 from scaletier.run import export, main, run
@@ -26,6 +27,7 @@ __all__ = [
     "TrainSpec",
     "cluster",
     "export",
+    "fit",
     "main",
     "parser",
     "run",

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class Asynchronous:
         self._devices = local_devices()
         tf.random.set_seed(flags.seed)
         self._source = data.Source(job.data, portable=self._workers > 0)
+        if job.callbacks:
+            self._flags = flags = job.callbacks.plan(flags, self._source.length)
         evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
         self._network = Network(
             job,
@@ -88,14 +90,16 @@ class Asynchronous:
         self._centre = self._make_centre(step) if self._workers else None
         of_workers = [devices_of("worker", index) for index in range(self._workers)]
         with tf.device(self._devices[0]):
+            metrics = job.callbacks.carry() if job.callbacks and self._network.replicas == 1 else ()
             self._rounds = {
-                devices: make_round(self._network, self._centre, self._iterator, devices)
+                devices: make_round(self._network, self._centre, self._iterator, devices, metrics)
                 for devices in {self._devices, *of_workers}
             }
         self._zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self._network.own], autograph=False)
         if self._workers:
             self._zeros = self._zeros.get_concrete_function()  # here, and not in their threads
-        self._progress = Progress(step, flags.max_steps, self._workers)
+        looks = flags.eval_steps if evaluated or job.callbacks else None
+        self._progress = Progress(step, flags.max_steps, self._workers, looks)
         self._shown = (time.monotonic(), 0)
         self._others: Workers | None = None
 
@@ -146,6 +150,8 @@ class Asynchronous:
                         say(period_line)
                     loss = round_result.loss
                     self._after(round_result)
+                    if self._keeper.stopped:
+                        break
             except (data.DataError, tf.errors.OpError) as error:
                 if is_lost_host(error):
                     self._rescue()
@@ -155,6 +161,8 @@ class Asynchronous:
             self._progress.stopped.set()
             self._raise_failure()
             self._keeper.finish(loss)
+        if self._others and self._job.callbacks:
+            self._others.stop()
 
     def refresh(self) -> int:
         """Copy the parameters here; return their global step.
@@ -180,7 +188,13 @@ class Asynchronous:
             self._keeper.rescue()
 
     def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
+        known: Any = None
+
         def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
+            nonlocal known
+            if self._job.callbacks and known is not self._job.callbacks.rates:
+                known = self._job.callbacks.rates
+                state = State(state.shared, self._with_rates(state.own, known))
             next_state, round_result = take_round(self._network, self._rounds[devices], iterator, state, steps, position, live)
             if name == _MASTER:
                 self._state = next_state
@@ -194,6 +208,12 @@ class Asynchronous:
         if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
             period.most = min(period.most, self._flags.eval_steps)
         return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
+
+    def _with_rates(self, own: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
+        """A replica's own variables with these learning rates, on each of its devices."""
+        count = len(self._network.own)
+        with here():
+            return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(own))
 
     def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
         start = time.monotonic()
@@ -256,7 +276,7 @@ class Asynchronous:
     def _after(self, taken: Round) -> None:
         """Do the chief's other work if it is due."""
         self._raise_failure()
-        self._keeper.after(taken, self._scalars if self._workers else dict, self._progress.claims.hold)
+        self._keeper.after(taken, self._scalars if self._workers else dict, self._progress.claims.release)
 
     def _scalars(self) -> dict[str, float]:
         """Return rates, staleness and megabytes a second since the last call."""

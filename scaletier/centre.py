@@ -156,7 +156,9 @@ def _by(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
 Run = Callable[..., Any]
 
 
-def make_round(network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str]) -> Run:
+def make_round(
+    network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str], metrics: Sequence[Any] = ()
+) -> Run:
     """Return one round as a graph, for hosts with these devices.
 
     It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the figures of
@@ -165,7 +167,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
 
     If there is a centre, a round begins with freshly pulled parameters, and nothing shared is in the state before: a delayed
     replica, such as the master during an evaluation, would otherwise train from stale parameters at the current learning rate.
-    The state after it has what was read.
+    The state after it has what was read. `metrics` are as in `walk`.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
@@ -179,9 +181,8 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        end, loss_sum, metrics = walk(
-            network, iterator, State(tuple(start), tuple(own)), steps, position, devices, live * len(devices)
-        )
+        begun, training = State(tuple(start), tuple(own)), live * len(devices)
+        end, loss_sum, results = walk(network, iterator, begun, steps, position, devices, training, metrics)
         with tf.control_dependencies([*end.shared, loss_sum]):
             computed = tf.timestamp()
         values, global_step = list(end.shared), position + steps
@@ -189,7 +190,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
             with tf.control_dependencies([computed]):
                 values, global_step = start, centre.add(start, end.shared, share, steps)
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-        figures_tensor = figures(steps, global_step, loss, global_step - position - steps, computed - began, metrics)
+        figures_tensor = figures(steps, global_step, loss, global_step - position - steps, computed - began, results)
         return tuple(values), end.own, figures_tensor
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 # A round that takes so many times as long as the replica's last one, and at least these seconds, may never end.
 _PATIENCE_TIMES = 4.0
@@ -18,41 +17,38 @@ class Claims:
 
     The chief starts every round, so that this costs no message. What a failed round claimed is free again. So is what a round
     claimed that does not end, as when its host is gone without a word; but only once nothing else is left to take: such a
-    round may still end, and then the job goes past its last step by it.
+    round may still end, and then the job goes past its last step by it. At a multiple of `every` steps all wait until
+    the chief has evaluated the model.
     """
 
-    def __init__(self, step: int, max_steps: int, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, step: int, max_steps: int, replicas: int, clock: Callable[[], float] = time.monotonic, every: int | None = None
+    ) -> None:
         self.global_step = step
-        self._max_steps, self._replicas, self._clock = max_steps, replicas, clock
+        self._max_steps, self._replicas, self._clock, self._every = max_steps, replicas, clock, every or max_steps
         self._claimed: dict[str, tuple[int, float]] = {}
         self._step_seconds: dict[str, float] = {}
-        self._held = False
         self._changed = threading.Condition()
+        self.release()
 
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Pause: no replica gets steps meanwhile; a running round ends, and its replica then waits."""
+    def release(self) -> None:
+        """Let all replicas continue to the next multiple of `every` steps."""
         with self._changed:
-            self._held = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held = False
-                self._changed.notify_all()
+            self._until = min(self._max_steps, (self.global_step // self._every + 1) * self._every)
+            self._changed.notify_all()
 
-    def claim(self, name: str, steps: int, stopped: threading.Event) -> int:
+    def claim(self, name: str, steps: int, stopped: threading.Event, leads: bool = False) -> int:
         """Reserve this many steps for a replica, or fewer; 0 if the job is at its last step or stopped.
 
         Towards the end they are a replica's part of the remaining steps, so that all end at about the same time. If others
-        have reserved all of them, this waits: one of them may fail.
+        have reserved all of them, this waits: one of them may fail. The chief, which `leads`, then
+        takes single steps up to an evaluation.
         """
         with self._changed:
             while self.global_step < self._max_steps and not stopped.is_set():
-                if self._held:
-                    self._changed.wait(_LOOK_SECONDS)
-                    continue
-                free = self._max_steps - self.global_step - sum(claimed for claimed, _ in self._claimed.values())
+                free = self._until - self.global_step - sum(claimed for claimed, _ in self._claimed.values())
+                if leads and self._until < self._max_steps:
+                    free = max(free, 1)
                 if free > 0:
                     mine = min(steps, max(free // self._replicas, 1))
                     self._claimed[name] = mine, self._clock()

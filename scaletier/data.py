@@ -44,7 +44,8 @@ class Source:
     """A job's data, for as often as it is asked for; JobError for what is no data.
 
     With `portable` it can still be asked for once this process has joined a cluster, when TensorFlow knows nothing of what it
-    had before: what is not made by a function is then kept as the graph that makes it.
+    had before: what is not made by a function is then kept as the graph that makes it. `length` is the number of batches, or
+    None where that is not known.
     """
 
     def __init__(self, data: Any, name: str = "data", portable: bool = False) -> None:
@@ -59,6 +60,7 @@ class Source:
         # What tells it from other data, without a look at any of it.
         self.description = f"{size} batches of {self.element_spec}"
         self._size: int | None = None
+        self.length = size if size > 0 else None
         if any(
             getattr(one, "shape", None) is not None and one.shape.rank is None for one in tf.nest.flatten(first.element_spec)
         ):

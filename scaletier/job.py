@@ -49,10 +49,10 @@ class Job:
 
     model: a Keras 3 model, or a function without arguments that makes one. A model that is compiled brings its loss, metrics
         and optimizer. Its `float32` variables are what replicas share, those that are not trained (moving statistics) included.
-    data: a `tf.data.Dataset` of batches `(inputs, targets)` or `(inputs, targets, sample_weight)`, of which each replica takes
-        every n-th batch; or a function of a `tf.distribute.InputContext` that makes one for a replica, `input_pipeline_id` of
-        `num_input_pipelines`. One that ends begins again. Its graph goes to the hosts: Python functions in it (`py_function`,
-        `from_generator`) run where the chief trains alone, or synchronously.
+    data: a `tf.data.Dataset` of batches `(inputs, targets)` or `(inputs, targets, sample_weight)`, or of inputs alone if the
+        loss needs no targets, of which each replica takes every n-th batch; or a function of a `tf.distribute.InputContext`
+        that makes one for a replica, `input_pipeline_id` of `num_input_pipelines`. One that ends begins again. Its graph goes
+        to the hosts: Python functions in it (`py_function`, `from_generator`) run if the chief trains alone, or by `sync`.
     loss: as `keras.Model.compile` takes it: a name, a `keras.losses.Loss`, a function of targets and outputs, or a mapping of a
         model's outputs to these. What layers add by `add_loss` and regularizers comes to it.
     metrics: names, `keras.metrics.Metric`s or functions of targets and outputs; a mapping of outputs to lists of them; or a
@@ -67,6 +67,7 @@ class Job:
         `OutOfRangeError` where a replica finds none, `InvalidArgumentError` and others where a batch is not as it should be) to
         the line that says what to do, or to None.
     weighted_metrics: as `metrics`, of which samples count by their weights.
+    callbacks: what `scaletier.fit` has the chief call.
 
     Strategy `sync` must begin before TensorFlow computes anything, as it has for a model, a dataset, an optimizer or a metric
     that is an object here: it is to be what a function makes.
@@ -84,3 +85,4 @@ class Job:
     inspector: Callable[[], Inspector] | None = None
     explain: Callable[[Exception], str | None] | None = None
     weighted_metrics: Metrics = ()
+    callbacks: Any = None

@@ -17,7 +17,7 @@ from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
 from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow, one_line, say
-from scaletier.savedmodel import export, served
+from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
 from scaletier.walk import DivergedError, Round
 
@@ -89,6 +89,10 @@ class Keeper:
         self.summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
         self._saved = (time.monotonic(), step)
+        self._callbacks = job.callbacks
+        if self._callbacks:
+            network.attach(trained.shared, trained.own)
+            self._callbacks.begin(network, trained.own, flags, step)
         if step >= flags.max_steps:
             say(f"Nothing is left to train: step {step} is not below --max-steps {flags.max_steps}")
         self._preempted = threading.Event()
@@ -98,18 +102,20 @@ class Keeper:
         self,
         taken: Round,
         more: Callable[[], Mapping[str, float]] = dict,
-        hold: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """Do what is due after a round of steps.
 
-        `more` gives further scalars, whenever some are written, and `hold` pauses replicas that do not wait by themselves, so
-        that an evaluation by steps misses none.
+        `more` gives further scalars, whenever some are written, and `release` resumes the replicas that wait for
+        an evaluation by steps.
 
         Raises:
             PreemptedError: this process is to end; a checkpoint is saved.
             DivergedError: the model is no numbers.
         """
         self._end_if_told()
+        if self._callbacks:
+            self._callbacks.add(taken)
         now = time.monotonic()
         since, step = self._summarized
         if now - since >= self._flags.log_interval:
@@ -117,12 +123,12 @@ class Keeper:
             scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **more()}
             self.summaries.scalars(taken.global_step, scalars)
             self._summarized = (now, taken.global_step)
-        if self._evaluate and taken.global_step < self._flags.max_steps:
+        if (self._evaluate or self._callbacks) and taken.global_step < self._flags.max_steps:
             if self._flags.eval_steps is None:
                 self._evaluate_by_time(now)
-            elif taken.global_step - self._evaluated_step >= self._flags.eval_steps:
-                with hold():
-                    self._evaluated_step = self._evaluate_now()
+            elif taken.global_step // self._flags.eval_steps > self._evaluated_step // self._flags.eval_steps:
+                self._evaluated_step = self._evaluate_now()
+                release()
             self._end_if_told()
         saved_at, saved_step = self._saved
         if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
@@ -141,18 +147,37 @@ class Keeper:
 
     def _evaluate_now(self) -> int:
         step = self._trained.refresh()
-        if measured := self._measure(step, self._preempted.is_set):
-            say(eval_line(step, measured.loss, measured.metrics))
+
+        def evaluate() -> Measured | None:
+            if measured := self._measure(step, self._preempted.is_set):
+                say(eval_line(step, measured.loss, measured.metrics))
+            return measured
+
+        if self._callbacks:
+            self._callbacks.end_epoch(step, evaluate if self._evaluate else None)
+        else:
+            evaluate()
         return step
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has ended training."""
+        return self._callbacks is not None and self._callbacks.stopped
 
     def finish(self, loss: float | None) -> None:
         """Save, export and evaluate the final model; `loss` is the last of training, if there was any."""
         step = self.save()
+        if self._callbacks and self._callbacks.pending:
+            self._evaluate_now()
         if self._network.averages:
             self._average()
+        if self._callbacks:
+            self._callbacks.end()
         try:
             exported = export(self._served, self._flags.job_dir)
             say(f"Exporting prediction graph to {exported}")
+            if self._callbacks:
+                save_model(self._network.model, self._flags.job_dir)
         finally:  # what it came to is told all the same
             if measured := self._measure(step, last=True):
                 say(final_line(step, measured.loss, measured.metrics))

@@ -144,7 +144,8 @@ class Network:
             raise JobError(f"the model {self.model.name} has no variable to train")
         compiled = private.compiled(self.model)
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
-        self._optimizer = private.stateless(self.model.optimizer, place)
+        # A copy, so that the model is saved with the optimizer that its user knows.
+        self._optimizer = private.stateless(private.copied(self.model.optimizer), place)
         self._optimizer.build(self.model.trainable_variables)
         self._parts = private.parts(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
@@ -316,6 +317,23 @@ class Network:
                 if layer.variables and hasattr(layer, "finalize_state"):
                     layer.finalize_state()
 
+    def attach(self, shared: Sequence[Any], own: Sequence[Any]) -> None:
+        """Have the Keras model and its optimizer hold these tf.Variables, in the order of `shared` and `own`."""
+        count, optimizer = len(own) - len(self.slots), self.model.optimizer
+        self._begun |= {id(spec.variable): self.initial(spec) for spec in self.own[:count]}
+        variables = [spec.variable for spec in (*self.shared, *self.own[:count])]
+        for variable, value in zip(variables, (*shared, *own[:count]), strict=True):
+            private.attach(variable, value)
+        for variable, value in zip(self._metric_variables, self._initial_metrics, strict=True):
+            private.attach(variable, tf.Variable(value))
+        optimizer.build(self.model.trainable_variables)
+        # A rate that follows the replicas is no variable here.
+        pairs = zip(private.parts(optimizer), self._parts, strict=True)
+        rates = {id(private.rate_of(one)) for one, part in pairs if isinstance(private.rate_of(part), Scheduled)}
+        variables = [variable for variable in optimizer.variables if id(variable) not in rates]
+        for variable, value in zip(variables, own[count:], strict=True):
+            private.attach(variable, value)
+
     def weight_of(self, spec: Spec) -> Spec | None:
         """Return the trained weight of an optimizer's variable; None for one of all, such as its count."""
         references = (part.references.get(id(spec.variable)) for part in self._parts)
@@ -353,8 +371,8 @@ class Network:
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
         """Train on a batch at a global step, int64, as one of N replicas, all by default.
 
-        Returns: the variables after it, `shared`, `own` and the metrics'; the mean loss; and the metrics in the order of
-            `metric_names`, float32 [M].
+        Returns: the variables after it, `shared`, `own` and the metrics'; the batch's loss; and since the metrics began the
+            mean loss of samples and the metrics in the order of `metric_names`, float32 [1 + M].
         """
         scope = self._enter(shared, own, metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -363,6 +381,7 @@ class Network:
                 outputs = self._call(batch.inputs, True)
                 loss = self._compute_loss(batch, outputs, True)
                 scaled = self._optimizer.scale_loss(loss)
+                mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # As they are now: a layer may assign its weights, such as one that normalizes them.
         trained, slots = scope.values(self.trained), own[len(own) - len(self.slots) :]
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
@@ -381,7 +400,7 @@ class Network:
                 "which the steps before did not. Valid: a model whose steps change the same variables"
             )
         after = scope.values(self.shared), scope.values(self.own), self._metrics_after(scope)
-        return *after, _mean(loss), _stack(results.values())
+        return *after, _mean(loss), _stack([mean_loss, *results.values()])
 
     def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
         """Compute the loss of outputs without layers' losses, the metrics' variables after them, and metrics."""

@@ -52,6 +52,8 @@ class ModelParallel:
         tf.random.set_seed(flags.seed)
         self._flags, self._devices = flags, dict[int, str]()
         source = data.Source(job.data, portable=True)
+        if job.callbacks:
+            self._flags = flags = job.callbacks.plan(flags, source.length)
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
         self._size = source.largest()
         source.keep_size(self._size)
@@ -123,6 +125,8 @@ class ModelParallel:
                 last, last_step = now, round_result.global_step
             step = round_result.global_step
             self._keeper.after(round_result)
+            if self._keeper.stopped:
+                break
         self._keeper.finish(loss)
 
     def _one(self) -> Round:
@@ -209,7 +213,7 @@ class ModelParallel:
                 with tf.device(variable.device):
                     variable.assign(after[spec.name], read_value=False)
             step = self.step.assign_add(1)
-        return figures(1, step, passed.loss, 0, 0.0, passed.results)
+        return figures(1, step, passed.loss, 0, 0.0, tf.concat([[passed.loss], passed.results], 0))
 
     def _all_finite(self) -> Any:
         flags = []

@@ -6,18 +6,24 @@ alone.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import copy
 import functools
 import importlib
 import importlib.util
 import os
 import sys
+import threading
+import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scaletier.runtime import import_tensorflow, quiet_stderr
 
+# A coordinator's thread that works on a round ends with it.
+_STOP_SECONDS = 5.0
 # The minor versions that the names below were looked up in.
 VERSIONS = ("2.19", "2.20", "2.21")
 # Texts of errors: from a call of another process, sent by that process, and from a process that has started again.
@@ -104,6 +110,19 @@ class Workers:
         """
         self._cluster.schedule(work, (), {})
 
+    def stop(self) -> None:
+        """End the coordinator's threads, before the program goes on: what they call could abort the interpreter as it ends.
+
+        If one waits for a silent host, the process ends past the interpreter, with 1 after an uncaught error, else 0.
+        """
+        self._cluster.stop()
+        threads = [one for one in threading.enumerate() if one.name.startswith(("WorkerClosure", "WorkerPreemption"))]
+        end = time.monotonic() + _STOP_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            atexit.register(lambda: os._exit(int(hasattr(sys, "last_value"))))
+
     @property
     def failure(self) -> Exception | None:
         """The error that no worker could recover from.
@@ -188,6 +207,18 @@ def _by_largest_input(operation: Any) -> str:
     return str(max(operation.inputs, key=lambda tensor: tensor.shape.num_elements() or 0).device)
 
 
+def copied(optimizer: Any) -> Any:
+    """A copy of an optimizer, with a user's own functions, which Keras's copy by configuration cannot have."""
+    every = [optimizer]
+    for one in every:
+        every += [one.inner_optimizer] if hasattr(one, "inner_optimizer") else getattr(one, "optimizers", [])
+    strategy = import_tensorflow().distribute.get_strategy()  # which no copy may be made of
+    copies = {id(strategy): strategy, **{id(one): object.__new__(type(one)) for one in every}}
+    for one in every:
+        vars(copies[id(one)]).update(copy.deepcopy(vars(one), copies))
+    return copies[id(optimizer)]
+
+
 def parts(optimizer: Any) -> list[Any]:
     """Return the optimizers that update variables: those within this one, or else itself."""
     if inner := getattr(optimizer, "inner_optimizer", None):
@@ -259,6 +290,24 @@ def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
     finally:
         for loss, function in functions:
             loss.fn = function
+
+
+def track_loss(model: Any, loss: Any, inputs: Any) -> Any:
+    """Add a batch's loss to the mean over samples that `fit` of Keras logs; the mean."""
+    tf, tracker = import_tensorflow(), model._loss_tracker
+    tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+    return tracker.result()
+
+
+def attach(variable: Any, value: Any) -> None:
+    """Have a variable of Keras hold this tf.Variable."""
+    variable._value = value
+
+
+def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+    """The batches with a weight for each sample by its class, as `fit` of Keras makes them."""
+    adapter = importlib.import_module("keras.src.trainers.data_adapters.tf_dataset_adapter")
+    return dataset.map(adapter.make_class_weight_map_fn(class_weight))
 
 
 def metric_variables(model: Any) -> list[Any]:

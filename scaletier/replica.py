@@ -31,8 +31,8 @@ class Pace:
 class Progress:
     """The shared state of the replicas, each a thread of the chief's process: master and workers."""
 
-    def __init__(self, step: int, max_steps: int, workers: int) -> None:
-        self.claims = Claims(step, max_steps, 1 + workers)
+    def __init__(self, step: int, max_steps: int, workers: int, every: int | None = None) -> None:
+        self.claims = Claims(step, max_steps, 1 + workers, every=every)
         self.rounds = 0
         self.paces: dict[str, Pace] = {}
         self.failure: Exception | None = None
@@ -112,7 +112,7 @@ class Rounds:
         Raises DivergedError if the loss is no number.
         """
         replica, round_result = self._replica, None
-        steps = self._progress.claims.claim(replica.name, steps * replica.devices, self._progress.stopped)
+        steps = self._progress.claims.claim(replica.name, steps * replica.devices, self._progress.stopped, replica.leads)
         if not steps:
             return None
         began = time.monotonic()

@@ -31,13 +31,22 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
     `arguments` are a namespace of `scaletier.parser()`, words to parse, or sys.argv's by default. The threads of a cluster's
     coordinator can abort the interpreter while it shuts down, which would read as a kill: so nothing runs after this.
     """
+    leave(code_of(job, _flags(arguments)))
+
+
+def code_of(job: Job, flags: Flags) -> int:
+    """The exit code of this process's part of a job, whatever ends it."""
     try:
-        code = main(job, arguments)
+        return train(job, flags)
     except KeyboardInterrupt:
-        code = _INTERRUPT_EXIT_CODE
+        return _INTERRUPT_EXIT_CODE
     except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
         traceback.print_exc()
-        code = 1
+        return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once by an exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code == RETRY_EXIT_CODE:
@@ -49,14 +58,18 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
     """Run the job like `run`, but return the exit code. An error of the program itself is raised."""
-    flags = _flags(arguments)
+    return train(job, _flags(arguments))
+
+
+def train(job: Job, flags: Flags) -> int:
+    """Take this process's part in a job; the exit code. An error of the program itself is raised."""
     try:
         cluster = parse(os.environ.get("TF_CONFIG"))
     except ClusterError as error:
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     problem = unfit(cluster, flags.strategy)
     if problem:
-        return _fail(problem, 2)
+        return fail(problem, 2)
     if cluster.task_type == "ps" and flags.strategy != "async":
         from scaletier.server import idle
 
@@ -67,7 +80,7 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
         try:
             serve(cluster, flags.allow_cpu)
         except JobError as error:
-            return _fail(str(error), 2)
+            return fail(str(error), 2)
     return _train(job, flags, cluster)
 
 
@@ -84,18 +97,20 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     from scaletier.walk import DivergedError
 
     try:
+        if job.callbacks and cluster.task_type == "chief":
+            job.callbacks.check()
         _runner(job, flags, cluster)()
     except (JobError, DataError, CheckpointError) as error:
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     except DivergedError as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     except PreemptedError as error:
-        return _fail(str(error), RETRY_EXIT_CODE)
+        return fail(str(error), RETRY_EXIT_CODE)
     except errors.OpError as error:
         if is_lost_host(error) and cluster.jobs:
-            return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
+            return fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
         if is_lost_host(error) and not isinstance(error, errors.InternalError):
-            return _fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
+            return fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
         if isinstance(error, errors.DataLossError):
             return _blamed(job, error, "the job's data is damaged")
         if isinstance(error, batch_errors()):
@@ -109,7 +124,7 @@ def _blamed(job: Job, error: Exception, what: str) -> int:
     from scaletier.runtime import one_line
 
     explanation = job.explain(error) if job.explain else None
-    return _fail(explanation or f"{what}: {one_line(error)}", 2)
+    return fail(explanation or f"{what}: {one_line(error)}", 2)
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -130,7 +145,7 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
     try:
         print(export_latest(job, flags.job_dir, flags.seed), flush=True)
     except (JobError, DataError, CheckpointError) as error:
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     except errors.DataLossError as error:
         return _blamed(job, error, "the job's data is damaged")
     return 0
@@ -159,6 +174,7 @@ def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
     return Asynchronous(job, flags, cluster).run
 
 
-def _fail(message: str, code: int) -> int:
+def fail(message: str, code: int) -> int:
+    """Print an error as one line on stderr; the exit code."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     return code

@@ -11,7 +11,7 @@ from scaletier.data import Source
 from scaletier.job import Job, JobError
 from scaletier.network import Batch, Network
 from scaletier.private import is_lost_host, tables
-from scaletier.runtime import import_tensorflow, one_line
+from scaletier.runtime import import_tensorflow, one_line, say
 from scaletier.walk import State
 
 tf = import_tensorflow()
@@ -63,6 +63,24 @@ def export(module: Any, job_dir: str) -> str:
             raise
         raise checkpoint.not_written(folder, error) from error
     return f"{folder}/{timestamp}"
+
+
+def save_model(model: Any, job_dir: str) -> None:
+    """Write a Keras model with its optimizer to `<job_dir>/export/model.keras`; a line says if Keras cannot.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    folder = f"{job_dir}/export"
+    try:
+        model.save(f"{folder}/temp.keras")
+        tf.io.gfile.rename(f"{folder}/temp.keras", f"{folder}/model.keras", overwrite=True)
+    except (OSError, tf.errors.OpError) as error:
+        if is_lost_host(error):
+            raise
+        raise checkpoint.not_written(folder, error) from error
+    except (ValueError, TypeError, NotImplementedError) as error:
+        say(f"There is no {folder}/model.keras: {one_line(error)}")
 
 
 def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:

@@ -61,6 +61,9 @@ class Synchronous:
         self._steps = flags.sync_period or _STEPS
         tf.random.set_seed(flags.seed)
         self._source = data.Source(job.data)
+        self._callbacks = job.callbacks
+        if job.callbacks:
+            self._flags = flags = job.callbacks.plan(flags, self._source.length)
         evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
         self._network = Network(
             job,
@@ -85,6 +88,7 @@ class Synchronous:
         self._keeper = Keeper(job, flags, *chief_arguments) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
+        self._end_epoch = tf.function(self._take_rates, autograph=False)
         self._meet = tf.function(lambda: self._all_reduce(tf.ones([_SUM_ELEMENTS * self._count])), autograph=False)
 
     def run(self) -> None:
@@ -113,12 +117,15 @@ class Synchronous:
         devices = numbers(self._index, self._count, len(self._devices))
         for variable, value in zip(self._owns, begin_own(self._network, self.own, devices, step), strict=True):
             variable.assign(value)
+        if self._callbacks:
+            self._end_epoch(tf.constant(0.0))
         start = last = time.monotonic()
         first = True
         loss: float | None = None
         while step < self._flags.max_steps:
-            steps = min(self._steps * len(self._devices), math.ceil((self._flags.max_steps - step) / self._count))
-            round_result, own_loss = self._one(steps)
+            every, before = self._flags.eval_steps or self._flags.max_steps, step
+            left = min(self._flags.max_steps - step, every - step % every)
+            round_result, own_loss = self._one(min(self._steps * len(self._devices), math.ceil(left / self._count)))
             step, now, loss = round_result.global_step, time.monotonic(), round_result.loss
             if first or now - last >= self._flags.log_interval:
                 rate = (step - last_step) / max(now - last, 1e-6)
@@ -126,6 +133,10 @@ class Synchronous:
                 last, last_step, first = now, step, False
             if self._keeper:
                 self._keeper.after(round_result)
+            if self._callbacks and step // every > before // every:
+                stopped = self._keeper is not None and self._keeper.stopped
+                if float(self._end_epoch(tf.constant(float(stopped)))):
+                    break
         if self._keeper:
             self._keeper.finish(loss)
         self._leave()
@@ -195,8 +206,19 @@ class Synchronous:
         for variable in variables:
             value = variable.read_value()
             value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
-            value = self._all_reduce(value if self._chief else tf.zeros_like(value))
-            variable.assign(tf.cast(value, variable.dtype))
+            variable.assign(tf.cast(self._from_chief(value), variable.dtype))
+
+    def _take_rates(self, stopped: Any) -> Any:
+        """Give every replica the learning rates that the chief's callbacks have set, and the chief's `stopped`, a number."""
+        for at, spec in enumerate(self._network.own):
+            if spec in self._network.reset_on_start:
+                rate = self._from_chief(self.own[at].read_value())
+                for variable in self._owns[at :: len(self.own)]:
+                    variable.assign(rate, read_value=False)
+        return self._from_chief(stopped)
+
+    def _from_chief(self, value: Any) -> Any:
+        return self._all_reduce(value if self._chief else tf.zeros_like(value))
 
     def _all_reduce(self, value: Any) -> Any:
         """Return the sum of all replicas' values."""

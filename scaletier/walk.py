@@ -64,7 +64,7 @@ class Round(NamedTuple):
     """The result of a round: steps, the global step after it, mean loss, and metrics by name.
 
     `staleness` are the steps of others between reading the parameters and adding to them; `compute` are the seconds that the
-    steps took by themselves.
+    steps took by themselves; `mean_loss` is that of samples, since the metrics began.
     """
 
     steps: int
@@ -73,67 +73,81 @@ class Round(NamedTuple):
     metrics: Mapping[str, float] = {}
     staleness: int = 0
     compute: float = 0.0
+    mean_loss: float = 0.0
 
     @classmethod
     def of(cls, network: Network, figures: Any) -> Round:
         """Return the round of a tensor of `figures`."""
-        steps, global_step, loss, staleness, compute, *metrics = map(float, np.asarray(figures))
-        return cls(
-            int(steps), int(global_step), loss, dict(zip(network.metric_names, metrics, strict=True)), int(staleness), compute
-        )
+        steps, global_step, loss, staleness, compute, mean_loss, *results = map(float, np.asarray(figures))
+        metrics = dict(zip(network.metric_names, results, strict=True))
+        return cls(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss)
 
 
 def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: Any, metrics: Any) -> Any:
-    """Return all figures of a round, float64 [5 + metrics]: one tensor, so that it is one message."""
+    """Return all figures of a round, float64 [5 + metrics]: one tensor, so that it is one message.
+
+    `metrics` are as those of `Network.step`, the mean loss first.
+    """
     stacked = tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute)])
     return tf.concat([stacked, tf.cast(metrics, tf.float64)], 0)
 
 
 def walk(
-    network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str], live: Any = None
+    network: Network,
+    iterator: Any,
+    state: State,
+    steps: Any,
+    position: Any,
+    devices: Sequence[str],
+    live: Any = None,
+    metrics: Sequence[Any] = (),
 ) -> tuple[State, Any, Any]:
     """Take this many steps, int64, from `state`; return the new state, the sum of losses, the metrics.
 
     They use the iterator's next batches. Several devices share the steps, as evenly as can be, each by itself from `state`,
     and the new one is the mean by steps; metrics are those of the first device, which has a step if any has. The first step of
     each is taken at the global step `position`, int64, and each further one as many after the one before as devices train in
-    the job: `live`, or all.
+    the job: `live`, or all. Metrics begin anew, or continue in tf.Variables, `metrics`, for one device alone.
     """
     if len(devices) == 1:
-        return _walk(network, iterator, state, steps, position, live)
+        return _walk(network, iterator, state, steps, position, live, metrics)
     own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), None
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
             start = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
-            end, loss_sum, metrics = _walk(network, iterator, start, mine, position, live)
+            end, loss_sum, results = _walk(network, iterator, start, mine, position, live)
             part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
             moved.append([(after - before) * part for after, before in zip(end.shared, start.shared, strict=True)])
         owns += end.own
         losses.append(loss_sum)
-        first = metrics if first is None else first
+        first = results if first is None else first
     with tf.device(devices[0]):
         shared = [before + tf.add_n(changes) for before, *changes in zip(state.shared, *moved, strict=True)]
         return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
 
 
-def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any, live: Any) -> tuple[State, Any, Any]:
-    measured = network.initial_metrics()
+def _walk(
+    network: Network, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
+) -> tuple[State, Any, Any]:
+    measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
     counts = [len(network.shared), len(network.own), len(measured)]
 
     def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
         batch = Batch.of(iterator.get_next())
-        shared, own, metrics = _divide(values, counts)
+        shared, own, measured = _divide(values, counts)
         *after, loss, results = network.step(
-            shared, own, metrics, batch, position + taken * (network.replicas if live is None else live), live
+            shared, own, measured, batch, position + taken * (network.replicas if live is None else live), live
         )
         return (taken + 1, loss_sum + loss, results, *(value for part in after for value in part))
 
-    zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([len(network.metric_names)]))
+    zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)]))
     _, loss_sum, results, *values = tf.while_loop(
         lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *measured), parallel_iterations=1
     )
-    shared, own, _ = _divide(values, counts)
+    shared, own, after = _divide(values, counts)
+    for variable, value in zip(metrics, after, strict=False):
+        variable.assign(value, read_value=False)
     return State(tuple(shared), tuple(own)), loss_sum, results
 
 

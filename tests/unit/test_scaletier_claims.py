@@ -96,16 +96,31 @@ def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
     assert claims.claim("master/0", 10, stopped) == 0
 
 
-def test_nobody_is_given_steps_while_the_chief_evaluates() -> None:
-    claims, taken = Claims(0, 10, 2), list[int]()
-    with claims.hold():
-        thread = threading.Thread(target=lambda: taken.append(claims.claim("worker/0", 1, GOING)))
-        thread.start()
-        thread.join(0.3)
-        assert taken == []
-        assert claims.claim("worker/1", 1, STOPPED) == 0
+def test_all_wait_for_an_evaluation_but_the_chief_which_comes_to_it_by_single_steps() -> None:
+    claims, taken = Claims(3, 20, 1, every=10), list[int]()
+    assert claims.claim("worker/0", 64, GOING) == 7
+    thread = threading.Thread(target=lambda: taken.append(claims.claim("worker/1", 64, GOING)))
+    thread.start()
+    assert claims.claim("master/0", 64, GOING, True) == 1
+    claims.settle("worker/0", 10)
+    claims.settle("master/0", 11)
+    assert claims.claim("worker/2", 64, STOPPED) == 0
+    thread.join(0.3)
+    assert taken == []
+    claims.release()
     thread.join(5)
-    assert taken == [1]
+    assert taken == [9]
+    assert claims.claim("worker/0", 64, STOPPED) == 0
+    claims.settle("worker/1", 20)
+    assert claims.claim("master/0", 64, GOING, True) == 0
+
+
+def test_the_chief_takes_no_step_past_the_last() -> None:
+    claims, stopped = Claims(0, 10, 1, every=10), threading.Event()
+    assert claims.claim("worker/0", 10, GOING) == 10
+    thread = threading.Timer(0.1, stopped.set)
+    thread.start()
+    assert claims.claim("master/0", 10, stopped, True) == 0
 
 
 def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> None:

@@ -73,6 +73,7 @@ def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
 
 def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> None:
     made, data = Asynchronous.__new__(Asynchronous), job()
+    made._job = data
     made._network = network = Network(data, data.data.element_spec, 0, 2)
     begun = State.initial(network)
     made._centre = held = Centre(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)

@@ -121,6 +121,7 @@ def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -
 def test_every_replica_begins_with_what_the_chief_has(step: int) -> None:
     """The optimizer's variables too, where the job goes on; at its begin they are the same everywhere."""
     made, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
+    made._callbacks = None
     calls = MagicMock()
     made._copy_chief, made._copy, made._leave = calls.take_over, calls.copy, calls.leave
     made._keeper, made._flags = None, SimpleNamespace(max_steps=0)

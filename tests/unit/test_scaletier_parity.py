@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier import private
 from scaletier.centre import make_round, take_round
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
@@ -458,6 +459,12 @@ ROWS: dict[str, Row] = {
     "class weights": Row(
         dense(2), (X, KINDS), {"loss": CROSS, "weighted_metrics": ["accuracy"]}, class_weight={0: 0.5, 1: 3.0}
     ),
+    "class weights of one-hot targets": Row(
+        dense(2, activation="softmax"),
+        (X, np.eye(2, dtype=np.float32)[KINDS]),
+        {"loss": "categorical_crossentropy", "weighted_metrics": ["accuracy"]},
+        class_weight={0: 0.5, 1: 3.0},
+    ),
     "masks": Row(MASKED, (WORDS, RANDOM.normal(size=(80, 4, 2)).astype(np.float32)), {"loss": "mse", "metrics": ["mae"]}),
     # layers
     "subclassed, BatchNorm": Row(Subclassed),
@@ -584,11 +591,10 @@ def dataset(row: Row) -> Any:
 
 
 def weighted(row: Row) -> Any:
-    """Return the data with class weights as sample weights, as docs/library.md explains."""
+    """Return the data with class weights as sample weights, as `scaletier.fit` does."""
     if row.class_weight is None:
         return dataset(row)
-    table = tf.constant([row.class_weight[0], row.class_weight[1]])
-    return dataset(row).map(lambda inputs, kinds: (inputs, kinds, tf.gather(table, kinds)))
+    return private.weighted(dataset(row), row.class_weight)
 
 
 # Rows of which another one of the table, or the test of all optimizers in test_scaletier_private.py, proves nearly the same.

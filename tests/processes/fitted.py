@@ -1,0 +1,50 @@
+"""A program that calls `scaletier.fit` with callbacks, one of which ends the job, and goes on with the trained model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import scaletier
+
+EPOCH, STOP, BATCH = 40, 3, 16
+
+
+def model() -> Any:
+    import keras
+
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, name="out")])
+    made.compile(keras.optimizers.SGD(0.1), "mse")
+    return made
+
+
+def batches() -> Any:
+    import tensorflow as tf
+
+    def batch(number: Any) -> Any:
+        inputs = tf.random.stateless_normal([BATCH, 3], [1, number])
+        return inputs, tf.reduce_sum(inputs, 1, keepdims=True)
+
+    return tf.data.Dataset.range(400).map(batch)
+
+
+def callbacks() -> Any:
+    import keras
+
+    class Ends(keras.callbacks.Callback):  # type: ignore[misc]
+        """Sets the learning rate to nothing after an epoch, and ends the job after the last one."""
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            print(f"Epoch {epoch} has {', '.join(sorted(logs))}: {self.model.layers[-1].get_weights()[0].ravel()}", flush=True)
+            if epoch == 0:
+                self.model.optimizer.learning_rate = 0.0
+            self.model.stop_training = epoch + 1 == STOP
+
+    best = keras.callbacks.ModelCheckpoint(f"{os.environ['JOB_DIR']}/best.keras", "val_loss", save_best_only=True)
+    return [Ends(), best, keras.callbacks.EarlyStopping("val_loss", patience=9)]
+
+
+if __name__ == "__main__":
+    history = scaletier.fit(model, batches, lambda: batches().take(5), steps=100000, steps_per_epoch=EPOCH, callbacks=callbacks)
+    trained = history.model
+    print(f"The chief goes on: {history.epoch} {trained.evaluate(batches().take(5), verbose=0):.6f}", flush=True)

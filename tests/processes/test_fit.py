@@ -1,0 +1,202 @@
+"""`scaletier.fit` on one process is `model.fit`: history, weights and files; and what it leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scaletier
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+from keras import callbacks, layers  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+EPOCHS, BATCH = 3, 8
+RANDOM = np.random.default_rng(3)
+X = RANDOM.normal(size=(70, 3)).astype(np.float32)  # the last batch is a smaller one
+KINDS = RANDOM.integers(0, 2, 70)
+ONE_HOT = np.eye(2, dtype=np.float32)[KINDS]
+
+
+def model(rate: Any = 0.05, **settings: Any) -> Any:
+    made = [layers.Dense(8, "tanh"), layers.BatchNormalization(), layers.Dropout(0.2, seed=3), layers.Dense(2, "softmax")]
+    found = keras.Sequential([keras.Input((3,)), *made])
+    metrics, weighted = ["accuracy", keras.metrics.AUC(name="auc")], ["accuracy"]
+    found.compile(
+        keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=metrics, weighted_metrics=weighted
+    )
+    return found
+
+
+def small(rate: Any = 0.05, **settings: Any) -> Any:
+    found = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    found.compile(keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=["accuracy"])
+    return found
+
+
+def labels() -> Any:
+    found = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    found.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return found
+
+
+class Pages(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of rows, of which it counts the epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = 0
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, at: int) -> Any:
+        rows = slice(BATCH * at, BATCH * (at + 1))
+        return X[rows], ONE_HOT[rows]
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+def batches() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, ONE_HOT)).batch(BATCH)
+
+
+def falling(epoch: int, rate: float) -> float:
+    return rate * 0.5 if epoch else rate
+
+
+Row = tuple[Callable[[], Any], Any, Sequence[Callable[[], Any]], dict[str, Any]]
+# A model, its data, callbacks, and further arguments of both `fit`s.
+ROWS: dict[str, Row] = {
+    "arrays, a smaller last batch": (model, (X, ONE_HOT), [], {}),
+    "a tf.data.Dataset": (small, batches, [], {}),
+    "a PyDataset": (small, Pages, [], {}),
+    "class weights of labels": (labels, (X, KINDS), [], {"class_weight": {0: 0.5, 1: 3.0}}),
+    "class weights of one-hot targets": (small, (X, ONE_HOT), [], {"class_weight": {0: 0.5, 1: 3.0}}),
+    "averaged weights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [], {}),
+    "EarlyStopping, best weights": (
+        small,
+        (X, ONE_HOT),
+        [lambda: callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=1, restore_best_weights=True)],
+        {},
+    ),
+    "ReduceLROnPlateau": (
+        small,
+        (X, ONE_HOT),
+        [lambda: callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, min_delta=1.0)],
+        {},
+    ),
+    "LearningRateScheduler": (small, (X, ONE_HOT), [lambda: callbacks.LearningRateScheduler(falling)], {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+FULL = pytest.mark.full("[arrays, a smaller last batch] and [EarlyStopping, best weights] prove what these have in common")
+QUICK = "arrays, a smaller last batch", "EarlyStopping, best weights"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else FULL) for name in ROWS])
+def test_one_process_trains_as_keras_does(name: str, tmp_path: Path) -> None:
+    make, data, called, more = ROWS[name]
+    given = data() if data is Pages else data
+    found = scaletier.fit(
+        make,
+        given,
+        (X, ONE_HOT if make is not labels else KINDS),
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        shuffle=False,
+        callbacks=[one() for one in called],
+        arguments=[f"--job-dir={tmp_path}"],
+        **more,
+    )
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    wanted = make()
+    if isinstance(given, tuple):
+        x, y = given
+    else:
+        x, y = (Pages() if data is Pages else data()), None
+    seen = wanted.fit(
+        x,
+        y,
+        batch_size=BATCH if y is not None else None,
+        validation_data=(X, ONE_HOT if make is not labels else KINDS),
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[one() for one in called],
+        **more,
+    )
+    assert found.epoch == seen.epoch
+    assert found.history.keys() == seen.history.keys()
+    for key, values in seen.history.items():
+        assert found.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
+    pairs = zip(
+        wanted.variables + wanted.optimizer.variables, found.model.variables + found.model.optimizer.variables, strict=True
+    )
+    for variable, value in pairs:
+        np.testing.assert_allclose(np.asarray(value), np.asarray(variable), rtol=1e-5, atol=1e-5, err_msg=variable.path)
+    scores = wanted.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0)
+    for trained in (found.model, keras.models.load_model(tmp_path / "export/model.keras")):
+        assert trained.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0) == pytest.approx(scores, abs=1e-5)
+    if data is Pages:
+        assert given.epochs == EPOCHS
+    assert name != "EarlyStopping, best weights" or len(found.epoch) < EPOCHS
+    assert name != "ReduceLROnPlateau" or found.history["learning_rate"][-1] < found.history["learning_rate"][0]
+
+
+def test_the_manual_shows_the_table_of_fit() -> None:
+    wanted = "".join(f"| {name} | the same history and weights |\n" for name in ROWS)
+    assert f"| `fit` with | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/library.md").read_text()
+
+
+def test_what_callbacks_write_is_there_and_the_job_goes_on(tmp_path: Path) -> None:
+    called: list[tuple[str, int | None, list[str]]] = []
+
+    class Watches(callbacks.Callback):  # type: ignore[misc]
+        """Writes down each call, and that weights change."""
+
+    for hook in ("on_train_begin", "on_train_end", "on_test_begin", "on_test_end"):
+        setattr(Watches, hook, lambda _, logs=None, hook=hook: called.append((hook, None, sorted(logs or ()))))
+    for hook in ("on_epoch_begin", "on_epoch_end"):
+        setattr(Watches, hook, lambda _, epoch, logs=None, hook=hook: called.append((hook, epoch, sorted(logs or ()))))
+    words = [f"--job-dir={tmp_path}", "--checkpoint-steps=3"]
+    best = callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
+    made = [callbacks.CSVLogger(tmp_path / "log.csv"), best, Watches()]
+    first = scaletier.fit(labels, (X, KINDS), (X, KINDS), steps=18, batch_size=8, callbacks=made, arguments=words)
+    tested = [("on_test_begin", None, []), ("on_test_end", None, ["accuracy", "loss"])]
+    logs = ["accuracy", "loss", "val_accuracy", "val_loss"]
+    epochs = [[("on_epoch_begin", at, []), *tested, ("on_epoch_end", at, logs)] for at in range(2)]
+    assert called == [("on_train_begin", None, []), *epochs[0], *epochs[1], ("on_train_end", None, [])]
+    assert [row["epoch"] for row in csv.DictReader((tmp_path / "log.csv").open())] == ["0", "1"]
+    saved = keras.models.load_model(tmp_path / "best.keras")
+    np.testing.assert_array_equal(saved.get_weights()[0], first.model.get_weights()[0])
+    assert int(saved.optimizer.iterations) == 18
+    called.clear()
+    again = scaletier.fit(labels, (X, KINDS), steps=31, batch_size=8, callbacks=[Watches()], arguments=words)
+    assert again.epoch == [2, 3]
+    assert int(again.model.optimizer.iterations) == 31
+    assert [hook for hook, *_ in called].count("on_test_begin") == 0
+    assert not np.array_equal(again.model.get_weights()[0], first.model.get_weights()[0])
+
+
+def test_arrays_come_in_another_order_in_each_epoch() -> None:
+    rows = np.arange(20, dtype=np.float32)
+    data = importlib.import_module("scaletier.fit")._dataset((rows, rows), 8, 5)
+    epochs = [tuple(int(one) for inputs, _ in data for one in inputs) for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 2
+    assert len({*epochs, tuple(range(20))}) == 3

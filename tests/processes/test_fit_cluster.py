@@ -1,0 +1,44 @@
+"""`scaletier.fit` on several processes: callbacks set the rate of all replicas and end the job, and the chief goes on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fitted import EPOCH, STOP
+from loopback import Job
+
+ROLES = {"async": [("ps", 0), ("worker", 0), ("chief", 0)], "sync": [("worker", 0), ("chief", 0)]}
+_LOAD = "import sys, keras; print(keras.models.load_model(sys.argv[1]).optimizer.learning_rate.numpy())"
+
+
+@pytest.mark.parametrize("strategy", ROLES)
+def test_callbacks_reach_all_replicas_and_the_chief_goes_on(tmp_path: Path, strategy: str) -> None:
+    flags = [f"--strategy={strategy}"]
+    job = Job(tmp_path, "fitted", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
+    try:
+        job.start_all()
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+        log = job.log("chief-0")
+        epochs = re.findall(r"^Epoch (\d) has loss, val_loss: \[(.*)\]$", log, re.MULTILINE)
+        assert [int(epoch) for epoch, _ in epochs] == list(range(STOP))
+        assert epochs[-1][1] == epochs[-2][1], "with a rate of 0 no replica changes anything"
+        assert epochs[0][1] != "0. 0. 0."
+        final = re.search(r"^Final metrics after (\d+) steps, loss: (\S+)$", log, re.MULTILINE)
+        assert final
+        assert STOP * EPOCH <= int(final[1]) < (STOP + 1) * EPOCH
+        if strategy == "sync":
+            assert int(final[1]) == STOP * EPOCH
+            assert job.wait("worker-0") == 0, job.log("worker-0")
+        goes_on = re.search(r"^The chief goes on: \[0, 1, 2\] (\S+)$", log, re.MULTILINE)
+        assert goes_on
+        assert float(goes_on[1]) == pytest.approx(float(final[2]), abs=1e-3)
+        assert "goes on" not in job.log("worker-0")
+        for name in ("best.keras", "export/model.keras"):
+            loaded = subprocess.run([sys.executable, "-c", _LOAD, tmp_path / "job" / name], capture_output=True, check=True)
+            assert float(loaded.stdout) == 0.0
+    finally:
+        job.stop()

@@ -1,0 +1,177 @@
+"""What `scaletier.fit` refuses before any training, in one line, and how long its job and its epochs are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scaletier
+from scaletier.callbacks import Callbacks
+from scaletier.flags import parse
+from scaletier.job import JobError
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+
+X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+
+
+def model() -> Any:
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)), "mse")
+    return made
+
+
+class Batches(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Never called."""
+
+
+class Predicts(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Never called."""
+
+
+HOOKS = "Valid: on_train_begin, on_train_end, on_epoch_begin, on_epoch_end, on_test_begin, on_test_end"
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a hook of batches": (
+        {"callbacks": [keras.callbacks.CSVLogger("none.csv"), Batches()]},
+        f"the callback Batches is invalid: it has on_train_batch_end, which is not called. {HOOKS}",
+    ),
+    "a hook of predict": (
+        {"callbacks": lambda: [Predicts()]},
+        f"the callback Predicts is invalid: it has on_predict_begin, which is not called. {HOOKS}",
+    ),
+    "a function of batches": (
+        {"callbacks": [keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None)]},
+        f"the callback LambdaCallback is invalid: it has on_train_batch_begin, which is not called. {HOOKS}",
+    ),
+    "Keras's own of batches": (
+        {"callbacks": [keras.callbacks.TensorBoard()]},
+        f"the callback TensorBoard is invalid: it has on_test_batch_begin, which is not called. {HOOKS}",
+    ),
+    "a checkpoint every 9 batches": (
+        {"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=9)]},
+        "the callback ModelCheckpoint is invalid: save_freq=9 counts batches. Valid: save_freq='epoch'",
+    ),
+    "no callback": ({"callbacks": ["stop"]}, "the callback is invalid: it is of type str. Valid: a keras.callbacks.Callback"),
+    "a rate of a schedule": (
+        {"callbacks": [keras.callbacks.ReduceLROnPlateau()]},
+        "the callback ReduceLROnPlateau is invalid: the optimizer's learning rate is a schedule. Valid: a learning rate that",
+    ),
+    "no steps": ({"steps": 0}, "steps=0 is invalid. Valid: a whole number of at least 1"),
+    "half an epoch": ({"epochs": 0.5}, "epochs=0.5 is invalid. Valid: a whole number of at least 1"),
+    "steps and epochs": ({"steps": 9, "epochs": 1}, "steps and epochs are invalid together. Valid: one of them"),
+    "epochs without end": (
+        {"train_data": lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(), "epochs": 3},
+        "epochs=3 is invalid: train_data does not say how many batches it has. Valid: steps, or steps_per_epoch beside it",
+    ),
+    "arrays of other lengths": (
+        {"train_data": (X, Y[:4])},
+        "the arrays are invalid: they have 4, 8 samples. Valid: as many in each",
+    ),
+    "a list of numbers": ({"train_data": 3.0}, "the arrays are invalid: they have 0 samples. Valid: as many in each"),
+    "classes of two outputs": (
+        {"train_data": lambda: tf.data.Dataset.from_tensors((X, (Y, Y))), "class_weight": {0: 1.0}},
+        "class_weight is invalid: `class_weight` is only supported for Models with a single output.",
+    ),
+    "classes and weights": (
+        {"train_data": (X, Y, Y[:, 0]), "class_weight": {0: 1.0}},
+        "class_weight is invalid: You cannot `class_weight` and `sample_weight` at the same time.",
+    ),
+    "classes that are no numbers": (
+        {"class_weight": {"cat": 1.0}},
+        "class_weight is invalid: ",
+    ),
+    "validation data of another structure": (
+        {"validation_data": (X[:, :2], Y)},
+        "the model sequential does not take inputs of eval_data of float32 [?, 2]: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_trained_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    given, line = WRONG[name]
+    with pytest.raises(SystemExit) as ended:
+        scaletier.fit(model, **{"train_data": (X, Y), **given}, arguments=[f"--job-dir={tmp_path}"])
+    assert ended.value.code == 2
+    out, err = capfd.readouterr()
+    assert "Train [" not in out
+    assert re.search(f"^error: {re.escape(line)}", err, re.MULTILINE), err
+    assert "Traceback" not in err
+
+
+def test_arrays_are_not_for_several_processes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+    with pytest.raises(SystemExit):
+        scaletier.fit(model, lambda: tf.data.Dataset.from_tensors((X, Y)), (X, Y), arguments=[])
+    assert capfd.readouterr().err == (
+        "error: validation_data is invalid: arrays and PyDatasets are in the memory of one process, and several train. "
+        "Valid: a function that makes a tf.data.Dataset\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "of_epoch", "length", "steps", "every"),
+    [
+        (["--max-steps=100"], None, None, 40, 100, 40),
+        (["--max-steps=100"], 9, 30, 40, 100, 30),
+        (["--max-steps=100", "--eval-steps=7"], None, 30, 40, 100, 7),
+        (["--max-steps=100"], None, None, 4000, 100, 100),
+        (["--max-steps=100"], None, None, None, 100, 10),
+        (["--max-steps=3"], None, None, None, 3, 1),
+        ([], 3, None, 40, 120, 40),
+        ([], 3, 30, 40, 90, 30),
+        ([], 3, 30, None, 90, 30),
+    ],
+)
+def test_how_long_a_job_and_its_epochs_are(
+    words: list[str], epochs: int | None, of_epoch: int | None, length: int | None, steps: int, every: int
+) -> None:
+    flags = parse(words)
+    flags = flags if words else replace(flags, max_steps=0)
+    planned = Callbacks((), epochs, of_epoch).plan(flags, length)
+    assert (planned.max_steps, planned.eval_steps) == (steps, every)
+
+
+def test_the_steps_of_a_command_line_come_before_those_of_a_program() -> None:
+    flags_of = importlib.import_module("scaletier.fit")._flags
+    parsed = scaletier.parser().parse_args(["--max-steps=7"])
+    assert flags_of([], 9, None).max_steps == 9
+    assert flags_of(["--max-steps=7"], 9, None).max_steps == 7
+    assert flags_of(["--max-steps=7"], None, 9).max_steps == 7
+    assert flags_of([], None, 9).max_steps == 0
+    assert flags_of([], None, None).max_steps == 2000
+    assert flags_of(parsed, None, None).max_steps == 7
+    assert flags_of(parsed, 9, None).max_steps == 9
+    assert flags_of(parsed, None, 9).max_steps == 0
+
+
+def test_a_callback_is_known_by_what_it_has() -> None:
+    class Plain(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            """Called."""
+
+    good = [
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.ModelCheckpoint("a.keras"),
+        keras.callbacks.CSVLogger("a"),
+        Plain(),
+    ]
+    Callbacks(good).check()
+    with pytest.raises(JobError, match="TerminateOnNaN is invalid: it has on_batch_end"):
+        Callbacks([*good, keras.callbacks.TerminateOnNaN()]).check()
