@@ -20,12 +20,13 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from scaletier.job import JobError
 from scaletier.runtime import import_tensorflow, quiet_stderr
 
 # A coordinator's thread that works on a round ends with it.
 _STOP_SECONDS = 5.0
-# The minor versions that the names below were looked up in.
-VERSIONS = ("2.19", "2.20", "2.21")
+# The minor versions of TensorFlow that the names below were looked up in, and of Keras with each.
+VERSIONS = dict.fromkeys(("2.19", "2.20", "2.21"), ("3.13", "3.14", "3.15"))
 # Texts of errors: from a call of another process, sent by that process, and from a process that has started again.
 _REMOTE, _SENT = "GRPC error information from remote target", "Error received from peer"
 _FORGOTTEN = (
@@ -61,6 +62,17 @@ def server_library() -> tuple[Any, Any]:
                 del sys.modules[name]
     tf = import_tensorflow()
     return tf.distribute.Server, tf.compat.v1.ConfigProto
+
+
+def check_keras() -> None:
+    """Raise JobError for a version of Keras that the names of this module were not looked up in."""
+    tensorflow, keras = (".".join(importlib.import_module(name).__version__.split(".")[:2]) for name in ("tensorflow", "keras"))
+    valid = VERSIONS.get(tensorflow, (keras,))
+    if keras not in valid:
+        raise JobError(
+            f"Keras {keras} is invalid with TensorFlow {tensorflow}. Valid: {', '.join(valid)}. "
+            f"Run: pip install 'keras=={valid[-1]}.*'"
+        )
 
 
 def is_lost_host(error: Exception) -> bool:

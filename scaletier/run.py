@@ -93,10 +93,11 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     from scaletier.checkpoint import CheckpointError
     from scaletier.data import DataError, batch_errors
     from scaletier.keeper import PreemptedError
-    from scaletier.private import is_lost_host
+    from scaletier.private import check_keras, is_lost_host
     from scaletier.walk import DivergedError
 
     try:
+        check_keras()
         if job.callbacks and cluster.task_type == "chief":
             job.callbacks.check()
         _runner(job, flags, cluster)()

@@ -52,7 +52,9 @@ def model(args):
         inner = layers.Conv2D(args.filters, 3, padding="same", use_bias=False)(features)
         features = layers.Activation("relu")(layers.Add()([features, layers.BatchNormalization()(inner)]))
     features = layers.Dropout(args.dropout)(layers.GlobalMaxPooling2D()(features))
-    return keras.Model(picture, layers.Dense(DIRECTIONS, "softmax")(features), name="image")
+    network = keras.Model(picture, layers.Dense(DIRECTIONS, "softmax")(features), name="image")
+    network.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return network
 
 
 def optimizer(args, replicas):
@@ -81,16 +83,15 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     args = parser.parse_args()
-    job = scaletier.Job(
-        model=functools.partial(model, args),
-        data=functools.partial(training, args),
-        eval_data=functools.partial(evaluated, args),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
+    scaletier.fit(
+        functools.partial(model, args),
+        functools.partial(training, args),
+        functools.partial(evaluated, args),
+        steps_per_epoch=200,
+        arguments=args,
         optimizer=functools.partial(optimizer, args),
         serving=serving,
     )
-    scaletier.run(job, args)
 
 
 if __name__ == "__main__":

@@ -46,13 +46,10 @@ def model(args):
     for units in args.hidden_units:
         features = layers.Dense(units, "relu")(features)
     inputs = {"age": age, "spent": spent, "city": city, "device": device}
-    return keras.Model(inputs, layers.Dense(1, "sigmoid", name="back")(features), name="tabular")
-
-
-def optimizer(args):
-    import keras
-
-    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(args.learning_rate, args.max_steps))
+    network = keras.Model(inputs, layers.Dense(1, "sigmoid", name="back")(features), name="tabular")
+    rate = keras.optimizers.schedules.CosineDecay(args.learning_rate, args.max_steps)
+    network.compile(keras.optimizers.Adam(rate), "binary_crossentropy", metrics=["accuracy", "auc"])
+    return network
 
 
 def main():
@@ -63,15 +60,13 @@ def main():
     parser.add_argument("--hidden-units", type=int, nargs="*", default=[64, 32])
     parser.add_argument("--learning-rate", type=float, default=0.01)
     args = parser.parse_args()
-    job = scaletier.Job(
-        model=functools.partial(model, args),
-        data=functools.partial(batches, 1, args.batches, args.batch_size),
-        eval_data=functools.partial(batches, 2, 10, args.batch_size),
-        loss="binary_crossentropy",
-        metrics=["accuracy", "auc"],
-        optimizer=functools.partial(optimizer, args),
+    scaletier.fit(
+        functools.partial(model, args),
+        functools.partial(batches, 1, args.batches, args.batch_size),
+        functools.partial(batches, 2, 10, args.batch_size),
+        steps_per_epoch=200,
+        arguments=args,
     )
-    scaletier.run(job, args)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,13 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     args = parser.parse_args()
-    job = scaletier.Job(
-        model=functools.partial(model, args),
-        data=functools.partial(batches, args, 1, 2000),
-        eval_data=functools.partial(batches, args, 2, 10),
+    scaletier.fit(
+        functools.partial(model, args),
+        functools.partial(batches, args, 1, 2000),
+        functools.partial(batches, args, 2, 10),
+        steps_per_epoch=200,
+        arguments=args,
     )
-    scaletier.run(job, args)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ EPOCH, STOP, BATCH = 40, 3, 16
 def model() -> Any:
     import keras
 
-    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, name="out")])
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
     made.compile(keras.optimizers.SGD(0.1), "mse")
     return made
 

@@ -11,7 +11,8 @@ import pytest
 from fitted import EPOCH, STOP
 from loopback import Job
 
-ROLES = {"async": [("ps", 0), ("worker", 0), ("chief", 0)], "sync": [("worker", 0), ("chief", 0)]}
+PEERS = [("worker", 0), ("chief", 0)]
+ROLES = {"async": [("ps", 0), *PEERS], "sync": PEERS, "model-parallel": PEERS}
 _LOAD = "import sys, keras; print(keras.models.load_model(sys.argv[1]).optimizer.learning_rate.numpy())"
 
 

@@ -88,7 +88,7 @@ def test_a_python_of_the_job_s_own_has_a_tensorflow_that_the_trainer_knows(
 
 def test_the_library_declares_the_versions_that_it_was_tried_with() -> None:
     files = {f"scaletier/{FILE}": (ROOT / "scaletier" / FILE).read_bytes()}
-    assert declared.read(files, "mine").tensorflow == private.VERSIONS
+    assert declared.read(files, "mine").tensorflow == tuple(private.VERSIONS)
 
 
 def test_the_default_strategy_is_meant_where_none_is_named() -> None:

@@ -31,7 +31,18 @@ CHANGES = [[RANDOM.normal(size=value.shape).astype(np.float32) for value in BEGI
 
 
 def test_the_installed_version_is_one_of_those_that_were_looked_at() -> None:
-    assert tf.__version__.rpartition(".")[0] in private.VERSIONS
+    assert keras.__version__.rpartition(".")[0] in private.VERSIONS[tf.__version__.rpartition(".")[0]]
+    private.check_keras()
+
+
+def test_another_keras_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras, "__version__", "3.4.1")
+    with pytest.raises(JobError) as raised:
+        private.check_keras()
+    version = tf.__version__.rpartition(".")[0]
+    assert str(raised.value) == (
+        f"Keras 3.4 is invalid with TensorFlow {version}. Valid: 3.13, 3.14, 3.15. Run: pip install 'keras==3.15.*'"
+    )
 
 
 def kinds() -> list[str]:
