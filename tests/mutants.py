@@ -200,7 +200,7 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
                 done = subprocess.run(
                     command,
                     cwd=tree,
-                    env=os.environ | {"PYTHONPATH": str(tree)},
+                    env=os.environ | {"PYTHONPATH": str(tree), "MYPYPATH": str(tree)},
                     capture_output=True,
                     timeout=limit(_TIMEOUT_SECONDS),
                     check=False,
