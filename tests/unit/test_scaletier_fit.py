@@ -15,8 +15,10 @@ import pytest
 import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.flags import parse
-from scaletier.job import JobError
+from scaletier.job import Job, JobError
+from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
+from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -175,3 +177,18 @@ def test_a_callback_is_known_by_what_it_has() -> None:
     Callbacks(good).check()
     with pytest.raises(JobError, match="TerminateOnNaN is invalid: it has on_batch_end"):
         Callbacks([*good, keras.callbacks.TerminateOnNaN()]).check()
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_model_s_optimizer_holds_what_was_trained_also_if_its_rate_follows_the_replicas(replicas: int) -> None:
+    def optimizer(replicas: int) -> Any:
+        return keras.optimizers.SGD(0.05 * replicas, momentum=0.9)
+
+    data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
+    network = Network(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
+    shared, own = ([tf.Variable(value) for value in values] for values in State.initial(network))
+    own[-1].assign_add(tf.ones_like(own[-1]))
+    network.attach(shared, own)
+    held = network.model.optimizer
+    assert float(held.learning_rate) == pytest.approx(0.05 * replicas)
+    np.testing.assert_array_equal(held.variables[-1], own[-1])
