@@ -17,7 +17,7 @@ from benchmarks.measure import running
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier
-from jobs.chunks import LARGEST, Chunk, Folder, Wanted, newest
+from jobs.chunks import LARGEST, Chunk, Folder, LogFilter, newest
 from jobs.records import Plan
 from ops.logs import merge
 from ops.logs.lines import Line
@@ -212,7 +212,7 @@ def logs_bytes(_: BenchStack) -> Figure:
         with whole.open("ab") as file:
             file.write(content)
         source = _Counting(folder)
-        found, _behind = newest(source, Wanted(100))
+        found, _behind = newest(source, LogFilter(100))
         assert len(found) == 100
         before = _read_by_children()
         subprocess.run(["tail", "-n", "100", str(whole)], check=True, stdout=subprocess.DEVNULL)

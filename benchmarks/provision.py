@@ -9,7 +9,7 @@ from benchmarks.launch import launched
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import NAME, BenchStack, say
 from infra.lxd.api import client
-from infra.lxd.leftovers import own
+from infra.lxd.orphans import own
 from infra.spec import ScaleTier
 
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -17,7 +17,7 @@ from benchmarks.measure import MeasureError, Ran, must, run
 from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
-from infra.lxd.leftovers import own
+from infra.lxd.orphans import own
 from infra.spec import ScaleTier
 from ops.cluster.inventory import parse
 from ops.cluster.shell import USER

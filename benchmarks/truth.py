@@ -22,13 +22,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from benchmarks.job_events import first_after, last_gone, ledger_of, log_of, record_in, runs, seconds_of, starts, trainers
 from benchmarks.jobs import upload_data
 from benchmarks.measure import MeasureError, must, run
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import NAME, ROOT, TINY, BenchStack, job_id, login, say
-from benchmarks.told import first_after, last_gone, ledger_of, log_of, record_in, runs, seconds_of, starts, trainers
 from infra.lxd.api import client
-from infra.lxd.leftovers import own
+from infra.lxd.orphans import own
 from infra.spec import ScaleTier
 from jobs import paths
 from jobs.lease import Lease

@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Hurt:
+class AffectedJob:
     """A job that a change takes hosts from: why, in words, and whether it can go on all the same."""
 
     job_id: str
@@ -59,15 +59,15 @@ class Hurt:
     goes_on: bool = False
 
 
-def hurt(queue: Queue, change: Change, read: Read) -> list[Hurt]:
+def hurt(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
     """Return each job that has one of these hosts, or waits and has no other candidates."""
     jobs = []
     for entry in queue.entries:
         if entry.held and (lost_hosts := [host for host in entry.hosts if host in (*change.lost, *change.anew)]):
             can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
-            jobs.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
+            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
         elif not entry.held and len(place(entry.wanted, change.lost)) < len(entry.wanted):
-            jobs.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
+            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
     return jobs
 
 

@@ -72,7 +72,7 @@ class Entry(NamedTuple):
     line: bytes
 
 
-class Wanted(NamedTuple):
+class LogFilter(NamedTuple):
     """A filter of log lines: count, time range, severity and pattern; an empty field does not filter.
 
     `lines` is the number of last lines (None for all); times are RFC 3339 in UTC with milliseconds; severity is the lowest
@@ -190,7 +190,7 @@ class Folder:
 class Reader:
     """A log from a place on, in its order; what was cut out of it is told by a line."""
 
-    def __init__(self, source: Source, position: Position = BEGINNING, wanted: Wanted | None = None) -> None:
+    def __init__(self, source: Source, position: Position = BEGINNING, wanted: LogFilter | None = None) -> None:
         self.position = position
         self._source, self._until = source, wanted.until if wanted else ""
         self._fits = wanted.fits if wanted and wanted.some else None
@@ -233,13 +233,13 @@ class Reader:
                     yield Entry(self.position, line)
 
 
-def first(source: Source, wanted: Wanted) -> Position:
+def first(source: Source, wanted: LogFilter) -> Position:
     """Return a position before which no line passes the filter."""
     chunks = span(source, chunks_of(source.sizes()), wanted.since)
     return Position(chunks[0].life, chunks[0].offset) if chunks and wanted.since else BEGINNING
 
 
-def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
+def newest(source: Source, wanted: LogFilter) -> tuple[list[Entry], Position]:
     """Return the last lines that pass the filter, and the position behind the whole log.
 
     It reads as little of the log as possible.
@@ -262,7 +262,7 @@ def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
         if len(entries) == wanted.lines:
             break
         lines, size = _missing(source, before[chunk], chunk)
-        if size and Wanted(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
+        if size and LogFilter(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
             entries.append(gap)
     behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
     return entries[::-1], behind
@@ -363,7 +363,7 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
     With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
     where later lines begin. An empty line, the very first, says that there is something to read.
     """
-    source, log_filter = Folder(Path(folder)), Wanted(*json.loads(told))
+    source, log_filter = Folder(Path(folder)), LogFilter(*json.loads(told))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG

@@ -49,7 +49,7 @@ class Lease:
         return self.holder.partition("/")[0] == replica and not self.submitter
 
 
-class Watch:
+class ChangeTimer:
     """Timer of how long values have not changed, on the observer's own monotonic clock.
 
     Time without a poll, because the observer was suspended or the bucket was unreachable, is not counted.

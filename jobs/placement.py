@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 
-class Placed:
+class HostAssignment:
     """A record with the candidate and the assigned hosts of each replica.
 
     `wants` holds the candidates by preference, `hosts` the assigned hosts in the same order. Records of an older version have

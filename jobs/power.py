@@ -34,7 +34,7 @@ class NoAnswerError(PowerError):
     """No answer in time, or at all; the request may have taken effect."""
 
 
-class Asker:
+class StartClient:
     """Client that requests host starts as `power` says, within a time limit.
 
     `token` returns the requester's token; by default it is the host's own.
@@ -101,7 +101,7 @@ class _Asked:
     told: str | None = None
 
 
-class Starter:
+class HostStarter:
     """Starter of hosts that are needed and off; it repeats each request and waits for no answer."""
 
     def __init__(

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.checked import Record
-from jobs.placement import Placed, place
+from jobs.placement import HostAssignment, place
 
 
 @dataclass(frozen=True)
-class Entry(Placed):
+class Entry(HostAssignment):
     """A job that holds its `hosts`, or waits for some of those that it wants.
 
     `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.

@@ -15,7 +15,7 @@ from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.notification import Notification
-from jobs.placement import Placed
+from jobs.placement import HostAssignment
 from jobs.progress import Progress
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.study import Study
@@ -137,7 +137,7 @@ class ReplicaRecord(Record):
 
 
 @dataclass(frozen=True)
-class JobRecord(Placed, Record):
+class JobRecord(HostAssignment, Record):
     """`jobs/<id>/job.json`: written only by the holder of its lease, one version after the other.
 
     `wants` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the job is

@@ -97,7 +97,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Known:
+class PriorTrial:
     """The result of a trial of an earlier job."""
 
     hyperparameters: dict[str, str]
@@ -125,7 +125,7 @@ class Study:
     jobDir: str = ""
     jobDirFlag: str = ""
     seed: int = 0
-    earlier: list[Known] = field(default_factory=list)
+    earlier: list[PriorTrial] = field(default_factory=list)
 
     @property
     def points(self) -> int | None:

@@ -1,7 +1,7 @@
 """The submitter's side of a job: claim id and hosts, hold the first lease, and hand the job over.
 
 Packing, uploading and starting hosts in between may take long, fail or be killed at any moment. Then its lease is no longer
-renewed, and the next process that polls the queue ends the job and frees its hosts (`jobs.tender`).
+renewed, and the next process that polls the queue ends the job and frees its hosts (`jobs.queue_monitor`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jobs import lease
-from jobs.lease import Watch
+from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import Entry, Queue
 from jobs.records import JobRecord
@@ -198,7 +198,7 @@ class Canceller:
     """Ends a job: asks its leader to, and does it in the place of one who is gone."""
 
     def __init__(
-        self, ledger: Ledger, watch: Watch, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
+        self, ledger: Ledger, watch: ChangeTimer, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
     ) -> None:
         self._ledger, self._watch, self._me, self._job_id, self._request = ledger, watch, me, job_id, request
         self._seconds = seconds

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs import lease
 from jobs.checked import RecordError
-from jobs.chunks import Wanted
-from jobs.lease import Watch
+from jobs.chunks import LogFilter
+from jobs.lease import ChangeTimer
 from jobs.progress import Progress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
@@ -214,10 +214,10 @@ class Client:
             record = existing_job(cluster.ledger, job_id)
             names = read.selected(record, replicas)
             if follow and not record.final:
-                follower = Follower(cluster.fleet, cluster.ledger, record, names, Wanted(lines))
+                follower = Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(lines))
                 yield from (event for event in follower.events() if isinstance(event, Line))
             else:
-                yield from merge(read.read_logs(cluster, record, names, Wanted(lines)).values())
+                yield from merge(read.read_logs(cluster, record, names, LogFilter(lines)).values())
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> Job:
         """Cancel a job, the only one that goes on if none is named, and wait until it is CANCELLED."""
@@ -240,7 +240,7 @@ class Client:
     def _until_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
         """Return the job's final record; OpsError if it does not come, and replicas still live."""
         job_id, ledger = record.jobId, self._cluster.ledger
-        canceller = Canceller(ledger, Watch(time.monotonic), me(), job_id, CancelRequest(me(), now()).to_json())
+        canceller = Canceller(ledger, ChangeTimer(time.monotonic), me(), job_id, CancelRequest(me(), now()).to_json())
         seconds = self._stop_seconds(job_id) + _SLACK_SECONDS
         deadline = time.monotonic() + seconds
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from predictor.library import tensorflow
-from serving.fetched import NO_SIGNATURE
+from serving.download import NO_SIGNATURE
 from serving.rest import Arrays, RestError, Signature, Tensor
 
 _TAG = "serve"

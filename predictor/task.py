@@ -21,7 +21,7 @@ from predictor.predicting import Predicting, done_of
 from predictor.request import Request
 from predictor.saved import Saved
 from predictor.shards import File, Shard, cut, mine
-from serving.fetched import fetch
+from serving.download import fetch
 from serving.rest import SIGNATURE, RestError
 
 _POLL_SECONDS = 0.25

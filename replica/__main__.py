@@ -22,7 +22,7 @@ from pathlib import Path
 from jobs.ledger import Ledger
 from jobs.limited import Limited
 from jobs.open import open_store
-from jobs.power import Asker, Starter
+from jobs.power import HostStarter, StartClient
 from jobs.store import StoreError
 from jobs.times import now
 from replica import config, connections
@@ -55,7 +55,7 @@ def main() -> int:
     ledger = Ledger(Limited(store, STORE_SECONDS))
     starts = launcher(host.bucket, os.environ)
     site = HostSite(host, state, ledger, store, os.environ, starts)
-    asker = Asker(host.power) if host.power else None
+    asker = StartClient(host.power) if host.power else None
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
@@ -68,7 +68,7 @@ def main() -> int:
         current=lambda: _version() == version,
         usage=Meter(time.monotonic).read,
         preempted=asker.preempted if asker else lambda: False,
-        starter=lambda: Starter(asker.start, asker.hosts, time.monotonic) if asker else None,
+        starter=lambda: HostStarter(asker.start, asker.hosts, time.monotonic) if asker else None,
         read_connections=connections.connections,
     )
     notify("READY=1")

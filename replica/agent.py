@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from jobs import lease, paths
 from jobs.checked import RecordError
-from jobs.lease import Clock, Watch
+from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
-from jobs.power import Starter
+from jobs.power import HostStarter
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
-from jobs.tender import Tender
 from replica import connections, restart
 from replica.reporter import Reporter
 from replica.supervisor import Assignment, Spawn, Supervisor
@@ -84,7 +84,7 @@ class Agent:
         current: Callable[[], bool] = lambda: True,
         usage: Read = nothing,
         preempted: Callable[[], bool] = lambda: False,
-        starter: Callable[[], Starter | None] = lambda: None,
+        starter: Callable[[], HostStarter | None] = lambda: None,
         read_connections: connections.Read = connections.no_connections,
     ) -> None:
         """Prepare the work of a host.
@@ -95,12 +95,12 @@ class Agent:
         """
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
-        self._watch = Watch(clock)
+        self._watch = ChangeTimer(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{life}"
         self._current, self._usage, self._read_connections = current, usage, read_connections
         self._preempted, self._starter = preempted, starter
-        self._tender = Tender(ledger, self._watch, self._me, lease_seconds, starter())
+        self._tender = QueueMonitor(ledger, self._watch, self._me, lease_seconds, starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self._assignment: Assignment | None = None

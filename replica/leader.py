@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jobs.lease import Clock, Watch
+from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.progress import of_job
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -31,7 +31,7 @@ class Leader:
         ledger: Ledger,
         clock: Clock,
         now: Callable[[], str],
-        starter: Starter | None = None,
+        starter: HostStarter | None = None,
     ) -> None:
         """Prepare to lead a job; `starter` starts hosts that are off, if there is one."""
         self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
@@ -39,7 +39,7 @@ class Leader:
         startable = starter.hosts if starter else frozenset()
         self._startable = frozenset(replica for replica, host in plan.hosts.items() if host in startable)
         self._me = f"{name}/{life}"
-        self._watch = Watch(clock)
+        self._watch = ChangeTimer(clock)
         self._renew_at = 0.0
         self._end_by: float | None = None
         self._rank = min(plan.replicas.index(name), _RANKS)
@@ -51,7 +51,7 @@ class Leader:
     def may_take(self, job: JobRecord) -> bool:
         """Return True if there is no leader, or its lease has expired.
 
-        A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.tender`).
+        A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.queue_monitor`).
         """
         lease = job.lease
         silent = self._watch.see("lease", lease)

@@ -11,7 +11,7 @@ from jobs.checked import RecordError
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict
@@ -36,7 +36,7 @@ class Reporter:
         now: Callable[[], str],
         version: str | None,
         usage: Read = nothing,
-        starter: Starter | None = None,
+        starter: HostStarter | None = None,
         read_connections: connections.Read = connections.no_connections,
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:

@@ -17,8 +17,8 @@ from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import Progress, ProgressFinder
 from replica.lines import Line, Messages, Splitter
 from replica.log import Log, moment
-from replica.noise import is_quiet, is_remark
 from replica.process import ASK_SHARE, Child, Run, Start
+from replica.tf_log_filter import is_quiet, is_remark
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 1000

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from scaletier import checkpoint, data
-from scaletier.centre import Centre, make_round, take_round
+from scaletier.chief import ChiefTasks
 from scaletier.cluster import Cluster, await_peers
 from scaletier.flags import Flags
 from scaletier.job import Job
-from scaletier.keeper import Keeper
+from scaletier.local_steps import DivergedError, Round, State, begin_own, numbers
 from scaletier.network import Batch, Network
-from scaletier.period import Period
+from scaletier.period import SyncPeriod
 from scaletier.private import Workers, is_lost_host
 from scaletier.replica import Progress, Replica, train
 from scaletier.runtime import (
@@ -36,7 +36,7 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import DivergedError, Round, State, begin_own, numbers
+from scaletier.shared_parameters import SharedParameters, make_round, take_round
 
 tf = import_tensorflow()
 
@@ -86,7 +86,7 @@ class Asynchronous:
         with tf.device(self._devices[0]):
             self._iterator = iter(self._source.training(0, 1 + self._workers, step - self._data_begin))
         inputs = Batch.of(self._source.element_spec).inputs
-        self._keeper = Keeper(job, flags, self._network, self, inputs, evaluated, position, step)
+        self._keeper = ChiefTasks(job, flags, self._network, self, inputs, evaluated, position, step)
         self._centre = self._make_centre(step) if self._workers else None
         of_workers = [devices_of("worker", index) for index in range(self._workers)]
         with tf.device(self._devices[0]):
@@ -110,9 +110,9 @@ class Asynchronous:
         self._state = State(*(tuple(map(tf.convert_to_tensor, part)) for part in (self.shared, self.own)))
         return step
 
-    def _make_centre(self, step: int) -> Centre:
+    def _make_centre(self, step: int) -> SharedParameters:
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self._cluster.jobs["ps"]))]
-        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step)
+        return SharedParameters(self._network, devices, [variable.numpy() for variable in self.shared], step)
 
     def _connect(self) -> Any:
         tf.get_logger().addFilter(_on_one_line)
@@ -204,7 +204,7 @@ class Asynchronous:
                 )
             return State((), next_state.own) if self._centre else next_state, round_result
 
-        period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
+        period = SyncPeriod.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
         if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
             period.most = min(period.most, self._flags.eval_steps)
         return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))

@@ -12,8 +12,8 @@ from scaletier.runtime import import_tensorflow
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.evaluation import Measured
+    from scaletier.local_steps import Round
     from scaletier.network import Network
-    from scaletier.walk import Round
 
 # Epochs of data that does not say how many batches it has.
 _EPOCHS = 10

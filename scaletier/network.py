@@ -79,7 +79,7 @@ class Batch(NamedTuple):
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
-class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The learning rate at the job's global step, not at the optimizer's own count.
 
     `rates` are those for one replica, for two and so on, or only that for all: schedules, functions, variables.
@@ -246,7 +246,7 @@ class Network:
         except (ValueError, TypeError) as error:
             raise JobError(f"the model {self.model.name} cannot be compiled: {one_line(error)}") from error
 
-    def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[Scheduled]:
+    def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
         """Make the optimizer use the global step for its schedules; raise JobError for `model.fit`'s own.
 
         A function of the number of replicas is asked for each number: its rate follows those that are left.
@@ -260,7 +260,7 @@ class Network:
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
             rates = [private.rate_of(parts[at]) for parts in (*fewer, self._parts)]
             if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
-                part.learning_rate = scheduled = Scheduled(rates)
+                part.learning_rate = scheduled = GlobalStepSchedule(rates)
                 schedules.append(scheduled)
         return schedules
 
@@ -330,7 +330,7 @@ class Network:
         variables = list(optimizer.variables)
         if len(variables) > len(self.slots):  # in some versions of Keras a rate that follows the replicas is no variable there
             pairs = zip(private.parts(optimizer), self._parts, strict=True)
-            rates = {id(private.rate_of(one)) for one, part in pairs if isinstance(private.rate_of(part), Scheduled)}
+            rates = {id(private.rate_of(one)) for one, part in pairs if isinstance(private.rate_of(part), GlobalStepSchedule)}
             variables = [variable for variable in variables if id(variable) not in rates]
         for variable, value in zip(variables, own[count:], strict=True):
             private.attach(variable, value)

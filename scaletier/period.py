@@ -19,7 +19,7 @@ _ALONE_SECONDS = 0.25
 
 
 @dataclass
-class Period:
+class SyncPeriod:
     """The number K: fixed, or the smallest that keeps synchronization to a seventh of the compute time.
 
     It is measured in the last rounds. Whatever an exchange takes, a round is short enough to end in time. `most` bounds a K
@@ -35,7 +35,7 @@ class Period:
     _rounds: list[tuple[int, float, float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, asked: int | None, replicas: int, max_steps: int) -> Period:
+    def of(cls, asked: int | None, replicas: int, max_steps: int) -> SyncPeriod:
         """Return the K of a flag, or None for a measured one."""
         if asked:
             return cls(asked, True)

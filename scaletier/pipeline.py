@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from scaletier import checkpoint, data
+from scaletier.chief import ChiefTasks
 from scaletier.cluster import Cluster, await_peers
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
-from scaletier.keeper import Keeper
 from scaletier.lines import train_line
+from scaletier.local_steps import DivergedError, Round, figures
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import brought, is_lost_host
 from scaletier.runtime import (
@@ -33,7 +34,6 @@ from scaletier.runtime import (
     say_device,
 )
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
-from scaletier.walk import DivergedError, Round, figures
 
 tf = import_tensorflow()
 
@@ -84,7 +84,7 @@ class ModelParallel:
         with tf.device(self._stages[0].device):
             self._iterator = iter(source.elsewhere(0, 1, int(self.step) - int(position.begin)))
         chief_arguments = self._network, self, Batch.of(source.element_spec).inputs, evaluated, position, int(self.step)
-        self._keeper = Keeper(job, flags, *chief_arguments)
+        self._keeper = ChiefTasks(job, flags, *chief_arguments)
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scaletier.claims import Claims
 from scaletier.lines import train_line
-from scaletier.period import Period
-from scaletier.walk import DivergedError, Round
+from scaletier.local_steps import DivergedError, Round
+from scaletier.period import SyncPeriod
+from scaletier.step_budget import StepBudget
 
 # The master waits for others to be prepared this long at least, and this many times as long as it took itself.
 _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
@@ -32,7 +32,7 @@ class Progress:
     """The shared state of the replicas, each a thread of the chief's process: master and workers."""
 
     def __init__(self, step: int, max_steps: int, workers: int, every: int | None = None) -> None:
-        self.claims = Claims(step, max_steps, 1 + workers, every=every)
+        self.claims = StepBudget(step, max_steps, 1 + workers, every=every)
         self.rounds = 0
         self.paces: dict[str, Pace] = {}
         self.failure: Exception | None = None
@@ -92,7 +92,7 @@ class Replica:
     name: str
     leads: bool
     take: Callable[[Any, int, int, int], tuple[Any, Round]]
-    period: Period
+    period: SyncPeriod
     log_interval: float
     emit: Callable[[str], None]
     devices: int = 1

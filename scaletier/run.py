@@ -91,10 +91,10 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     errors = import_tensorflow().errors
 
     from scaletier.checkpoint import CheckpointError
+    from scaletier.chief import PreemptedError
     from scaletier.data import DataError, batch_errors
-    from scaletier.keeper import PreemptedError
+    from scaletier.local_steps import DivergedError
     from scaletier.private import check_keras, is_lost_host
-    from scaletier.walk import DivergedError
 
     try:
         check_keras()

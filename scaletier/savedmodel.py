@@ -9,10 +9,10 @@ from typing import Any
 from scaletier import checkpoint
 from scaletier.data import Source
 from scaletier.job import Job, JobError
+from scaletier.local_steps import State
 from scaletier.network import Batch, Network
 from scaletier.private import is_lost_host, tables
 from scaletier.runtime import import_tensorflow, one_line, say
-from scaletier.walk import State
 
 tf = import_tensorflow()
 

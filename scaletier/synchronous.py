@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from scaletier import checkpoint, data
+from scaletier.chief import ChiefTasks
 from scaletier.cluster import Cluster
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
-from scaletier.keeper import Keeper
 from scaletier.lines import train_line
+from scaletier.local_steps import DivergedError, Round, State, begin_own, figures, numbers, run_local_steps
 from scaletier.network import Batch, Network
 from scaletier.private import is_lost_host
 from scaletier.runtime import (
@@ -33,7 +34,6 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import DivergedError, Round, State, begin_own, figures, numbers, walk
 
 tf = import_tensorflow()
 
@@ -85,7 +85,7 @@ class Synchronous:
         position = checkpoint.DataPosition(self._source, reader)
         self._data_begin = position.begin
         chief_arguments = self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, position, step
-        self._keeper = Keeper(job, flags, *chief_arguments) if self._chief else None
+        self._keeper = ChiefTasks(job, flags, *chief_arguments) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
         self._end_epoch = tf.function(self._take_rates, autograph=False)
@@ -185,12 +185,12 @@ class Synchronous:
             tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self._owns)
         )
         position = self.step.read_value()
-        end, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
+        end, loss_sum, metrics = run_local_steps(self._network, self._iterator, start, steps, position, self._devices)
         loss = loss_sum / tf.cast(steps, tf.float32)
         # One message for all: the loss and the metrics are its last numbers.
         results = tf.concat([[loss], metrics], 0)
-        walked = [tf.reshape(after - before, [-1]) for after, before in zip(end.shared, start.shared, strict=True)]
-        mean = self._all_reduce(tf.concat([*walked, results], 0)) / float(self._count)
+        delta = [tf.reshape(after - before, [-1]) for after, before in zip(end.shared, start.shared, strict=True)]
+        mean = self._all_reduce(tf.concat([*delta, results], 0)) / float(self._count)
         sizes = [*(spec.size for spec in self._network.shared), results.shape[0]]
         *changes, means = tf.split(mean, sizes)
         with tf.control_dependencies([mean]):  # a round without a mean changes nothing

@@ -21,8 +21,8 @@ from jobs.open import open_store
 from jobs.store import StoreError
 from serving.app import Metrics, app
 from serving.catalog import Catalog
+from serving.manager import ModelManager
 from serving.saved import Saved, tensorflow
-from serving.shelf import Shelf
 
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
         return 1
     metrics = Metrics()
-    shelf = Shelf(
+    shelf = ModelManager(
         Catalog(Limited(store, _STORE_SECONDS)),
         store,
         options.cache,
@@ -81,7 +81,7 @@ def _load(folder: Path) -> Saved:
     return saved
 
 
-def _follow(shelf: Shelf, seconds: float) -> None:
+def _follow(shelf: ModelManager, seconds: float) -> None:
     tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
     wanted_at = time.monotonic()
     while True:

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving import rest
+from serving.manager import LoadedVersion, ModelManager
 from serving.records import LoadState
 from serving.rest import RestError, Tensor
-from serving.shelf import Here, Shelf
 
 MOST_BYTES = 16 << 20
 """The largest request, in bytes of JSON: some three thousand images of MNIST."""
@@ -66,7 +66,7 @@ class Metrics:
         )
         self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
 
-    def text(self, shelf: Shelf) -> bytes:
+    def text(self, shelf: ModelManager) -> bytes:
         """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
         for name, served in shelf.models.items():
@@ -75,7 +75,7 @@ class Metrics:
         return text
 
 
-class Room:
+class RequestMemoryLimit:
     """A limit on the bytes of requests in progress; bytes count once they have arrived."""
 
     def __init__(self) -> None:
@@ -111,10 +111,10 @@ class Room:
             raise RestError(503, "too many large requests at once", 1)
 
 
-def app(shelf: Shelf, metrics: Metrics) -> Starlette:
+def app(shelf: ModelManager, metrics: Metrics) -> Starlette:
     """Return the application; another thread polls `shelf`."""
 
-    room = Room()
+    room = RequestMemoryLimit()
 
     async def status(request: Request) -> Response:
         versions = shelf.there(request.path_params["model"], request.path_params.get("version"))
@@ -218,7 +218,7 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
     return b"".join(pieces)
 
 
-async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arrays:
+async def _computed(here: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:
     assert here.batcher is not None
     try:
         return await asyncio.wait_for(asyncio.wrap_future(here.batcher.put(signature, inputs)), SECONDS)
@@ -226,7 +226,7 @@ async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arr
         raise RestError(504, f"no answer within {SECONDS:.0f} s: ask for fewer instances at once") from None
 
 
-def _status(here: Here) -> dict[str, Any]:
+def _status(here: LoadedVersion) -> dict[str, Any]:
     code = "OK" if here.state is not LoadState.END else "UNKNOWN"
     status = {"error_code": code, "error_message": here.why}
     return {"version": here.name, "state": here.state, "status": status, "deployment": here.token}

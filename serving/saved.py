@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.fetched import NO_SIGNATURE
+from serving.download import NO_SIGNATURE
 from serving.rest import Arrays, RestError, Signature, Tensor
 
 

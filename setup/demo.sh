@@ -19,7 +19,7 @@ if [[ $held == *'"urn"'* ]]; then
   echo "demo: stack $PULUMI_STACK has resources already: \`pulumi destroy --stack $PULUMI_STACK\` first, or \`make demo STACK=other\`" >&2
   exit 2
 fi
-claimed=$(python -m infra.lxd.leftovers --claimed "$PULUMI_STACK")
+claimed=$(python -m infra.lxd.orphans --claimed "$PULUMI_STACK")
 if [ -n "$claimed" ]; then
   echo "demo: stack $PULUMI_STACK has something on this machine already ($claimed): \`make demo STACK=other\` leaves it alone" >&2
   exit 2
@@ -50,7 +50,7 @@ destroy() {
   trap '' INT TERM
   pulumi config rm forceDestroy || true  # the last `pulumi up` counts
   run pulumi destroy --yes --skip-preview --non-interactive
-  leftovers=$(python -m infra.lxd.leftovers "$PULUMI_STACK")
+  leftovers=$(python -m infra.lxd.orphans "$PULUMI_STACK")
   if [ -n "$leftovers" ]; then
     echo "demo: destroy left behind: $leftovers" >&2
     exit 1

@@ -48,6 +48,6 @@ def runtimes(_: Any, action: str | None = None, name: str | None = None, yes: bo
     fab runtimes rm tensorflow-2.20-1a2b3c4d5e6f
     """
     from ops.cluster.cluster import Cluster
-    from ops.train.kept import runtimes as run
+    from ops.train.runtimes import runtimes as run
 
     return run(Cluster.load(), action, name, yes, json)

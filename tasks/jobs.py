@@ -172,7 +172,7 @@ def logs(
     only if the job SUCCEEDED.
     """
     from ops.cluster.cluster import Cluster
-    from ops.logs.wanted import wanted
+    from ops.logs.filters import wanted
     from ops.screen.logs import show_logs
 
     filters = wanted(lines, since, until, grep, severity)

@@ -19,7 +19,7 @@ _WARMUP_STEPS = 80
 _MOST_GROWTH = 8.0
 
 
-class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """The rate of a global step of `max_steps`, for so many replicas."""
 
     def __init__(self, learning_rate: float, max_steps: int, replicas: int) -> None:

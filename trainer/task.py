@@ -70,9 +70,9 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
     """
     import keras
 
-    from trainer.schedule import RiseAndFall
+    from trainer.schedule import WarmupCosineDecay
 
-    rate = RiseAndFall(parsed.learning_rate, parsed.max_steps, replicas)
+    rate = WarmupCosineDecay(parsed.learning_rate, parsed.max_steps, replicas)
     momentum = parsed.momentum
     descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_LONGEST if replicas > 1 else None)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent

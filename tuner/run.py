@@ -21,7 +21,7 @@ from typing import Protocol
 
 from jobs import variables
 from jobs.checked import RecordError
-from jobs.chunks import Folder, Wanted, newest
+from jobs.chunks import Folder, LogFilter, newest
 from jobs.ledger import Ledger, Stored
 from jobs.limited import Limited
 from jobs.open import open_store
@@ -384,7 +384,7 @@ def last_words(log: Path) -> str:
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
     with suppress(OSError, ValueError):
-        entries, _ = newest(Folder(log), Wanted(_LOG_LINES))
+        entries, _ = newest(Folder(log), LogFilter(_LOG_LINES))
         lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     printed = [line for line in lines if line.get("message", "").strip()]
     loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]

@@ -32,7 +32,7 @@ MODELS = {
 }
 
 
-class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
+class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
     """The rate rises for so many updates, and falls along a cosine to the last."""
 
     def __init__(self, highest, rise, updates):
@@ -112,7 +112,7 @@ def train(args, replica):
     steps = math.ceil(args.max_steps / replicas)
     rate = args.learning_rate
     if args.warmup_steps:
-        rate = RiseAndFall(rate, args.warmup_steps / replicas, steps)
+        rate = WarmupCosineDecay(rate, args.warmup_steps / replicas, steps)
     if args.momentum:
         optimizer = functools.partial(keras.optimizers.SGD, momentum=args.momentum, nesterov=True, global_clipnorm=args.clip)
     else:

@@ -13,6 +13,7 @@ from infra.cluster import Cluster, HostFacts
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
 from infra.gcp.config import GcpConfig
+from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall, FirewallArgs
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import Identity, IdentityArgs
@@ -23,7 +24,6 @@ from infra.gcp.network import ClusterNetwork, NetworkArgs
 from infra.gcp.ready import Ready
 from infra.gcp.runtime import Runtime
 from infra.gcp.storage import Storage, StorageArgs
-from infra.gcp.survey import Survey
 from infra.gcp.zones import Place
 from infra.inventory import Power
 from infra.runtime.recipe import Recipe, recipe
@@ -51,7 +51,7 @@ class Found:
     cost: Cost | None = None
     bucket_left: bool = False
     _: KW_ONLY
-    survey: Survey
+    survey: Discovery
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from infra import backend
 from infra.findings import Finding, broken, ok, warning
 from infra.gcp.api import ApiError, get_json, session
-from infra.gcp.leftovers import configuration, of_stack
+from infra.gcp.orphans import configuration, of_stack
 from infra.templates import ROOT
 
 Inventory = Mapping[str, Any] | None
@@ -49,11 +49,11 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         yield warning(
             f"{len(resources)} resources at Google bear the stack's name, and its state, {backend.url(ROOT)}, has none: "
             "another state may have them",
-            f"set {backend.URL} to that state; python -m infra.gcp.leftovers lists them",
+            f"set {backend.URL} to that state; python -m infra.gcp.orphans lists them",
         )
         return
     yield from (
-        warning(f"{item.kind} {item.name} is in no state", "python -m infra.gcp.leftovers --delete") for item in resources
+        warning(f"{item.kind} {item.name} is in no state", "python -m infra.gcp.orphans --delete") for item in resources
     )
     if not resources:
         yield ok("all that bears the stack's names is in its state")

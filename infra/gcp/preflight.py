@@ -12,8 +12,8 @@ from typing import Any
 import requests
 
 from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
+from infra.gcp.discovery import ExistingHost
 from infra.gcp.machines import MACHINES, Machine
-from infra.gcp.survey import Hosted
 from infra.gcp.zones import Place
 from infra.runtime.recipe import FOLDER
 from infra.spec import Accelerator, ClusterSpec
@@ -52,7 +52,7 @@ def preflight(
     stack: str,
     get: Get,
     machines: Mapping[str, Machine] = MACHINES,
-    there: Sequence[Hosted] | None = None,
+    there: Sequence[ExistingHost] | None = None,
 ) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
 
@@ -104,7 +104,7 @@ def needs(
 
 
 def taken(
-    there: Sequence[Hosted] | None, machines: Mapping[str, Machine], disk_type: str, limits: Mapping[str, float]
+    there: Sequence[ExistingHost] | None, machines: Mapping[str, Machine], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
     """Return the maximal use of the quotas by the stack's hosts, or None if it is unknown."""
     used: Counter[str] = Counter()

@@ -17,10 +17,10 @@ from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
 from infra.gcp.cluster import Found, GcpCluster, GcpClusterArgs
 from infra.gcp.config import GcpConfig
+from infra.gcp.discovery import Discovery, survey
 from infra.gcp.machines import Machine
 from infra.gcp.names import names
 from infra.gcp.preflight import keeps, preflight
-from infra.gcp.survey import Survey, survey
 from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, SpecError
 from infra.state import State
@@ -88,7 +88,7 @@ def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> 
     return Found(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, has_bucket, survey=result)
 
 
-def _say(seen: Survey, choice: Sequence[Place]) -> None:
+def _say(seen: Discovery, choice: Sequence[Place]) -> None:
     """Report the chosen zone and the next one: only an update learns that a zone has no more hosts."""
     others = [place.zone for place in choice if place != seen.place]
     if others:
@@ -108,17 +108,17 @@ def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
     if there and not known:
         raise TargetError(
             f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
-            "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.leftovers). Take another name"
+            "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.orphans). Take another name"
         )
 
 
-def _warn_unrecorded(seen: Survey, state: State) -> None:
+def _warn_unrecorded(seen: Discovery, state: State) -> None:
     """Warn about hosts that a killed update created and did not record: they cost money."""
     recorded = state.of("compute/instance:Instance")
     if unrecorded := [host.name for host in seen.there or () if host.name not in recorded]:
         pulumi.log.warn(
             f"{', '.join(unrecorded)} at Google and not in the state, left by an update that did not end: "
-            "python -m infra.gcp.leftovers --delete removes them, then pulumi up"
+            "python -m infra.gcp.orphans --delete removes them, then pulumi up"
         )
 
 

@@ -18,7 +18,7 @@ from infra.lxd.bucket import found, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded
 from infra.lxd.layout import Names
-from infra.lxd.leftovers import orphans, own
+from infra.lxd.orphans import orphans, own
 from infra.lxd.preflight import BRIDGED
 from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier
 from infra.templates import ROOT

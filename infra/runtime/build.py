@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from infra.runtime import pip
+from infra.runtime.atomic_dir import beside, making, settle
 from infra.runtime.recipe import Recipe
-from infra.runtime.whole import beside, making, settle
 from infra.templates import ROOT
 
 KEPT = ROOT / ".cache" / "hosts"

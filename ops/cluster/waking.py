@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from infra.inventory import Inventory, Power
-from jobs.power import Asker, NoAnswerError, PowerError
+from jobs.power import NoAnswerError, PowerError, StartClient
 from ops import terminal
 from ops.cluster.fanout import fan_out
 from ops.cluster.remote import Fleet
@@ -79,7 +79,7 @@ def _start(inventory: Inventory) -> Callable[[str], None]:
     requests, power = inventory.start_requests(operator=True), inventory.power
     assert requests is not None
     assert power is not None
-    return Asker(requests, cache(lambda: _token(power))).request_start
+    return StartClient(requests, cache(lambda: _token(power))).request_start
 
 
 def _token(power: Power) -> str:

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from jobs.chunks import TOO_SLOW, Position, Wanted
-from jobs.lease import Watch
+from jobs.chunks import TOO_SLOW, LogFilter, Position
+from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.tender import Tender
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
 from ops.logs import waits
+from ops.logs.heuristics import read
 from ops.logs.lines import Line, follow_command, parse_printed, too_slow
 from ops.logs.merge import WINDOW_SECONDS, Merge
-from ops.logs.readings import read
 
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
@@ -77,7 +77,7 @@ class Follower:
         ledger: Ledger,
         record: JobRecord,
         replicas: Iterable[str],
-        wanted: Wanted,
+        wanted: LogFilter,
         ticks: bool = False,
     ) -> None:
         """Follow these replicas.
@@ -102,8 +102,8 @@ class Follower:
         self._ending, self._left = threading.Event(), threading.Event()
         self._look = threading.Event()
         self._streams: dict[str, Stream] = {}
-        self._silence = Watch(time.monotonic)
-        self._tender = Tender(ledger, Watch(time.monotonic), me())
+        self._silence = ChangeTimer(time.monotonic)
+        self._tender = QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
         self._ahead: list[str] = []
         self._job = record
         self._records: Mapping[str, ReplicaRecord] = {}

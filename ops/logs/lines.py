@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from jobs import chunks
-from jobs.chunks import Position, Wanted
+from jobs.chunks import LogFilter, Position
 from ops.errors import UsageError
 
 LOG_DIR = "/var/lib/scaletier/logs"
@@ -38,12 +38,12 @@ class Line:
         return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def read_command(job_id: str, wanted: Wanted) -> str:
+def read_command(job_id: str, wanted: LogFilter) -> str:
     """Print what is wanted of a job's log on a host; exits with NO_LOG where there is none."""
     return _command(job_id, wanted, "read")
 
 
-def follow_command(job_id: str, wanted: Wanted, position: Position | None = None) -> str:
+def follow_command(job_id: str, wanted: LogFilter, position: Position | None = None) -> str:
     """Return the command that prints a job's log from a position, and each new line, until stdin ends.
 
     The end of stdin shows the host that there is no reader: without a terminal, a closed connection kills no process.
@@ -51,7 +51,7 @@ def follow_command(job_id: str, wanted: Wanted, position: Position | None = None
     return _command(job_id, wanted, "follow", *([f"{position.life} {position.offset}"] if position else []))
 
 
-def _command(job_id: str, wanted: Wanted, *arguments: str) -> str:
+def _command(job_id: str, wanted: LogFilter, *arguments: str) -> str:
     return shlex.join([*_PYTHON, _source(), f"{LOG_DIR}/{job_id}", json.dumps(wanted), *arguments])
 
 
@@ -80,7 +80,7 @@ def parse_line(text: str, replica: str, before: str = "") -> Line:
         return Line(before, "INFO", replica, text)
 
 
-def of_source(source: chunks.Source, replica: str, wanted: Wanted, position: Position | None = None) -> Iterator[Line]:
+def of_source(source: chunks.Source, replica: str, wanted: LogFilter, position: Position | None = None) -> Iterator[Line]:
     """Yield the selected lines of a log, from a position if there is one, like the command on a host."""
     if position is None and wanted.lines is not None:
         entries: Iterable[chunks.Entry] = chunks.newest(source, wanted)[0]
@@ -99,7 +99,7 @@ def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
     return heapq.merge(*logs, key=lambda line: line.time)
 
 
-def too_slow(wanted: Wanted) -> UsageError:
+def too_slow(wanted: LogFilter) -> UsageError:
     """Return the error for a pattern that takes too long on a line."""
     what = f"--grep {wanted.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
     return UsageError(f"{what}: a repetition of what repeats itself, as in (a+)+, is what to avoid")

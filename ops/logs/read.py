@@ -8,7 +8,7 @@ from itertools import chain
 
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.chunks import NO_LOG, TOO_SLOW, Position, SlowError, Wanted
+from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter, Position, SlowError
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
@@ -50,7 +50,7 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
         return False
 
 
-def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool) -> JobRecord | None:
+def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note, Waiting
 
@@ -143,7 +143,7 @@ def selected(record: JobRecord, text: str) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted) -> dict[str, Iterator[Line]]:
+def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, Iterator[Line]]:
     """Return each replica's lines, from its host or from the bucket, read lazily.
 
     Raises:
@@ -182,7 +182,7 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: 
 class _HostLog:
     """A host's output of a log, read only as far as it is consumed."""
 
-    def __init__(self, stream: Stream, name: str, wanted: Wanted) -> None:
+    def __init__(self, stream: Stream, name: str, wanted: LogFilter) -> None:
         """Wait for its beginning; HostError where the host cannot say whether there is a log."""
         self._stream, self._name, self._wanted = stream, name, wanted
         self._pieces = stream.pieces()
@@ -234,7 +234,7 @@ class _Archived:
         return self._bucket.read_part(f"{self._folder}/{name}", start, end)
 
 
-def _searched(lines: Iterator[Line], wanted: Wanted) -> Iterator[Line]:
+def _searched(lines: Iterator[Line], wanted: LogFilter) -> Iterator[Line]:
     try:
         yield from lines
     except SlowError:

@@ -15,7 +15,7 @@ from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError, meant
 from ops.models.export import MODEL
-from ops.models.known import catalog_of, existing_model, existing_version
+from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.models.savedmodel import signatures
 from ops.package import package
 from ops.train.config import Flags

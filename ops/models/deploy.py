@@ -21,12 +21,12 @@ from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import loaded, server
 from ops.models.export import MODEL, newest
-from ops.models.known import all_models, catalog_of, changed, check_change, find_model
+from ops.models.lookup import all_models, catalog_of, changed, check_change, find_model
 from ops.models.savedmodel import signatures
 from ops.models.versions import shown
 from ops.train.trials import best_of, say_which
 from serving.catalog import Catalog
-from serving.fetched import NO_SIGNATURE
+from serving.download import NO_SIGNATURE
 from serving.records import NAME, Model, Version, VersionState, folder_of
 
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.

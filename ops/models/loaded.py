@@ -28,7 +28,7 @@ def everywhere(cluster: Cluster, name: str, version: str, token: str, started: O
         OpsError: if a server cannot load it.
     """
     down = dict(started.failures)
-    servers = reach.Servers(cluster)
+    servers = reach.ServingClient(cluster)
     with terminal.Step(f"{name} {version}: loading"):
         outcome = cluster.fleet.each(
             started.results,
@@ -45,7 +45,7 @@ def everywhere(cluster: Cluster, name: str, version: str, token: str, started: O
         terminal.note(f"{error}: it loads {name} {version} when it is back")
 
 
-def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version: str, token: str) -> None:
+def _on(cluster: Cluster, servers: reach.ServingClient, host: str, name: str, version: str, token: str) -> None:
     """Wait until one server has loaded it.
 
     Raises:
@@ -78,7 +78,7 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
         time.sleep(_POLL_SECONDS)
 
 
-def _asked(servers: reach.Servers, host: str, path: str) -> reach.Answer:
+def _asked(servers: reach.ServingClient, host: str, path: str) -> reach.Answer:
     """Return a server's answer; one that accepts the request and never answers counts as down."""
     try:
         return servers.ask_one(host, "GET", path)
@@ -90,7 +90,7 @@ def _asked(servers: reach.Servers, host: str, path: str) -> reach.Answer:
 
 def nowhere(cluster: Cluster, name: str, version: str) -> None:
     """Wait until all servers that answer have unloaded it, for a limited time."""
-    servers, deadline = reach.Servers(cluster), time.monotonic() + _GONE_SECONDS
+    servers, deadline = reach.ServingClient(cluster), time.monotonic() + _GONE_SECONDS
 
     def gone(host: str) -> None:
         path = f"/v1/models/{name}/versions/{version}"

@@ -15,7 +15,7 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import reach
-from ops.models.known import catalog_of, existing_version, served_model
+from ops.models.lookup import catalog_of, existing_version, served_model
 from serving.records import VersionState
 
 # The time for a server to start, and to load the model.
@@ -111,7 +111,7 @@ def _no_number(word: str) -> Any:
 
 def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """Send the requests in order, and return the answers. Hosts that are new get their server first."""
-    servers = reach.Servers(cluster)
+    servers = reach.ServingClient(cluster)
     with terminal.Step("asking the model server") as step:
         servers.bring()
         advance = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
@@ -123,7 +123,7 @@ def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[st
         return answers
 
 
-def _answer(servers: reach.Servers, path: str, body: bytes) -> dict[str, Any]:
+def _answer(servers: reach.ServingClient, path: str, body: bytes) -> dict[str, Any]:
     """Return the answer; retry while servers load the model."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:

@@ -38,7 +38,7 @@ Answer = tuple[int, Any]
 """The status and the JSON of an answer."""
 
 
-class Servers:
+class ServingClient:
     """Client of the model servers, for many threads.
 
     A request may reach several of them, as predictions change nothing.

@@ -12,7 +12,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, HostError, OpsError
 from ops.models import reach
-from ops.models.known import catalog_of, served_model
+from ops.models.lookup import catalog_of, served_model
 from ops.models.server import LOOPBACK
 
 
@@ -20,7 +20,7 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, SERVING_PORT)
-    servers = reach.Servers(cluster)
+    servers = reach.ServingClient(cluster)
     try:
         with Forward(servers, LOOPBACK, ports) as forward:
             forward.port_there = SERVING_PORT
@@ -39,7 +39,7 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
         return DONE
 
 
-def hold(servers: reach.Servers) -> NoReturn:
+def hold(servers: reach.ServingClient) -> NoReturn:
     """Keep a server in front that answers, until none of their hosts can be reached: OpsError."""
     servers.settle()
     while True:

@@ -9,8 +9,8 @@ from typing import Any
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.models import loaded, seen
-from ops.models.known import NONE, all_models, catalog_of, changed, check_change, existing_model, existing_version, find_model
+from ops.models import loaded, server_status
+from ops.models.lookup import NONE, all_models, catalog_of, changed, check_change, existing_model, existing_version, find_model
 from serving.catalog import Catalog
 from serving.records import NAME, Model, Version, VersionState, folder_of
 
@@ -20,7 +20,7 @@ def models(cluster: Cluster, as_json: bool) -> int:
     present, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
-    seen_by = seen.look(cluster, present)
+    seen_by = server_status.look(cluster, present)
     if as_json:
         listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in present]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
@@ -29,11 +29,17 @@ def models(cluster: Cluster, as_json: bool) -> int:
         terminal.note(NONE)
         return DONE
     rows = [
-        (m.name, m.default, seen.told(seen_by.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
+        (
+            m.name,
+            m.default,
+            server_status.told(seen_by.get((m.name, m.default), [])),
+            len(m.there),
+            terminal.local_time(m.createTime),
+        )
         for m in present
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
-    for line in seen.complaints(seen_by):
+    for line in server_status.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -41,7 +47,7 @@ def models(cluster: Cluster, as_json: bool) -> int:
 def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
-    seen_by = seen.look(cluster, [record])
+    seen_by = server_status.look(cluster, [record])
     if as_json:
         terminal.as_json([shown(record, version, seen_by) for version in record.there])
         return DONE
@@ -50,7 +56,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
             v.name,
             v.state,
             "default" if v.name == record.default else "",
-            seen.told(seen_by.get((record.name, v.name), [])),
+            server_status.told(seen_by.get((record.name, v.name), [])),
             v.jobId or v.origin,
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
@@ -61,7 +67,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     for v in record.there:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
-    for line in seen.complaints(seen_by):
+    for line in server_status.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -132,7 +138,7 @@ def _done(record: Model, version: str, as_json: bool) -> int:
     return DONE
 
 
-def shown(model: Model, version: Version, seen_by: seen.Seen | None = None) -> dict[str, Any]:
+def shown(model: Model, version: Version, seen_by: server_status.Seen | None = None) -> dict[str, Any]:
     """Return a version for programs, with its state on the servers if they were queried."""
     servers = [asdict(each) for each in seen_by.get((model.name, version.name), [])] if seen_by is not None else None
     return {

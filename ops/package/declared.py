@@ -111,7 +111,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Declared:
+class TrainerConfig:
     """A trainer's declaration: `strategies` by name, `default` its default one, `export` a module.
 
     `tensorflow` are the minor versions that it knows, none if any will do. `exits` hold for every strategy, which may declare
@@ -179,7 +179,7 @@ _KEYS: Mapping[str, Check] = {
 }
 
 
-def read(files: Mapping[str, bytes], package: str) -> Declared:
+def read(files: Mapping[str, bytes], package: str) -> TrainerConfig:
     """Parse a package's declaration; `files` maps a path such as `trainer/task.py` to its content.
 
     Raises:
@@ -205,7 +205,7 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
     pace, pass_job_dir = _pace(declaration.get("plan", {})), declaration.get("passJobDir", True)
     versions = declaration.get("tensorflow", ())
     data, notified = _data(declaration.get("data"), path), declaration.get("notify", "")
-    return Declared(data, strategies, default, pace, export, pass_job_dir, versions, exits, notified)
+    return TrainerConfig(data, strategies, default, pace, export, pass_job_dir, versions, exits, notified)
 
 
 def _exits(given: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def merged(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return {**exits, **remaining, **above}
 
 
-def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: bool) -> None:
+def check_tensorflow(told: TrainerConfig, package: str, lines: Iterable[str], whole: bool) -> None:
     """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow.
 
     Raises:
@@ -238,7 +238,7 @@ def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: 
     )
 
 
-def read_archive(archive: bytes, package: str) -> Declared:
+def read_archive(archive: bytes, package: str) -> TrainerConfig:
     """Parse the declaration in a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # For all other files the name is enough.

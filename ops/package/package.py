@@ -92,7 +92,7 @@ class Package:
         return hashlib.sha256(self.archive).hexdigest()
 
     @property
-    def declared(self) -> declared.Declared:
+    def declared(self) -> declared.TrainerConfig:
         """Its declaration."""
         return declared.read(self.files, self.name)
 

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from infra.inventory import Inventory
-from infra.runtime.whole import key, making
+from infra.runtime.atomic_dir import key, making
 from infra.spec import PYTHON
 from ops import terminal
 from ops.cluster.inventory import Runtimes, require_runtimes

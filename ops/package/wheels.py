@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from infra.runtime.atomic_dir import key, making
 from infra.runtime.pip import for_hosts
-from infra.runtime.whole import key, making
 from infra.spec import PYTHON
 from ops import terminal
 from ops.cluster.inventory import ROOT

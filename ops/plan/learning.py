@@ -55,7 +55,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Law:
+class StepsModel:
     """Each of n replicas takes `least` + `noise` / n steps to the target; neither number is below 0."""
 
     least: float
@@ -76,13 +76,13 @@ class Learned:
 
     target: Target
     strategy: str
-    law: Law
+    law: StepsModel
     most: int
 
     @classmethod
     def of(cls, made: Mapping[str, Any]) -> Learned:
         """Parse a plan's `until`."""
-        law = Law(made["leastSteps"], made["noiseSteps"])
+        law = StepsModel(made["leastSteps"], made["noiseSteps"])
         most = max(run["replicas"] for run in made["runs"])
         return cls(Target(made["metric"], made["value"]), made["strategy"], law, most)
 
@@ -161,7 +161,7 @@ def best(wanted: Target, told: Sequence[Told]) -> Told | None:
     return max(points, key=lambda point: sign * point.values[wanted.metric], default=None)
 
 
-def fit(points: Sequence[tuple[int, float]]) -> Law:
+def fit(points: Sequence[tuple[int, float]]) -> StepsModel:
     """Fit the law to measurements: pairs of replicas and steps of them all together.
 
     Non-negative least squares of the relative error of the steps. At least two numbers of replicas must differ.
@@ -172,15 +172,16 @@ def fit(points: Sequence[tuple[int, float]]) -> Law:
     pp, pq, qq = sum(p * p for p, _ in rows), sum(p * q for p, q in rows), sum(q * q for _, q in rows)
     determinant = pp * qq - pq * pq
     if determinant > 0:
-        law = Law((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
+        law = StepsModel((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
         if law.least >= 0 and law.noise >= 0:
             return law
     # If one of the two would be negative, the best fit has it at 0.
     return min(
-        (Law(p / pp, 0.0), Law(0.0, q / qq)), key=lambda law: sum((law.least * p + law.noise * q - 1) ** 2 for p, q in rows)
+        (StepsModel(p / pp, 0.0), StepsModel(0.0, q / qq)),
+        key=lambda law: sum((law.least * p + law.noise * q - 1) ** 2 for p, q in rows),
     )
 
 
-def largest_error(law: Law, points: Sequence[tuple[int, float]]) -> float:
+def largest_error(law: StepsModel, points: Sequence[tuple[int, float]]) -> float:
     """Return the largest deviation of the law from a measurement, in percent."""
     return max(100 * abs(law.steps(count) / steps - 1) for count, steps in points)

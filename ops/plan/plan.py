@@ -23,7 +23,7 @@ from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.package import package
-from ops.package.declared import Declared, Pace
+from ops.package.declared import Pace, TrainerConfig
 from ops.plan import learning, rehearsal, runs
 from ops.plan.learning import Learned, Target
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
@@ -217,7 +217,7 @@ def _unpacked(built: package.Package) -> Iterator[Path]:
         yield Path(place)
 
 
-def _environment(folder: Path, output: Path, declared: Declared) -> dict[str, str]:
+def _environment(folder: Path, output: Path, declared: TrainerConfig) -> dict[str, str]:
     """Return the environment of every process of a job."""
     env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
@@ -225,12 +225,12 @@ def _environment(folder: Path, output: Path, declared: Declared) -> dict[str, st
     return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
 
 
-def _alone(args: Sequence[str], declared: Declared) -> Sequence[str]:
+def _alone(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:
     """Return the arguments of a single process, without those for replicas in step."""
     return dropped(args, [STRATEGY]) if declared.strategies else args
 
 
-def strategy_of(declared: Declared, chosen: str | None) -> str:
+def strategy_of(declared: TrainerConfig, chosen: str | None) -> str:
     """Return the strategy of a job. A trainer that declares no strategies uses parameter servers.
 
     Raises:
@@ -243,7 +243,7 @@ def strategy_of(declared: Declared, chosen: str | None) -> str:
     return name
 
 
-def models(declared: Declared) -> dict[str, Model]:
+def models(declared: TrainerConfig) -> dict[str, Model]:
     """Return the models of the trainer's strategies that declare their exchange, else all models."""
     declared_models = {name: MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange}
     return declared_models or MODELS
@@ -274,7 +274,7 @@ def tier_shape(spec: ClusterSpec) -> Shape:
     return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 
 
-def path(module: str, args: Sequence[str], declared: Declared) -> Path:
+def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
     """Return the path of a job's plan: the same if arguments differ only where a step costs the same.
 
     Those are the job's length, how it shares the work, how often it evaluates, and its paths.
@@ -282,7 +282,7 @@ def path(module: str, args: Sequence[str], declared: Declared) -> Path:
     return _path(module, args, _no_work(declared))
 
 
-def _no_work(declared: Declared) -> list[str]:
+def _no_work(declared: TrainerConfig) -> list[str]:
     """Return the flags that change nothing of what a step costs."""
     pace = declared.plan
     return [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag]

@@ -10,14 +10,14 @@ from typing import Any
 from infra.inventory import Host, Inventory
 from infra.spec import Role, network_gbits
 from jobs import progress
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
-from ops.package.declared import Declared
+from ops.package.declared import TrainerConfig
 from ops.plan import rehearsal
 from ops.plan.learning import Learned, crossing
 from ops.plan.plan import as_dict, models, period_of, read, strategy_of
@@ -74,7 +74,7 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     content = read(whole["module"], whole["args"])
     declared = read_package(cluster.bucket, job_id, whole).declared
     chief = inventory.chief.name
-    log = read_logs(cluster, record, [chief], Wanted())[chief]
+    log = read_logs(cluster, record, [chief], LogFilter())[chief]
     messages = [line.message for line in log if progress.tells(line.message)]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
@@ -87,7 +87,7 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     return Checked(content, prediction, measured, learned, reached(learned, messages) if learned else None)
 
 
-def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: Declared) -> Learned | None:
+def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> Learned | None:
     """Return a plan's law of the job's way to a target.
 
     A step costs the same however many a job has, but a law depends on that number: learning rates fall by it.
@@ -120,7 +120,7 @@ def reached(learned: Learned, messages: Sequence[str]) -> float | None:
     return None
 
 
-def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: Declared) -> Prediction:
+def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: TrainerConfig) -> Prediction:
     """Predict the job's steps/s on this cluster. A trainer without strategies uses parameter servers."""
     return models(declared)[strategy_of(declared, strategy)](work, shape(inventory, per_cpu))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import paths
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.firsterror import earliest
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
@@ -200,7 +200,7 @@ def _has_secrets(found: Found) -> bool:
 
 
 def _logs(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, list[Line]]:
-    return {name: list(log) for name, log in read_logs(cluster, record, names, Wanted(lines=LINES)).items()}
+    return {name: list(log) for name, log in read_logs(cluster, record, names, LogFilter(lines=LINES)).items()}
 
 
 def _shown(line: Line) -> str:

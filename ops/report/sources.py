@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jobs import paths, progress
 from jobs.checked import RecordError
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import StoreError
@@ -123,7 +123,7 @@ def tried(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -
 
 def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[Line]]:
     with terminal.Step(f"reading the logs of {record.jobId}"):
-        logs = read_logs(cluster, record, replica_names(record), Wanted())
+        logs = read_logs(cluster, record, replica_names(record), LogFilter())
         return {name: [line for line in log if _tells(line)] for name, log in logs.items()}
 
 

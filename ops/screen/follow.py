@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from ops.cluster.cluster import Cluster
 from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
@@ -17,7 +17,7 @@ from ops.screen.job import JobScreen
 REFRESH_SECONDS = 0.25
 
 
-def follow(cluster: Cluster, record: JobRecord, replicas: Iterable[str], wanted: Wanted) -> JobRecord | None:
+def follow(cluster: Cluster, record: JobRecord, replicas: Iterable[str], wanted: LogFilter) -> JobRecord | None:
     """Show the job until it ends, then leave its last state on the terminal.
 
     Returns:

@@ -11,8 +11,8 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
+from ops.logs.heuristics import Reading, Unit, read
 from ops.logs.lines import Line, clock
-from ops.logs.readings import Reading, Unit, read
 from ops.screen.picture import SEVERITIES, Picture, Row, Span, Table, bar, cell, harmless, height, state
 from ops.screen.series import Pace, Series, sparkline
 from ops.screen.trials import TrialScreen

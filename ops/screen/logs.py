@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
@@ -19,7 +19,7 @@ def show_logs(
     cluster: Cluster,
     selection: str | None,
     job_id: str | None,
-    wanted: Wanted,
+    wanted: LogFilter,
     follow: bool,
     as_json: bool,
     plain: bool = True,
@@ -42,7 +42,7 @@ def show_logs(
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
 
 
-def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool, plain: bool) -> int:
+def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool) -> int:
     """Print the logs until the job ends or the user interrupts; return 0 if the job SUCCEEDED."""
     job_id = record.jobId
     try:
@@ -57,7 +57,7 @@ def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wa
 
 
 def followed(
-    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool, plain: bool
+    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
     """Show the logs as they grow; the job's final record, None where it never came to be seen."""
     if plain or as_json or not terminal.has_screen():

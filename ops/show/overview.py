@@ -15,7 +15,7 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.screen.picture import Picture, Row, Span, Table, cell, cut, harmless, height, state
 from ops.show.cost import share
-from ops.show.glance import Glance
+from ops.show.snapshot import ClusterSnapshot
 
 _HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "LIMIT", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
 _JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TOOK", "BY", "USD", "BEHIND")
@@ -81,7 +81,7 @@ class Overview:
         return asdict(self)
 
 
-def overview(inventory: Inventory, glance: Glance, moment: str) -> Overview:
+def overview(inventory: Inventory, glance: ClusterSnapshot, moment: str) -> Overview:
     """Return the state of the cluster; `moment` is RFC 3339."""
     whole = share(inventory.hosts, moment)
     reserved = glance.queue.kept()
@@ -91,7 +91,7 @@ def overview(inventory: Inventory, glance: Glance, moment: str) -> Overview:
     return Overview(moment, inventory.stack, inventory.scale_tier, whole.hourlyCost, whole.accruedCost, hosts, jobs)
 
 
-def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: Glance, moment: str) -> HostNow:
+def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: ClusterSnapshot, moment: str) -> HostNow:
     job_id, name = (held[0].jobId, held[1]) if held else (None, None)
     record = glance.replicas.get((job_id, name)) if job_id and name else None
     job = glance.jobs.get(job_id) if job_id else None
@@ -120,7 +120,7 @@ def _state(job: JobRecord | None, name: str | None, record: ReplicaRecord | None
     return str(record.state) if record else None
 
 
-def _job(entry: Entry, glance: Glance, moment: str) -> JobNow:
+def _job(entry: Entry, glance: ClusterSnapshot, moment: str) -> JobNow:
     record = glance.jobs.get(entry.jobId)
     created = record.createTime if record else entry.createTime
     started = record.startTime if record else None

@@ -12,8 +12,8 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, one_line
 from ops.screen.picture import Picture, Row
-from ops.show.glance import Looker
 from ops.show.overview import Overview, overview, picture
+from ops.show.snapshot import SnapshotReader
 
 REFRESH_SECONDS = 0.4
 # A bucket that is slow, or is paid by the read, is polled less often: this share of the time is spent on polls.
@@ -22,7 +22,7 @@ _LOOKING = 0.1
 
 def top(cluster: Cluster, once: bool, as_json: bool) -> int:
     """Show the cluster until Ctrl-C, with exit code 0; only once for `once`, JSON or without a terminal."""
-    looker = Looker(cluster.ledger)
+    looker = SnapshotReader(cluster.ledger)
     with terminal.Step("looking at the cluster"):
         first = _look(cluster, looker)
     if as_json:
@@ -34,12 +34,12 @@ def top(cluster: Cluster, once: bool, as_json: bool) -> int:
     return DONE
 
 
-def _look(cluster: Cluster, looker: Looker) -> Overview:
+def _look(cluster: Cluster, looker: SnapshotReader) -> Overview:
     glance = looker.look()
     return overview(cluster.inventory, glance, now())
 
 
-def _stay(cluster: Cluster, looker: Looker, seen: Overview) -> None:
+def _stay(cluster: Cluster, looker: SnapshotReader, seen: Overview) -> None:
     """Refresh until Ctrl-C; leave the last state on the terminal."""
     from ops.screen.draw import Screen, leave
 

@@ -21,7 +21,7 @@ from ops.cluster.inventory import require_runtimes
 from ops.errors import UsageError, meant
 from ops.package import declared as declaration
 from ops.package import runtimes
-from ops.package.declared import Declared, Strategy, merged
+from ops.package.declared import Strategy, TrainerConfig, merged
 from ops.package.runtimes import Runtime
 from ops.train import arguments, environment, fitness, part, tuning
 from ops.train.program import readers
@@ -89,7 +89,7 @@ class Job:
     job_dir: str
     policy: Mapping[str, Any]
     priority: int = 0
-    declared: Declared = field(default_factory=Declared)
+    declared: TrainerConfig = field(default_factory=TrainerConfig)
     labels: Mapping[str, str] = field(default_factory=dict)
     job_dir_flag: str | None = None
     use_chief: bool = True
@@ -145,7 +145,7 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def told_job_dir(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None) -> str | None:
+def told_job_dir(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
     """Return the flag by which a trainer gets its output folder, as every one in Cloud ML, or None.
 
     `files` are as of `program.readers`.
@@ -252,7 +252,7 @@ def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: 
         yield f"args in {where}: ignored, the command line has others"
 
 
-def _job_dir_flag(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
+def _job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
     """Return the flag for the output folder; with `asked`, also if the trainer knows none, like Cloud ML."""
     if asked and files is not None:
         return arguments.job_dir_flag(files) or "--job-dir"
@@ -273,7 +273,7 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
     return tuning.hosts(tuned, inventory)
 
 
-def _notify(flags: Flags, config: Mapping[str, Any], declared: Declared) -> str:
+def _notify(flags: Flags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
     """Return the notification target by the command line, config.yaml or the package; empty for none."""
     if flags.notify is not None:
         return notify(flags.notify, "--notify")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from infra.inventory import Inventory
 from infra.spec import Role
 from ops.errors import UsageError
-from ops.package.declared import Declared
+from ops.package.declared import TrainerConfig
 from ops.train.arguments import STRATEGY
 from ops.train.part import Counts
 
 _NOT_FOR_OUTPUT = ("data", "cluster", "models")
 
 
-def check_strategy(name: str | None, declared: Declared, inventory: Inventory, wanted: Counts) -> None:
+def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, wanted: Counts) -> None:
     """Check that the trainer knows a strategy, None for its default, and that the part has its roles.
 
     A trainer that declares none may know any.

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from infra.inventory import Inventory
-from infra.runtime.whole import key
+from infra.runtime.atomic_dir import key
 from ops.package.package import Package
 from ops.package.runtimes import Runtime, pinned
 from ops.train.config import Job

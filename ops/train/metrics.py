@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from jobs import progress
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
@@ -51,7 +51,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     if not (names := replica_names(record)):
         return {}
     try:
-        log = read_logs(cluster, record, names[:1], Wanted())
+        log = read_logs(cluster, record, names[:1], LogFilter())
         if metrics := progress.final_metrics(line.message for line in log.get(names[0], [])):
             return metrics
         output = find(cluster, record)

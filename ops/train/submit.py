@@ -19,14 +19,14 @@ from infra.templates import ROOT as HERE
 from jobs import lease as leases
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.lease import Lease, Watch
+from jobs.lease import ChangeTimer, Lease
 from jobs.notification import Notification
 from jobs.notification import shown as shown_target
 from jobs.queue import Entry
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.store import StoreError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
-from jobs.tender import Tender
 from ops import terminal
 from ops.cluster import host_files
 from ops.cluster.bucket import Bucket, upload_missing
@@ -180,7 +180,7 @@ def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
         jobs = [find_job(ledger, entry.jobId) for entry in ahead]
         return [job.lease if job and not job.final else None for job in jobs]
 
-    before, tender = present(), Tender(ledger, Watch(time.monotonic), me())
+    before, tender = present(), QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
     with terminal.Step("looking whether who has the hosts lives"):
         while True:
             now = present()

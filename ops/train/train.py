@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from infra.inventory import Inventory
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.ledger import Ledger, Stored
 from jobs.paths import DATA
 from jobs.placement import place
@@ -331,7 +331,7 @@ def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
 
     job_id, names = job.jobId, replica_names(job)
     try:
-        record = followed(cluster, job, names, Wanted(), False, plain)
+        record = followed(cluster, job, names, LogFilter(), False, plain)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.spec import Role
-from jobs.study import METRIC_TAG, Algorithm, Goal, Known, Parameter, ParameterType, ScaleType, Study, Trial
+from jobs.study import METRIC_TAG, Algorithm, Goal, Parameter, ParameterType, PriorTrial, ScaleType, Study, Trial
 from ops import checks
 from ops.checks import Check, check_mapping
 from ops.errors import UsageError
@@ -255,7 +255,7 @@ def resumed(study: Study, before: Study | None, trials: Sequence[Trial]) -> Stud
             raise UsageError(
                 f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
             )
-    prior_trials = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
+    prior_trials = [PriorTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
     if not prior_trials:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
     result = replace(study, earlier=[*before.earlier, *prior_trials])

@@ -16,7 +16,7 @@ from browser import Browser
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
@@ -34,7 +34,7 @@ def seen(job: str, seconds: float) -> Picture:
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)
     screen, until = JobScreen(record, names), time.monotonic() + seconds
-    for event in Follower(cluster.fleet, cluster.ledger, record, names, Wanted(), ticks=True).events():
+    for event in Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(), ticks=True).events():
         take(screen, event, time.time())
         if time.monotonic() > until:
             break

@@ -21,7 +21,7 @@ from waiting import limit, wait_for
 from infra.lxd import project
 from infra.lxd.api import client
 from infra.lxd.layout import Names
-from infra.lxd.leftovers import claimed, leftovers, own
+from infra.lxd.orphans import claimed, leftovers, own
 from infra.lxd.seal import running
 
 ROOT = Path(__file__).resolve().parents[2]

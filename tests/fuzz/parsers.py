@@ -32,8 +32,8 @@ from ops import terminal
 from ops.checks import check_mapping, read_yaml
 from ops.cluster import inventory
 from ops.errors import UsageError
-from ops.logs import lines, readings
-from ops.logs.wanted import wanted
+from ops.logs import heuristics, lines
+from ops.logs.filters import wanted
 from ops.models.savedmodel import signatures
 from ops.package import declared, hostpython, wheels
 from ops.report import evaluation
@@ -100,7 +100,7 @@ def _said(data: bytes) -> object:
     said = [*splitter.feed(data[:half], 0.0), *splitter.half(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
     for number, text in enumerate(said):
         line = made.add(text, float(number))
-        readings.read(text)
+        heuristics.read(text)
         shown = terminal.harmless(line.message, colours=True)
         assert "\n" not in shown
         assert "\x1b]" not in shown
@@ -123,7 +123,7 @@ class _Chunks:
 
 def _stored(data: bytes) -> object:
     source = _Chunks(data)
-    some = chunks.Wanted(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
+    some = chunks.LogFilter(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
     return [*lines.of_source(source, "master-0", some)], chunks.newest(source, some)
 
 

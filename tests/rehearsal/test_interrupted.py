@@ -30,7 +30,7 @@ def stack(records: Cloud) -> Iterator[Stack]:
 
 def leftovers(stack: Stack, *arguments: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "infra.gcp.leftovers", *arguments],
+        [sys.executable, "-m", "infra.gcp.orphans", *arguments],
         cwd=stack.folder,
         env={**stack.env, "PATH": f"{BIN}:{os.environ['PATH']}", "PULUMI_STACK": stack.name},
         capture_output=True,

@@ -17,9 +17,9 @@ from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violatio
 
 from jobs import paths, records
 from jobs.checked import RecordError
-from jobs.lease import Watch
+from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
@@ -291,12 +291,12 @@ class Cluster:
 
     # Who acts
 
-    def starter(self, process: Process) -> Starter | None:
+    def starter(self, process: Process) -> HostStarter | None:
         """Return the client that starts hosts, if there can be one."""
         if self.starts_from is None:
             return None
         names = [host.name for host in self.hosts]
-        return Starter(self.ask, names, process.clock, partial(self.world.wake, 1.0))
+        return HostStarter(self.ask, names, process.clock, partial(self.world.wake, 1.0))
 
     def ask(self, name: str) -> str:
         """Answer a request to start a host."""
@@ -389,7 +389,7 @@ class Cluster:
     def _cancel(self, process: Process, job_id: str) -> None:
         story = self.stories[job_id]
         canceller = Canceller(
-            Ledger(SimulatedStore(process), process.sleep), Watch(process.clock), process.name, job_id, b"{}", LEASE
+            Ledger(SimulatedStore(process), process.sleep), ChangeTimer(process.clock), process.name, job_id, b"{}", LEASE
         )
         if paths.job(job_id) not in self.world.objects:
             return

@@ -11,14 +11,14 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.ledger import Stored
 from jobs.queue import Entry
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.store import Conflict
 from jobs.submitter import OvertakenError, Submitter
-from jobs.tender import Tender
 from replica.leader import Leader
 
 
-class BlockedForEver(Tender):
+class BlockedForEver(QueueMonitor):
     """A submitter's leftovers are never cleared: a fab train that died blocks the cluster."""
 
     def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
@@ -82,7 +82,7 @@ class ByTheWallClock(Leader):
 def put_back(rule: str) -> Iterator[None]:
     """Play with one of the old rules in place."""
     target, old = {
-        "blocked for ever": ("replica.agent.Tender", BlockedForEver),
+        "blocked for ever": ("replica.agent.QueueMonitor", BlockedForEver),
         "a submitter wakes late": ("cluster.Submitter", WakesLate),
         "leaders by the wall clock": ("replica.reporter.Leader", ByTheWallClock),
         "hosts stay off": ("replica.leader.to_start", lambda job, view: []),

@@ -18,7 +18,7 @@ from pulumi.runtime.settings import get_root_resource, set_root_resource
 
 from infra.connection import files
 from infra.gcp.catalogue import kept
-from infra.gcp.survey import Survey
+from infra.gcp.discovery import Discovery
 from infra.gcp.zones import Place
 from infra.spec import ClusterSpec
 from infra.state import READ
@@ -144,10 +144,10 @@ class Monitor(MockMonitor):
         return answer
 
 
-def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
+def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
     """Return the discovery of a place that cannot be queried."""
     known = kept(choice[0].zone)
-    return Survey(choice[0], known.settled(spec), known)
+    return Discovery(choice[0], known.settled(spec), known)
 
 
 Program = Callable[..., Stack]

@@ -9,7 +9,7 @@ from fakegoogle import FakeGoogle
 
 from infra.findings import look
 from infra.gcp import doctor
-from infra.gcp.leftovers import Left
+from infra.gcp.orphans import Left
 
 INSTANCE = "projects/my-project-1/zones/z/instances/st-dev"
 
@@ -57,7 +57,7 @@ def test_what_is_in_no_state_is_named_with_what_takes_it_away(monkeypatch: pytes
     monkeypatch.setattr(doctor, "of_stack", lambda _: (left, known))
     (found,) = doctor.belongings(None)
     assert (found.severity, found.what) == ("warning", "instance st-dev-ps-7 is in no state")
-    assert found.mend == "python -m infra.gcp.leftovers --delete"
+    assert found.mend == "python -m infra.gcp.orphans --delete"
     known = False
     (found,) = doctor.belongings(None)
     assert "1 resources at Google bear the stack's name" in found.what

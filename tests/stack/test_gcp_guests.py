@@ -12,7 +12,7 @@ from stackmocks import PROJECT, ZONE, Program, Recorder, unseen
 from test_bad_input import GOOD, refusal
 
 from infra.gcp import target as gcp_target
-from infra.gcp.survey import Subnet, Survey
+from infra.gcp.discovery import Discovery, Subnet
 from infra.gcp.zones import Place
 from infra.spec import ClusterSpec
 
@@ -26,9 +26,9 @@ OWN = '{"worker": "trainers@my-project-1.iam.gserviceaccount.com"}'
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Google have that subnet."""
 
-    def seen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
+    def seen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
         found = unseen(spec, choice)
-        return Survey(found.place, found.spec, found.catalogue, (), Subnet(LINK, NETWORK, "the-host", True, RANGE))
+        return Discovery(found.place, found.spec, found.catalogue, (), Subnet(LINK, NETWORK, "the-host", True, RANGE))
 
     def new_resource(self: Recorder, args: Any) -> Any:
         name, outputs = kept(self, args)

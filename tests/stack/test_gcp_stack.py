@@ -108,7 +108,7 @@ def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch:
     target._warn_unrecorded(SimpleNamespace(there=there), state)  # type: ignore[arg-type]
     (line,) = said
     assert line.startswith("worker-3 at Google and not in the state")
-    assert "python -m infra.gcp.leftovers --delete" in line
+    assert "python -m infra.gcp.orphans --delete" in line
 
 
 @pytest.mark.parametrize(

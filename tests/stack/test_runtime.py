@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.gcp import ready
-from infra.runtime import build, whole
+from infra.runtime import atomic_dir, build
 from infra.runtime.recipe import Recipe, recipe
 from infra.spec import Accelerator
 
@@ -113,7 +113,7 @@ def test_another_who_makes_the_same_may_be_first(
     def slow(recipe: Recipe, site: Path, told: bool) -> None:
         monkeypatch.setattr(build, "_install", install)
         with monkeypatch.context() as other:
-            other.setattr(whole.os, "getpid", lambda: 1)  # which runs
+            other.setattr(atomic_dir.os, "getpid", lambda: 1)  # which runs
             make(SMALL)
         install(recipe, site, told)
 
@@ -155,7 +155,7 @@ def test_it_is_on_the_disk_before_it_has_its_name(
     def sync() -> None:
         synced.append((there.exists(), [path.name for path in kept.rglob("*")]))
 
-    monkeypatch.setattr(whole.os, "sync", sync)
+    monkeypatch.setattr(atomic_dir.os, "sync", sync)
     assert make(SMALL) == there
     ((named, what),) = synced
     assert not named

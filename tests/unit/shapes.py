@@ -47,7 +47,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.train.data.data": {"uploaded": "fab data put", "removed": "fab data rm", "": "fab data"},
     "ops.train.delete._delete": "fab delete, fab prune",
     "ops.train.delete.prune": "fab delete, fab prune",
-    "ops.train.kept.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
+    "ops.train.runtimes.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
     "ops.train.preview.show": "fab train --dry-run",
     "ops.train.reproduce._show": "fab reproduce",
     "ops.train.train.run_told": "fab train, fab cancel, fab wait, fab predict --batch",

@@ -31,7 +31,7 @@ from ops.cluster.inventory import parse
 from ops.models import server
 from ops.package import push
 from ops.train import render
-from replica import lending
+from replica import scoped_credentials
 
 host = module("host")
 PLACES = ("/etc/", "/opt/", "/var/lib/")
@@ -408,9 +408,9 @@ def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inve
 
 def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
     lend, _, run = root_helper.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
-    assert lend == "cd /opt/scaletier && venv/bin/python -m replica.lending gs://b/jobs/job01/output"
-    assert lending.PORT in shlex.split(run)
-    told, argv = told_of(line_of(run.replace(lending.PORT, "4321")))
+    assert lend == "cd /opt/scaletier && venv/bin/python -m replica.scoped_credentials gs://b/jobs/job01/output"
+    assert scoped_credentials.PORT in shlex.split(run)
+    told, argv = told_of(line_of(run.replace(scoped_credentials.PORT, "4321")))
     assert argv == ["sh"]
     assert "Environment=GCE_METADATA_HOST=127.0.0.1:4321 GCE_METADATA_IP=127.0.0.1:4321" in told
     assert not [each for each in told if each.startswith("BindPaths=")]

@@ -133,11 +133,11 @@ def test_a_part_of_a_share_of_a_core() -> None:
 
 
 def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
-    from trainer.schedule import RiseAndFall
+    from trainer.schedule import WarmupCosineDecay
 
     defaults = flags.parse(["--train-data", "x", "--eval-data", "x"])
     told = {name: flag(learning._MWMS, name) for name in ("--learning-rate", "--warmup-steps", "--max-steps", "--momentum")}
-    ours = RiseAndFall(defaults.learning_rate, int(flag(learning._OURS, "--max-steps")), 1 + len(WORKERS))
+    ours = WarmupCosineDecay(defaults.learning_rate, int(flag(learning._OURS, "--max-steps")), 1 + len(WORKERS))
     for step in (0, 50, 199, 700, 1499):
         rise = min(1.0, (step + 1) / told["--warmup-steps"])
         fall = 0.5 + 0.5 * math.cos(math.pi * (step + 1) / told["--max-steps"])

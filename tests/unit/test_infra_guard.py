@@ -12,7 +12,7 @@ import requests
 from pylxd.exceptions import NotFound
 
 from infra import guard
-from infra.guard import Change, Hurt
+from infra.guard import AffectedJob, Change
 from infra.spec import ScaleTier, preset
 from infra.target import TargetError
 from jobs import paths
@@ -68,8 +68,8 @@ class Files:
 )
 def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
     assert guard.hurt(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.there.get) == [
-        Hurt("peers", "job peers has worker-0, worker-1", goes_on),
-        Hurt("large", "job large waits for hosts of which too few stay"),
+        AffectedJob("peers", "job peers has worker-0, worker-1", goes_on),
+        AffectedJob("large", "job large waits for hosts of which too few stay"),
     ]
     assert guard.hurt(queue(), Change(["evaluator-0"]), files.there.get) == []
     files.there[paths.plan("peers")] = b"{"
@@ -95,7 +95,7 @@ def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[s
 
 def test_a_host_that_is_made_anew_is_taken_from_its_job_too_and_left_to_those_that_wait(warned: list[str]) -> None:
     files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
-    assert guard.hurt(queue(), change, files.there.get) == [Hurt("peers", "job peers has worker-0")]
+    assert guard.hurt(queue(), change, files.there.get) == [AffectedJob("peers", "job peers has worker-0")]
     guard.check(change, files.there.get, files.create, preview=True, allowed=False)
     assert warned.pop().startswith(
         "this takes evaluator-0 away and makes worker-0, ps-0 anew, and job peers has worker-0: pulumi up"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import chunks
-from jobs.chunks import BEGINNING, Chunk, Entry, Folder, Position, Reader, SlowError, Wanted, chunks_of, cut, first, newest
+from jobs.chunks import BEGINNING, Chunk, Entry, Folder, LogFilter, Position, Reader, SlowError, chunks_of, cut, first, newest
 
 LIFE = 1769860800
 
@@ -66,7 +66,7 @@ def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes],
     source = Memory(log, split(len(log)), b"half")
     chunks._FROM_THE_END, before = step, chunks._FROM_THE_END
     try:
-        found, behind = newest(source, Wanted(many))
+        found, behind = newest(source, LogFilter(many))
     finally:
         chunks._FROM_THE_END = before
     assert lines_of(found) == log[max(len(log) - many, 0) :]
@@ -137,13 +137,13 @@ def test_what_was_cut_is_told_in_its_place() -> None:
     }
     whole = lines_of(Reader(source).entries())
     assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
-    assert lines_of(newest(source, Wanted(100))[0]) == whole
-    assert lines_of(newest(source, Wanted(5))[0]) == log[25:]
+    assert lines_of(newest(source, LogFilter(100))[0]) == whole
+    assert lines_of(newest(source, LogFilter(5))[0]) == log[25:]
     time = json.loads(log[26])["time"]
-    assert lines_of(newest(source, Wanted(100, since=time))[0]) == log[26:], "it was before that"
+    assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "it was before that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(Reader(source).entries())[0])["message"]
-    assert lines_of(newest(source, Wanted(100))[0]) == lines_of(Reader(source).entries())
+    assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(Reader(source).entries())
 
 
 def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
@@ -163,7 +163,7 @@ def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
 def test_a_time_is_found_without_reading_all(since: int, until: int, many: int | None) -> None:
     log = [text(n) for n in range(60)]
     source = Memory(log, [6] * 10)
-    wanted = Wanted(many, json.loads(text(since))["time"], json.loads(text(until))["time"])
+    wanted = LogFilter(many, json.loads(text(since))["time"], json.loads(text(until))["time"])
     entries = newest(source, wanted)[0] if many else Reader(source, first(source, wanted), wanted).entries()
     expected = log[since : until + 1]
     assert lines_of(entries) == (expected[-many:] if many else expected)
@@ -171,28 +171,28 @@ def test_a_time_is_found_without_reading_all(since: int, until: int, many: int |
 
 def test_the_end_of_a_long_log_is_read_alone() -> None:
     source = Memory([text(n % 60) for n in range(50_000)], [10_000] * 5)
-    assert len(newest(source, Wanted(100))[0]) == 100
+    assert len(newest(source, LogFilter(100))[0]) == 100
     assert source.asked <= 1 << 15
     source.asked = 0
-    list(Reader(source, first(source, Wanted(since="2027")), Wanted(since="2027")).entries())
+    list(Reader(source, first(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
     assert source.asked <= len(source.files[min(source.files)]) + 5 * 256
 
 
 def test_severities_and_patterns() -> None:
     log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
     source = Memory(log, [4, 6])
-    assert lines_of(Reader(source, wanted=Wanted(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
-    assert lines_of(newest(source, Wanted(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
-    assert lines_of(newest(source, Wanted(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
-    assert Wanted(severity="ERROR", pattern="no").fits(b"no line of a log")
-    assert not Wanted(pattern="no").fits(b"yes")
+    assert lines_of(Reader(source, wanted=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
+    assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
+    assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
+    assert LogFilter(severity="ERROR", pattern="no").fits(b"no line of a log")
+    assert not LogFilter(pattern="no").fits(b"yes")
 
 
 def test_a_pattern_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
     with pytest.raises(SlowError):
-        Wanted(pattern="(a+)+$").fits(text(1, message="a" * 60 + "b"))
-    assert Wanted(pattern="a+").fits(text(1, message="aa"))
+        LogFilter(pattern="(a+)+$").fits(text(1, message="a" * 60 + "b"))
+    assert LogFilter(pattern="a+").fits(text(1, message="aa"))
 
 
 def ran(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:

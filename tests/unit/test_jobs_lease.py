@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replicahosts import Clock
 
-from jobs.lease import Lease, Watch
+from jobs.lease import ChangeTimer, Lease
 
 
 def test_a_lease_in_other_hands() -> None:
@@ -35,7 +35,7 @@ def test_an_earlier_life_s_lease_is_one_s_own(lease: Lease, meant: bool) -> None
 
 def test_silence_is_what_was_seen_of_it() -> None:
     clock = Clock()
-    watch = Watch(clock)
+    watch = ChangeTimer(clock)
     seen = []
     for value, seconds in (("a", 0.0), ("a", 2.0), ("a", 3.0), ("b", 1.0), ("b", 4.0), ("a", 1.0)):
         clock.pass_(seconds)
@@ -45,7 +45,7 @@ def test_silence_is_what_was_seen_of_it() -> None:
 
 def test_who_looks_away_saw_nothing() -> None:
     clock = Clock()
-    watch = Watch(clock)
+    watch = ChangeTimer(clock)
     watch.see("x", "a")
     clock.pass_(600.0)
     assert watch.see("x", "a") == 5.0
@@ -55,7 +55,7 @@ def test_who_looks_away_saw_nothing() -> None:
 
 def test_keys_are_apart_and_can_be_forgotten() -> None:
     clock = Clock()
-    watch = Watch(clock)
+    watch = ChangeTimer(clock)
     watch.see("x", None)
     clock.pass_(1.0)
     assert watch.see("y", None) == 0.0

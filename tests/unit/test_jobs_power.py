@@ -13,7 +13,7 @@ import pytest
 from replicahosts import Clock
 
 from jobs import power
-from jobs.power import Asker, NoAnswerError, PowerError, Starter
+from jobs.power import HostStarter, NoAnswerError, PowerError, StartClient
 from jobs.records import Power
 
 START, TOKEN, PREEMPTED = "https://compute/worker-0/start", "http://metadata/token", "http://metadata/preempted"
@@ -64,11 +64,11 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
 def test_a_host_is_started_by_a_post_with_the_host_s_own_token(put: Put) -> None:
     web = put(Web())
-    assert Asker(POWER).start("worker-0") == ""
+    assert StartClient(POWER).start("worker-0") == ""
     assert web.asked == [("GET", TOKEN, {"Flavor": "G"}), ("POST", START, {"Authorization": "Bearer t1"})]
-    assert Asker(POWER, lambda: "mine").start("worker-0") == ""
+    assert StartClient(POWER, lambda: "mine").start("worker-0") == ""
     assert web.asked[-1] == ("POST", START, {"Authorization": "Bearer mine"})
-    assert Asker(POWER).hosts == {"worker-0", "worker-1"}
+    assert StartClient(POWER).hosts == {"worker-0", "worker-1"}
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_a_host_is_started_by_a_post_with_the_host_s_own_token(put: Put) -> None
 )
 def test_why_a_host_is_not_started_is_one_line(put: Put, answer: Any, said: str) -> None:
     put(Web(**{START: answer}))
-    assert Asker(POWER).start("worker-0") == said
+    assert StartClient(POWER).start("worker-0") == said
 
 
 @pytest.mark.parametrize("answer", [TimeoutError("timed out"), BadStatusLine("HTTP/9")])
 def test_no_answer_is_told_from_a_refusal(put: Put, answer: Exception) -> None:
     put(Web(**{START: answer}))
     with pytest.raises(NoAnswerError):
-        Asker(POWER).request_start("worker-0")
+        StartClient(POWER).request_start("worker-0")
     put(Web(**{START: (503, b"{}")}))
     with pytest.raises(PowerError) as refused:
-        Asker(POWER).request_start("worker-0")
+        StartClient(POWER).request_start("worker-0")
     assert not isinstance(refused.value, NoAnswerError)
 
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"no JSON"])
 def test_without_a_token_nobody_is_asked(put: Put, answer: bytes) -> None:
     web = put(Web(**{TOKEN: answer}))
-    assert Asker(POWER).start("worker-0") == f"{TOKEN} gives no token"
+    assert StartClient(POWER).start("worker-0") == f"{TOKEN} gives no token"
     assert [url for _, url, _ in web.asked] == [TOKEN]
 
 
@@ -114,8 +114,8 @@ def test_without_a_token_nobody_is_asked(put: Put, answer: bytes) -> None:
 )
 def test_a_host_asks_whether_it_is_taken_back(put: Put, answer: Any, yes: bool) -> None:
     put(Web(**{PREEMPTED: answer}))
-    assert Asker(POWER).preempted() is yes
-    assert not Asker(Power({}, TOKEN)).preempted()
+    assert StartClient(POWER).preempted() is yes
+    assert not StartClient(Power({}, TOKEN)).preempted()
 
 
 class Site:
@@ -125,7 +125,7 @@ class Site:
         self.clock, self.answer = Clock(), ""
         self.asked: list[str] = []
         self.work: list[Callable[[], None]] = []
-        self.starter = Starter(self.start, ["worker-0", "worker-1"], self.clock, self.work.append)
+        self.starter = HostStarter(self.start, ["worker-0", "worker-1"], self.clock, self.work.append)
 
     def start(self, host: str) -> str:
         self.asked.append(host)
@@ -176,7 +176,7 @@ def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
         work(host)
         raise RuntimeError("odd")
 
-    site.starter = Starter(start, ["worker-0"], site.clock, site.work.append)
+    site.starter = HostStarter(start, ["worker-0"], site.clock, site.work.append)
     for _ in range(3):
         with pytest.raises(RuntimeError):
             site.want("worker-0")

@@ -49,7 +49,7 @@ def test_the_shipped_trainer_says_so() -> None:
     assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
     evaluated = progress.evaluated(lines.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
     assert evaluated == progress.Told(9, {"loss": 0.5, "top-3 accuracy": 0.75})
-    measured = period.Period.of(None, 2, 10_000)
+    measured = period.SyncPeriod.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
     assert progress.period([measured.told]) == measured.steps

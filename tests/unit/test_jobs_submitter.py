@@ -12,15 +12,15 @@ from replicahosts import Clock, Flaky
 
 from jobs import paths
 from jobs.folder import Folder
-from jobs.lease import Lease, Watch
+from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.queue import Entry
+from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
 from jobs.store import StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
-from jobs.tender import Tender
 
 HOSTS = ["master-0", "worker-0"]
 LEASE = 15.0
@@ -38,7 +38,7 @@ class Bucket:
         self.root = root
         self.clock = Clock()
         self.ledger = Ledger(Folder(root), sleep=lambda _: None)
-        self.tender = Tender(self.ledger, Watch(self.clock), "tender", LEASE)
+        self.tender = QueueMonitor(self.ledger, ChangeTimer(self.clock), "tender", LEASE)
 
     def submitter(self, me: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object) -> Submitter:
         self.store = Flaky(Folder(self.root))
@@ -46,7 +46,7 @@ class Bucket:
         return Submitter(Ledger(self.store, sleep=lambda _: None), record, me, max_wait)
 
     def canceller(self, job_id: str = "job01") -> Canceller:
-        return Canceller(self.ledger, Watch(self.clock), "canceller", job_id, b"{}", LEASE)
+        return Canceller(self.ledger, ChangeTimer(self.clock), "canceller", job_id, b"{}", LEASE)
 
     def stored(self, job_id: str = "job01") -> Stored[JobRecord]:
         stored = self.ledger.job(job_id)
@@ -334,7 +334,7 @@ def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
 def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
     bucket.submitter().claim(may_wait=True)
     store = Flaky(Folder(bucket.root))
-    other = Tender(Ledger(store, sleep=lambda _: None), Watch(bucket.clock), "other", LEASE)
+    other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
         bucket.tender.tend()
         other.tend()
@@ -423,8 +423,8 @@ def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> Non
         asked.append(host)
         return ""
 
-    starter = Starter(start, HOSTS, bucket.clock, lambda work: work())
-    bucket.tender = Tender(bucket.ledger, Watch(bucket.clock), "tender", LEASE, starter)
+    starter = HostStarter(start, HOSTS, bucket.clock, lambda work: work())
+    bucket.tender = QueueMonitor(bucket.ledger, ChangeTimer(bucket.clock), "tender", LEASE, starter)
     submitter = bucket.submitter()
     submitter.claim(may_wait=True)
     bucket.ledger.create_plan(Plan("job01", HOSTS, "task", [], {}))

@@ -12,7 +12,7 @@ from test_tuner_run import World
 
 from infra.inventory import Inventory
 from jobs import variables
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
@@ -187,7 +187,7 @@ def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: P
     cluster.bucket = open_bucket(bucket, lambda: None)
     record = alone.record().ended("master-0 could not start its replica.\nmore")
     with pytest.raises(OpsError) as error:
-        read_logs(cluster, record, ["master-0"], Wanted())
+        read_logs(cluster, record, ["master-0"], LogFilter())
     why = (
         "job job01 is FAILED (master-0 could not start its replica), and left no log of master-0: fab describe job01 says more"
     )

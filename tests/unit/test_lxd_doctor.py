@@ -16,11 +16,11 @@ from test_lxd_firewall import Kernel
 from infra import backend
 from infra import doctor as general
 from infra.findings import Finding, Severity, broken, look
-from infra.lxd import doctor, leftovers, nft
+from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
 from infra.lxd.layout import Names, address
-from infra.lxd.leftovers import Orphan
+from infra.lxd.orphans import Orphan
 from infra.lxd.project import Owner
 from infra.spec import ScaleTier, preset
 
@@ -149,12 +149,12 @@ class Machine:
         self.networks: list[str] = []
         self.tables: list[str] = []
         self.bridges = folder / "net"
-        monkeypatch.setattr(leftovers, "owners", lambda: self.owners)
-        monkeypatch.setattr(leftovers, "client", self.client)
-        monkeypatch.setattr(leftovers, "tables", lambda: self.tables)
-        monkeypatch.setattr(leftovers, "_BRIDGES", str(self.bridges))
+        monkeypatch.setattr(orphans, "owners", lambda: self.owners)
+        monkeypatch.setattr(orphans, "client", self.client)
+        monkeypatch.setattr(orphans, "tables", lambda: self.tables)
+        monkeypatch.setattr(orphans, "_BRIDGES", str(self.bridges))
         monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": []})
-        monkeypatch.setattr(leftovers, "ROOT", folder)
+        monkeypatch.setattr(orphans, "ROOT", folder)
         monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
 
     def client(self, project: str = "default") -> SimpleNamespace:
@@ -164,12 +164,12 @@ class Machine:
 
     def has(self, key: str, state: str, *hosts: str, stack: str = "local", kept: bool = False) -> str:
         project = f"scaletier-{stack}-{key}"
-        self.owners.append(Owner(project, stack, str(leftovers.ROOT), kept, state))
+        self.owners.append(Owner(project, stack, str(orphans.ROOT), kept, state))
         self.hosts[project] = list(hosts)
         return project
 
     def orphans(self, stacks: set[str] | None = None) -> list[Orphan]:
-        return leftovers.orphans(stacks)
+        return orphans.orphans(stacks)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_state_that_does_not_open_is_a_warning_and_nothing_is_an_orphan(
         raise backend.BackendError("the state in x cannot be read: no")
 
     monkeypatch.setattr(backend, "ask", ask)
-    there.has("abcdef", backend.own_url(leftovers.ROOT))
+    there.has("abcdef", backend.own_url(orphans.ROOT))
     monkeypatch.setattr(backend, "mentions", lambda *_: None)
     assert told(doctor.belongings(None)) == [("warning", "the state in x cannot be read: no")]
     monkeypatch.setattr(backend, "ask", lambda *_: '[{"name": "organization/scaletier/local"}]')

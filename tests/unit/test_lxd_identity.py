@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.lxd import identity, leftovers, project
+from infra.lxd import identity, orphans, project
 from infra.lxd.api import LxdError
 from infra.lxd.layout import Names
 from infra.lxd.project import Owner, kept
@@ -27,7 +27,7 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> list[Owner]:
     """Return the projects on this machine, as a test sets them."""
     found: list[Owner] = []
     monkeypatch.setattr(project, "owners", lambda: found)
-    monkeypatch.setattr(leftovers, "owners", lambda: found)
+    monkeypatch.setattr(orphans, "owners", lambda: found)
     return found
 
 
@@ -71,7 +71,7 @@ def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPa
 def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    here = str(leftovers.ROOT)
+    here = str(orphans.ROOT)
     owners += [
         Owner("scaletier-local-aaaaaa", "local", "/elsewhere", False),
         Owner("scaletier-prod-bbbbbb", "prod", here, False),
@@ -84,37 +84,37 @@ def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], 
     ]
     processes = [SimpleNamespace(pid=number, info={"cmdline": line}) for number, line in enumerate(lines)]
     networks = SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in ("stbbbbbb", "stdddddd", "docker0")])
-    monkeypatch.setattr(leftovers, "client", lambda: SimpleNamespace(networks=networks))
-    monkeypatch.setattr(leftovers, "tables", lambda: ["scaletier_aaaaaa", "scaletier_cccccc", "filter"])
-    monkeypatch.setattr(leftovers.psutil, "net_if_addrs", lambda: {"stdddddd": [], "staaaaaam0": [], "start": []})
-    monkeypatch.setattr(leftovers.psutil, "process_iter", lambda _: processes)
+    monkeypatch.setattr(orphans, "client", lambda: SimpleNamespace(networks=networks))
+    monkeypatch.setattr(orphans, "tables", lambda: ["scaletier_aaaaaa", "scaletier_cccccc", "filter"])
+    monkeypatch.setattr(orphans.psutil, "net_if_addrs", lambda: {"stdddddd": [], "staaaaaam0": [], "start": []})
+    monkeypatch.setattr(orphans.psutil, "process_iter", lambda _: processes)
     astray = ["network stdddddd", "nft table scaletier_cccccc", "process 1 (dnsmasq --interface=stcccccc  x)"]
-    assert leftovers.leftovers("local") == astray
-    assert leftovers.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *astray]
+    assert orphans.leftovers("local") == astray
+    assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *astray]
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", here, True)]
-    assert leftovers.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
-    assert leftovers.own("prod") == [Names("scaletier-prod-bbbbbb")]
+    assert orphans.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
+    assert orphans.own("prod") == [Names("scaletier-prod-bbbbbb")]
     owners.append(Owner("scaletier-prod-ffffff", "prod", here, False, "gs://team"))
-    assert len(leftovers.own("prod")) == 2
+    assert len(orphans.own("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    assert leftovers.own("prod") == [Names("scaletier-prod-ffffff")], "that of the state in use"
+    assert orphans.own("prod") == [Names("scaletier-prod-ffffff")], "that of the state in use"
     owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
-    assert leftovers.own("prod") == [Names("scaletier-prod-ffffff")]
+    assert orphans.own("prod") == [Names("scaletier-prod-ffffff")]
     monkeypatch.delenv("PULUMI_BACKEND_URL")
-    assert leftovers.own("prod") == [Names("scaletier-prod-bbbbbb")]
+    assert orphans.own("prod") == [Names("scaletier-prod-bbbbbb")]
 
 
 def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(leftovers.ROOT)
+    here = str(orphans.ROOT)
     owners += [
         Owner("scaletier-local-aaaaaa", "local", here, kept=False),
         Owner("scaletier-local-bbbbbb", "local", "/gone/scaletier", kept=True),
         Owner("scaletier-prod-cccccc", "prod", here, kept=True),
     ]
-    monkeypatch.setattr(leftovers, "pool_of", {"scaletier-local-bbbbbb": "fast"}.get)
-    assert leftovers.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
-    assert leftovers.main(["--up"]) == "scaletier-local-aaaaaa"
-    local, prod = leftovers.main(["--kept"]).splitlines()
+    monkeypatch.setattr(orphans, "pool_of", {"scaletier-local-bbbbbb": "fast"}.get)
+    assert orphans.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
+    assert orphans.main(["--up"]) == "scaletier-local-aaaaaa"
+    local, prod = orphans.main(["--kept"]).splitlines()
     assert "bucket of stack local stays: the next stack of that name in /gone/scaletier takes it up" in local
     remove = (
         "lxc storage volume delete fast bucket --project scaletier-local-bbbbbb && lxc project delete scaletier-local-bbbbbb"
@@ -122,17 +122,17 @@ def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monk
     assert f"`{remove}` removes it" in local
     assert "`lxc project delete scaletier-prod-cccccc` removes it" in prod
     with pytest.raises(LxdError, match="say a stack"):
-        leftovers.main(["--claimed"])
+        orphans.main(["--claimed"])
 
 
 def test_what_a_new_stack_of_a_name_finds(owners: list[Owner], tmp_path: Path) -> None:
-    here, bucket = str(leftovers.ROOT), " (its bucket, which was to be retained)"
+    here, bucket = str(orphans.ROOT), " (its bucket, which was to be retained)"
     owners += [
         Owner("scaletier-demo-aaaaaa", "demo", str(tmp_path), kept=True),
         Owner("scaletier-demo-bbbbbb", "demo", str(tmp_path), kept=False),
         Owner("scaletier-prod-cccccc", "prod", here, kept=False),
     ]
-    assert leftovers.main(["--claimed", "demo"]) == "", "another checkout's, which is there"
+    assert orphans.main(["--claimed", "demo"]) == "", "another checkout's, which is there"
     owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", kept=True))
-    assert leftovers.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
-    assert leftovers.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"
+    assert orphans.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
+    assert orphans.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"

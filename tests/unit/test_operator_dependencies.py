@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 OURS = frozenset({"infra", "jobs", "ops", "predictor", "replica", "scaletier", "serving", "tasks", "trainer", "tuner"})
 # Of the rooms for hosts, what runs here as well.
-SHARED = ("serving/catalog.py", "serving/fetched.py", "serving/records.py", "predictor/request.py")
+SHARED = ("serving/catalog.py", "serving/download.py", "serving/records.py", "predictor/request.py")
 RECORDS = ("records", "tfrecord", "mnist", "manifest", "own", "table", "images", "progress", "request")
 # Of the library what comes with its import, and that of TensorFlow.
 LIBRARY = ("__init__", "cluster", "estimator", "flags", "job", "run", "runtime")

@@ -18,7 +18,7 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
-from ops.models.known import catalog_of
+from ops.models.lookup import catalog_of
 from predictor.request import FILE, Request
 from serving.records import Version
 

@@ -11,7 +11,7 @@ from opsdata import inventory_json, put_job
 
 from infra.inventory import Inventory
 from jobs.folder import Folder
-from jobs.lease import Watch
+from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -123,7 +123,7 @@ def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixt
 
 def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
     put_job(ledger, JobRecord("job03", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=1.25))
-    ended = Canceller(ledger, Watch(lambda: 0.0), "ann", "job03", b"{}", seconds=0.0).step()
+    ended = Canceller(ledger, ChangeTimer(lambda: 0.0), "ann", "job03", b"{}", seconds=0.0).step()
     assert ended is not None
     assert ended.cost == pytest.approx(1.25 * seconds_between(MADE, ended.endTime) / 3600, abs=1e-4)
     stored = ledger.job("job03")

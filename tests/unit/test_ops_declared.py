@@ -14,7 +14,7 @@ from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.package import declared, package
-from ops.package.declared import FILE, LIBRARY, Data, Declared, Pace, Strategy
+from ops.package.declared import FILE, LIBRARY, Data, Pace, Strategy, TrainerConfig
 from ops.train import render, train
 from ops.train.arguments import steps
 from ops.train.config import Flags
@@ -36,13 +36,13 @@ export: mine.sub.saved
 """
 
 
-def read(text: str | bytes) -> Declared:
+def read(text: str | bytes) -> TrainerConfig:
     content = text.encode() if isinstance(text, str) else text
     return declared.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
 
 
 def test_everything_that_can_be_declared() -> None:
-    assert read(ALL) == Declared(
+    assert read(ALL) == TrainerConfig(
         Data("mnist", ("--data",)),
         {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers", ("worker",)), "1": Strategy()},
         "apart",
@@ -52,7 +52,7 @@ def test_everything_that_can_be_declared() -> None:
 
 
 def test_nothing_that_is_declared() -> None:
-    nothing = Declared()
+    nothing = TrainerConfig()
     assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
     assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
     assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
@@ -77,7 +77,7 @@ def test_a_python_of_the_job_s_own_has_a_tensorflow_that_the_trainer_knows(
     lines: list[str], whole: bool, says: str | None
 ) -> None:
     told = read("tensorflow: ['2.20', '2.21']")
-    declared.check_tensorflow(Declared(), "mine", lines, whole)
+    declared.check_tensorflow(TrainerConfig(), "mine", lines, whole)
     if says is None:
         declared.check_tensorflow(told, "mine", lines, whole)
         return
@@ -182,7 +182,7 @@ def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path)
     built = package.build(tmp_path / "mine", "mine.task")
     assert built.declared == declared.read_archive(built.archive, "mine") == read(ALL)
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == read(ALL)
-    assert declared.read_archive(built.archive, "other") == Declared()
+    assert declared.read_archive(built.archive, "other") == TrainerConfig()
 
 
 def test_the_shipped_declaration_is_true() -> None:
@@ -230,7 +230,7 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
 
 NO_GRACE = {"gracePeriod": 0}
 SERVING = {"successPolicy": "chief", **NO_GRACE}
-LIBRARYS_OWN = Declared(
+LIBRARYS_OWN = TrainerConfig(
     None,
     {
         "async": Strategy((), ("worker", "evaluator"), "replica", "servers", None, ("ps", "worker"), SERVING),

@@ -22,7 +22,7 @@ from ops.errors import UsageError
 from ops.package import cpubuilds, package, runtimes, wheels
 from ops.package.pip import _Progress
 from ops.train.config import Flags, build_job
-from ops.train.kept import _list
+from ops.train.runtimes import _list
 
 
 class Web:

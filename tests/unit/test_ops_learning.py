@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from jobs.progress import Told
 from ops.errors import UsageError
 from ops.plan import learning
-from ops.plan.learning import Law, Learned, Target
+from ops.plan.learning import Learned, StepsModel, Target
 from ops.plan.scaling import Prediction
 
 ACCURACY, LOSS = Target("accuracy", 0.9), Target("loss", 0.2)
@@ -134,7 +134,7 @@ def test_a_crossing_lies_between_its_evaluations(points: list[tuple[int, float]]
 
 @given(counts, some.floats(0, 1e5), some.floats(0, 1e5))
 def test_a_law_is_found_again(replicas: Sequence[int], least: float, noise: float) -> None:
-    law = Law(least + 1, noise)
+    law = StepsModel(least + 1, noise)
     found = learning.fit([(count, law.steps(count)) for count in replicas])
     assert [found.steps(count) for count in replicas] == pytest.approx([law.steps(count) for count in replicas], rel=1e-6)
 
@@ -160,12 +160,12 @@ def test_the_law_is_the_best_of_all_that_are_not_negative(replicas: list[int], s
 
 
 def test_how_far_a_law_is_off() -> None:
-    assert learning.largest_error(Law(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
+    assert learning.largest_error(StepsModel(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
 
 
 @given(some.floats(0, 1e4), some.floats(0, 1e4), some.integers(1, 100))
 def test_more_replicas_never_take_more_steps_each_and_never_fewer_together(least: float, noise: float, count: int) -> None:
-    law = Law(least, noise)
+    law = StepsModel(least, noise)
     assert law.steps(count + 1) >= law.steps(count)
     assert law.steps(count + 1) / (count + 1) <= law.steps(count) / count * (1 + 1e-9)
 

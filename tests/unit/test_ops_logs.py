@@ -20,7 +20,7 @@ from waiting import wait_for
 
 from infra.inventory import Inventory
 from jobs import chunks
-from jobs.chunks import NO_LOG, Position, Wanted
+from jobs.chunks import NO_LOG, LogFilter, Position
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
@@ -29,9 +29,9 @@ from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
 from ops.errors import HostError, UsageError
 from ops.logs import lines
+from ops.logs.filters import wanted
 from ops.logs.follow import TICK, Follower, Note, Replicas
 from ops.logs.lines import Line
-from ops.logs.wanted import wanted
 
 
 def line(time: float, replica: str, message: str = "x") -> Line:
@@ -42,12 +42,12 @@ def test_the_commands() -> None:
     folder, python = "/var/lib/scaletier/logs/job01", ["python3", "-I", "-S", "-c"]
     source = Path(chunks.__file__).read_text()
     read, follow = (
-        shlex.split(lines.read_command("job01", Wanted(100))),
-        lines.follow_command("job01", Wanted(), Position(7, 40)),
+        shlex.split(lines.read_command("job01", LogFilter(100))),
+        lines.follow_command("job01", LogFilter(), Position(7, 40)),
     )
     assert read == [*python, source, folder, '[100, "", "", "", ""]', "read"]
     assert shlex.split(follow) == [*python, source, folder, '[null, "", "", "", ""]', "follow", "7 40"]
-    assert shlex.split(lines.follow_command("job01", Wanted(0)))[-1] == "follow"
+    assert shlex.split(lines.follow_command("job01", LogFilter(0)))[-1] == "follow"
 
 
 def run(command: str, directory: Path) -> tuple[int, list[Line]]:
@@ -59,23 +59,23 @@ def run(command: str, directory: Path) -> tuple[int, list[Line]]:
 
 
 def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
-    assert run(lines.read_command("job02", Wanted(2)), tmp_path / "none") == (NO_LOG, [])
+    assert run(lines.read_command("job02", LogFilter(2)), tmp_path / "none") == (NO_LOG, [])
     written = [line(second, "ps-0", f"{second} 'é'") for second in range(5)]
     put_log(tmp_path / "job02", written)
-    assert run(lines.read_command("job02", Wanted(2)), tmp_path) == (0, written[3:])
-    assert run(lines.read_command("job02", Wanted()), tmp_path) == (0, written)
-    assert run(lines.read_command("job02", Wanted(pattern="'é'")), tmp_path) == (0, written)
-    assert run(lines.read_command("job01", Wanted()), tmp_path) == (NO_LOG, [])
-    assert run(lines.follow_command("job02", Wanted(2)), tmp_path) == (0, written[3:])
-    assert run(lines.follow_command("job01", Wanted()), tmp_path) == (0, [])
+    assert run(lines.read_command("job02", LogFilter(2)), tmp_path) == (0, written[3:])
+    assert run(lines.read_command("job02", LogFilter()), tmp_path) == (0, written)
+    assert run(lines.read_command("job02", LogFilter(pattern="'é'")), tmp_path) == (0, written)
+    assert run(lines.read_command("job01", LogFilter()), tmp_path) == (NO_LOG, [])
+    assert run(lines.follow_command("job02", LogFilter(2)), tmp_path) == (0, written[3:])
+    assert run(lines.follow_command("job01", LogFilter()), tmp_path) == (0, [])
 
 
 def test_what_is_wanted() -> None:
     now = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-    assert wanted() == Wanted(100)
+    assert wanted() == LogFilter(100)
     assert [wanted(text).lines for text in ("0", "7", "all")] == [0, 7, None]
-    assert wanted(severity="warning") == Wanted(None, severity="WARNING")
-    assert wanted("5", grep="a b") == Wanted(5, pattern="a b")
+    assert wanted(severity="warning") == LogFilter(None, severity="WARNING")
+    assert wanted("5", grep="a b") == LogFilter(5, pattern="a b")
     told = ("90s", "10m", "2h", "3d", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.5+01:00")
     assert [wanted(since=text, now=now).since for text in told] == [
         "2026-01-31T11:58:30.000Z",
@@ -185,7 +185,7 @@ class NoHosts:
 def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ops.logs.follow._LOOK_SECONDS", "ops.logs.follow._AGAIN_SECONDS", "jobs.tender._PAUSE_SECONDS"):
+    for name in ("ops.logs.follow._LOOK_SECONDS", "ops.logs.follow._AGAIN_SECONDS", "jobs.queue_monitor._PAUSE_SECONDS"):
         monkeypatch.setattr(name, 0.05)
     host = ["master-0"]
     store = Away(tmp_path)
@@ -196,7 +196,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
     seen: list[str] = []
-    for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, Wanted()).events():  # type: ignore[arg-type]
+    for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, LogFilter()).events():  # type: ignore[arg-type]
         assert not isinstance(event, Line)
         seen.append(event.text if isinstance(event, Note) else event.state)
         if seen[-1] == "job02 is QUEUED behind job00, job01":
@@ -236,7 +236,7 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
     fleet: Any = NoHosts(inventory)
     fleet.inventory = replace(inventory, poll_seconds=0.4)
     ticks = told = 0
-    for event in Follower(fleet, ledger, running, ["master-0"], Wanted(), ticks=True).events():
+    for event in Follower(fleet, ledger, running, ["master-0"], LogFilter(), ticks=True).events():
         ticks += event == TICK
         if isinstance(event, Replicas):
             told += 1
@@ -246,7 +246,7 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
     assert told >= 2
     assert ticks
     ended = replace(running, state=JobState.FAILED)
-    plain = list(Follower(fleet, ledger, ended, ["master-0"], Wanted()).events())
+    plain = list(Follower(fleet, ledger, ended, ["master-0"], LogFilter()).events())
     assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
 
 
@@ -259,7 +259,7 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
         monkeypatch.setattr("ops.logs.follow._OTHERS_SECONDS", seconds)
         ledger.write_replica("job01", ReplicaRecord("master-0", state), ledger.replica_version("job01", "master-0"))
         began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], Wanted()).events())  # type: ignore[arg-type]
+        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
         assert state is ReplicaState.EXITED or time.monotonic() - began >= seconds
 
 
@@ -274,5 +274,5 @@ def test_what_replicas_wrote_elsewhere_is_waited_for(
         monkeypatch.setattr("ops.logs.follow._UNSAVED_SECONDS", seconds)
         ledger.write_replica("job01", replica, ledger.replica_version("job01", "master-0"))
         began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], Wanted()).events())  # type: ignore[arg-type]
+        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
         assert replica.unsaved or time.monotonic() - began >= seconds

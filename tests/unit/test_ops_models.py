@@ -26,7 +26,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.models import deploy as deploying
-from ops.models import known, loaded, reach, seen, server, versions
+from ops.models import loaded, lookup, reach, server, server_status, versions
 from ops.models import predict as asking
 from serving.records import Version, VersionState
 
@@ -108,8 +108,8 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
         fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
-        for module in (reach, seen):
-            monkeypatch.setattr(module, "Servers", lambda _: fake)
+        for module in (reach, server_status):
+            monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
@@ -126,7 +126,7 @@ def deploy(cluster: Cluster, version: str = "v1", **given: Any) -> int:
 
 
 def found(cluster: Cluster, name: str = "v1") -> Version:
-    model = known.catalog_of(cluster).model("mnist")
+    model = lookup.catalog_of(cluster).model("mnist")
     assert model is not None
     return model.version(name)
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_deployed(deployed: Deployed, tmp_path: Path, given: dict
             file.write_bytes(content)
     with pytest.raises(UsageError, match=re.escape(says)):
         deploy(cluster, **given)
-    assert known.catalog_of(cluster).models() == ([], [])
+    assert lookup.catalog_of(cluster).models() == ([], [])
     assert not (tmp_path / "bucket/models").exists(), "nothing was changed"
     assert fake.sent == {}
 
@@ -283,10 +283,10 @@ def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> 
     versions.undeploy(cluster, "mnist", "v2")
     with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
         deploy(cluster, "v22", job_id=None)
-    assert known.served_model(known.catalog_of(cluster), "mnist").default == "v1"
+    assert lookup.served_model(lookup.catalog_of(cluster), "mnist").default == "v1"
     versions.undeploy(cluster, "mnist", "v1")
     with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
-        known.served_model(known.catalog_of(cluster), "mnist")
+        lookup.served_model(lookup.catalog_of(cluster), "mnist")
 
 
 def test_deleted_with_its_files(
@@ -445,7 +445,9 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     ]
     assert [on["state"] for on in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
     fake.token = lambda _: "of an earlier deployment"
-    assert [on.state for on in seen.look(cluster, known.catalog_of(cluster).models()[0])["mnist", "v1"]] == ["LOADING"] * 2
+    assert [on.state for on in server_status.look(cluster, lookup.catalog_of(cluster).models()[0])["mnist", "v1"]] == [
+        "LOADING"
+    ] * 2
     fake.token = lambda name: found(cluster, name).token
     versions.versions(cluster, None, False)
     assert capsys.readouterr().err.splitlines() == [

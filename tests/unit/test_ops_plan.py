@@ -18,7 +18,7 @@ from jobs.open import open_store
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.package.declared import EXCHANGES, Declared, read
+from ops.package.declared import EXCHANGES, TrainerConfig, read
 from ops.package.package import build
 from ops.plan import plan, planned, show
 from ops.plan.learning import Target
@@ -273,7 +273,7 @@ def test_the_same_work_has_one_plan() -> None:
     same = path("m.task", "--model", "cnn", "--stop-at", "5", "--strategy=together")
     assert same == path("m.task", "--job-dir=/x", "--model", "cnn", "--meet-every", "9")
     assert len({same, path("m.task", "--model", "mlp"), path("n.task", "--model", "cnn")}) == 3
-    assert same != plan.path("m.task", ["--model", "cnn", "--stop-at", "5"], Declared())
+    assert same != plan.path("m.task", ["--model", "cnn", "--stop-at", "5"], TrainerConfig())
 
 
 def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inventory: Inventory) -> None:
@@ -396,7 +396,7 @@ def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
     assert apart != together
     for strategy, expected in ((None, apart), ("apart", apart), ("together", together)):
         assert planned.predict(work, inventory, strategy, 1, declared) == expected
-    assert planned.predict(work, inventory, "any", 1, Declared()) == apart
+    assert planned.predict(work, inventory, "any", 1, TrainerConfig()) == apart
 
 
 def test_a_job_without_a_plan_has_its_package_left_in_the_bucket(

@@ -17,7 +17,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import HostError, OpsError
 from ops.models import reach, serve, server
-from ops.models.reach import HEALTH, NOBODY, Answer, Servers
+from ops.models.reach import HEALTH, NOBODY, Answer, ServingClient
 
 PREDICT = "/v1/models/m:predict"
 DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NOBODY, {"error": "nobody"})
@@ -25,7 +25,7 @@ DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded
 UNHEARD: Answer = (404, {"error": "there is no such version"})
 
 
-class Asked(Servers):
+class Asked(ServingClient):
     """Each server answers any path with the set answer; a host with an error cannot be reached."""
 
     def __init__(self, cluster: Cluster, **answers: Answer | Exception) -> None:
@@ -179,7 +179,7 @@ def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: Cluster
         return SimpleNamespace(transport=transports[name])
 
     cluster.fleet.connection = connection  # type: ignore[method-assign]
-    servers = Servers(cluster)
+    servers = ServingClient(cluster)
 
     def opened() -> Any:
         return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
@@ -250,7 +250,7 @@ def test_it_is_asked_through_a_channel_and_no_port(
     monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("nobody may connect from here"))
     host, there = ssh
     thread = answered(there, SAID % more)
-    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH) == (200, 10)
+    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH) == (200, 10)
     thread.join(60)
     assert host.asked == ("127.0.0.1", 8501)
 
@@ -258,12 +258,12 @@ def test_it_is_asked_through_a_channel_and_no_port(
 @pytest.mark.parametrize("answer", [b"", (SAID % b"")[:50], (SAID % b"")[:5000]])
 def test_nobody_answers_where_it_ends_meanwhile(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], answer: bytes) -> None:
     answered(ssh[1], answer)
-    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH)[0] == NOBODY
+    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)[0] == NOBODY
 
 
 def test_nobody_answers_where_nothing_listens(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport]) -> None:
     ssh[0].listens = False
-    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH) == (
+    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH) == (
         NOBODY,
         {"error": "no model server answers on serving-0"},
     )
@@ -274,7 +274,7 @@ def test_one_that_says_nothing_does_not_answer(
 ) -> None:
     monkeypatch.setattr(reach, "_SECONDS", 0.1)
     with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
-        Servers(cluster).ask_one("serving-0", "GET", HEALTH)
+        ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)
 
 
 def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

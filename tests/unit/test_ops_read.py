@@ -10,7 +10,7 @@ from opsdata import put_job, put_log
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -53,11 +53,11 @@ def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, repl
 
 def test_a_word_that_is_neither(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
-        show_logs(cluster, "job02", None, Wanted(), follow=False, as_json=False)
+        show_logs(cluster, "job02", None, LogFilter(), follow=False, as_json=False)
     with pytest.raises(
         UsageError, match=r"job worker has no replica 'worker-7'; did you mean worker-\d[?]; valid are master-0, "
     ):
-        show_logs(cluster, "worker-7", None, Wanted(), follow=False, as_json=False)
+        show_logs(cluster, "worker-7", None, LogFilter(), follow=False, as_json=False)
 
 
 def test_several_replicas(cluster: Cluster) -> None:
@@ -101,15 +101,15 @@ def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
 @pytest.mark.parametrize(
     ("wanted", "shown"),
     [
-        (Wanted(2), ["ps-0 298", "worker-0 298", "ps-0 299", "worker-0 299"]),
-        (Wanted(1, until="2026-01-31T12:01:00.000Z"), ["ps-0 60", "worker-0 60"]),
-        (Wanted(None, since="2026-01-31T12:04:59.000Z"), ["ps-0 299", "worker-0 299"]),
-        (Wanted(None, severity="ERROR", until="2026-01-31T12:02:00.000Z"), ["ps-0 50", "worker-0 50"]),
-        (Wanted(None, pattern=r"^worker-0 29[89]$"), ["worker-0 298", "worker-0 299"]),
+        (LogFilter(2), ["ps-0 298", "worker-0 298", "ps-0 299", "worker-0 299"]),
+        (LogFilter(1, until="2026-01-31T12:01:00.000Z"), ["ps-0 60", "worker-0 60"]),
+        (LogFilter(None, since="2026-01-31T12:04:59.000Z"), ["ps-0 299", "worker-0 299"]),
+        (LogFilter(None, severity="ERROR", until="2026-01-31T12:02:00.000Z"), ["ps-0 50", "worker-0 50"]),
+        (LogFilter(None, pattern=r"^worker-0 29[89]$"), ["worker-0 298", "worker-0 299"]),
     ],
 )
 def test_the_logs_of_a_cluster_that_is_gone(
-    ended: Cluster, wanted: Wanted, shown: list[str], capsys: pytest.CaptureFixture[str]
+    ended: Cluster, wanted: LogFilter, shown: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show_logs(ended, "all", "job01", wanted, follow=False, as_json=True) == 0
     said = capsys.readouterr()
@@ -121,11 +121,11 @@ def test_the_logs_of_a_cluster_that_is_gone(
 
 def test_what_is_followed_has_no_end_yet(ended: Cluster) -> None:
     with pytest.raises(UsageError, match="--until is for what has been printed, --follow for what will be: say one of them"):
-        show_logs(ended, "all", "job01", Wanted(until="2026"), follow=True, as_json=False)
+        show_logs(ended, "all", "job01", LogFilter(until="2026"), follow=True, as_json=False)
 
 
 def test_a_pattern_that_takes_too_long(ended: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
     put_log(Path(ended.bucket.path(paths.log("job01", "worker-0"))), [Line("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
-        show_logs(ended, "worker", "job01", Wanted(pattern="(a+)+b"), follow=False, as_json=False)
+        show_logs(ended, "worker", "job01", LogFilter(pattern="(a+)+b"), follow=False, as_json=False)

@@ -19,7 +19,7 @@ from replicahosts import until
 from waiting import limit
 
 from infra.inventory import Inventory
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.open import open_store
@@ -154,7 +154,7 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
     there = [lines.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
     put_log(folder / "job01", there[:3])
     seen: list[object] = []
-    for event in Follower(fleet, ledger, record, ["ps-0", "evaluator-0"], Wanted(2)).events():
+    for event in Follower(fleet, ledger, record, ["ps-0", "evaluator-0"], LogFilter(2)).events():
         seen.append(event.state if isinstance(event, JobRecord) else event)
         if event == there[2]:
             put_log(folder / "job01", there[3:])
@@ -178,7 +178,7 @@ def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
     put_log(tmp_path / "job01", [lines.Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work")])
-    for event in Follower(fleet, ledger, record, ["ps-0"], Wanted()).events():
+    for event in Follower(fleet, ledger, record, ["ps-0"], LogFilter()).events():
         if isinstance(event, lines.Line) and event.message == "at work":
             ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
             put_job(ledger, record.to(JobState.SUCCEEDED))
@@ -208,7 +208,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
         put_job(ledger, record.to(JobState.SUCCEEDED))
 
     seen, notes = [], []
-    for event in Follower(fleet, ledger, record, ["ps-0"], Wanted()).events():
+    for event in Follower(fleet, ledger, record, ["ps-0"], LogFilter()).events():
         if isinstance(event, lines.Line):
             if event.message == "first":
                 threading.Thread(target=write, daemon=True).start()
@@ -258,7 +258,7 @@ def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
     put_log(bucket / "jobs/job01/logs/ps-0", said)
     put_log(bucket / "jobs/job01/logs/evaluator-0", said[:1])
     up = Cluster(replace(cluster, operator_bucket=str(bucket)), fleet)
-    logs = read_logs(up, record, ["ps-0", "evaluator-0"], Wanted())
+    logs = read_logs(up, record, ["ps-0", "evaluator-0"], LogFilter())
     assert list(logs["evaluator-0"]) == said[:1]
     whole = logs["ps-0"]
     first = [next(whole) for _ in range(5)]
@@ -268,10 +268,10 @@ def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
     assert "evaluator-0 (10.0.0.96) does not answer; its lines are the bucket's copy" in said_of_them
     # paramiko tells of an end without a word in one of two ways.
     assert re.search(r"^ps-0 broke off(: EOFError)?; the rest of its lines is the bucket's copy$", said_of_them, re.MULTILINE)
-    last = read_logs(up, record, ["ps-0"], Wanted(3, pattern="x+"))["ps-0"]
+    last = read_logs(up, record, ["ps-0"], LogFilter(3, pattern="x+"))["ps-0"]
     assert list(last) == said[-3:]
     with pytest.raises(UsageError, match=r"--grep '\(x\+\)\+y' takes longer than 1 s on one line"):
-        list(read_logs(up, record, ["ps-0"], Wanted(3, pattern="(x+)+y"))["ps-0"])
+        list(read_logs(up, record, ["ps-0"], LogFilter(3, pattern="(x+)+y"))["ps-0"])
 
 
 def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:

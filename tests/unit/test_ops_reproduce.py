@@ -13,7 +13,7 @@ import pytest
 from opsdata import put_job
 
 from infra.inventory import Inventory
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord
@@ -79,8 +79,8 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.setattr(train, "watch", made.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
-    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], wanted: Wanted) -> dict[str, list[Any]]:
-        assert (replicas, wanted) == (["master-0"], Wanted())
+    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, list[Any]]:
+        assert (replicas, wanted) == (["master-0"], LogFilter())
         if record.jobId not in accuracies:
             raise OpsError("it has no log")
         message = FINAL.format(500, "0.2", accuracies[record.jobId])

@@ -343,7 +343,7 @@ class _Cluster:
 
 @pytest.mark.usefixtures("unzipped")
 def test_runtimes_are_listed_and_removed(local: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ops.train.kept import runtimes as run
+    from ops.train.runtimes import runtimes as run
 
     key = runtimes.of_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
     runtimes.build(local, runtimes.of_file(asked, "--runtime"))

@@ -18,8 +18,8 @@ from ops.errors import UsageError
 from ops.package import declared
 from ops.plan import planned
 from ops.show.cost import share
-from ops.show.glance import Glance
 from ops.show.overview import overview, picture
+from ops.show.snapshot import ClusterSnapshot
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import cluster
 from ops.train.part import counts, described, would_do
@@ -77,6 +77,6 @@ def test_no_replica_is_theirs(inventory: Inventory, served: Inventory) -> None:
 
 def test_they_cost_and_are_listed(served: Inventory) -> None:
     assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
-    seen = overview(served, Glance(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
+    seen = overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
     assert [host["name"] for host in json.loads(json.dumps(seen.to_dict()))["hosts"]][-2:] == ["serving-0", "serving-1"]
     assert "0 of 5 hosts busy" in picture(seen)[0].text, "what never trains is never busy"  # type: ignore[union-attr]

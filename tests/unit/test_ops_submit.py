@@ -42,7 +42,7 @@ from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.package import package, push
-from ops.package.declared import Data, Declared
+from ops.package.declared import Data, TrainerConfig
 from ops.train import render, train
 from ops.train import submit as module
 from ops.train.config import Flags, build_job
@@ -214,7 +214,7 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
 
 
 def with_data(submission: Submission, file: Path) -> Submission:
-    job = replace(submission.job, declared=Declared(data=Data("digits")))
+    job = replace(submission.job, declared=TrainerConfig(data=Data("digits")))
     return replace(submission, job=job, data={file.name: file})
 
 

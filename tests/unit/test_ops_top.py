@@ -23,8 +23,8 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.screen.picture import Picture, Row, Table, height
 from ops.show import top as module
-from ops.show.glance import Looker
 from ops.show.overview import overview, picture
+from ops.show.snapshot import SnapshotReader
 from ops.show.top import top
 
 NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
@@ -78,7 +78,7 @@ def rows(shown: Picture) -> list[str]:
 
 
 def test_the_whole_cluster(inventory: Inventory, ledger: Ledger) -> None:
-    seen = overview(inventory, Looker(ledger).look(), LATER)
+    seen = overview(inventory, SnapshotReader(ledger).look(), LATER)
     shown = rows(picture(seen))
     assert shown == [
         f"test, CUSTOM  {terminal.local_time(LATER)}  2 of 5 hosts busy",
@@ -98,7 +98,7 @@ def test_the_whole_cluster(inventory: Inventory, ledger: Ledger) -> None:
 
 def test_the_shape_of_the_json(inventory: Inventory, ledger: Ledger) -> None:
     priced = tuple(replace(host, hourly_cost=0.25, create_time=NOON) for host in inventory.hosts)
-    shown = overview(replace(inventory, hosts=priced), Looker(ledger).look(), LATER).to_dict()
+    shown = overview(replace(inventory, hosts=priced), SnapshotReader(ledger).look(), LATER).to_dict()
     hosts, jobs = shown.pop("hosts"), shown.pop("jobs")
     assert shown == {"time": LATER, "stack": "test", "scaleTier": "CUSTOM", "hourlyCost": 1.25, "cost": 0.625}
     assert hosts[1] == {
@@ -150,7 +150,7 @@ def test_the_shape_of_the_json(inventory: Inventory, ledger: Ledger) -> None:
 
 
 def test_one_read_a_look_and_another_for_what_is_new(ledger: Ledger, store: Counted) -> None:
-    looker = Looker(ledger)
+    looker = SnapshotReader(ledger)
     wanted = [paths.job("job01"), paths.replica("job01", "master-0"), paths.replica("job01", "worker-0"), paths.job("job02")]
     store.asked.clear()
     first = looker.look()
@@ -168,21 +168,21 @@ def test_one_read_a_look_and_another_for_what_is_new(ledger: Ledger, store: Coun
 def test_what_cannot_be_read_is_not_there(inventory: Inventory, ledger: Ledger, store: Counted, tmp_path: Path) -> None:
     (tmp_path / paths.job("job02")).write_bytes(b"{")
     (tmp_path / paths.replica("job01", "worker-0")).write_bytes(b"[]")
-    shown = rows(picture(overview(inventory, Looker(ledger).look(), LATER)))
+    shown = rows(picture(overview(inventory, SnapshotReader(ledger).look(), LATER)))
     assert [row for row in shown if row.startswith("worker-0")] == ["worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST - -"]
     assert shown[-1].startswith("job02 QUEUED - 2 ")
     (tmp_path / paths.QUEUE).write_bytes(b"nonsense")
-    assert [job.jobId for job in overview(inventory, Looker(ledger).look(), LATER).jobs] == ["job01"]
+    assert [job.jobId for job in overview(inventory, SnapshotReader(ledger).look(), LATER).jobs] == ["job01"]
 
 
 def test_an_idle_cluster(inventory: Inventory, store: Counted) -> None:
-    shown = rows(picture(overview(inventory, Looker(Ledger(store)).look(), LATER)))
+    shown = rows(picture(overview(inventory, SnapshotReader(Ledger(store)).look(), LATER)))
     assert shown[0].endswith("0 of 5 hosts busy")
     assert shown[-1] == "no job runs, and none waits"
 
 
 def test_a_host_that_serves_models_is_said_to_do_so(served: Inventory, store: Counted) -> None:
-    shown = picture(overview(served, Looker(Ledger(store)).look(), LATER))
+    shown = picture(overview(served, SnapshotReader(Ledger(store)).look(), LATER))
     (table,) = (part for part in shown if isinstance(part, Table) and part.heads[0] == "HOST")
     jobs = {row[0].text: row[table.heads.index("JOB")].text for row in table.rows}
     assert {jobs["serving-0"], jobs["serving-1"], jobs["master-0"]} == {"serves models", "-"}
@@ -190,7 +190,7 @@ def test_a_host_that_serves_models_is_said_to_do_so(served: Inventory, store: Co
 
 @pytest.mark.parametrize("lines", [6, 8, 10, 12, 40])
 def test_it_never_takes_more_lines_than_there_are(inventory: Inventory, ledger: Ledger, lines: int) -> None:
-    shown = picture(overview(inventory, Looker(ledger).look(), LATER), "said", lines)
+    shown = picture(overview(inventory, SnapshotReader(ledger).look(), LATER), "said", lines)
     assert height(shown) <= lines
     if lines == 10:
         assert rows(shown)[3:6] == [*rows(shown)[3:5], "and 4 more hosts"]
@@ -200,7 +200,7 @@ def test_it_never_takes_more_lines_than_there_are(inventory: Inventory, ledger: 
 def test_jobs_are_cut_before_hosts_until_they_have_a_third(
     inventory: Inventory, ledger: Ledger, lines: int, hosts: int, jobs: int
 ) -> None:
-    seen = overview(inventory, Looker(ledger).look(), LATER)
+    seen = overview(inventory, SnapshotReader(ledger).look(), LATER)
     shown = picture(replace(seen, jobs=seen.jobs * 20), "", lines)
     assert height(shown) <= lines
     above, below = (part for part in shown if isinstance(part, Table))

@@ -19,10 +19,10 @@ from jobs.study import (
     METRIC_TAG,
     Algorithm,
     Goal,
-    Known,
     Measurement,
     Parameter,
     ParameterType,
+    PriorTrial,
     ScaleType,
     Study,
     Trial,
@@ -237,9 +237,9 @@ def test_going_on_from_an_earlier_study() -> None:
     told = tuning.build_study(given, (), "/o", None)
     before = tuning.build_study({"params": [ONE]}, (), "", None)
     found = tuning.resumed(told, before, [trial(1, 0.5), trial(2, None)])
-    assert found.earlier == [Known({"x": "1"}, 0.5)]
+    assert found.earlier == [PriorTrial({"x": "1"}, 0.5)]
     again = tuning.resumed(told, found, [trial(3, 0.75)])
-    assert again.earlier == [Known({"x": "1"}, 0.5), Known({"x": "3"}, 0.75)], "and what that one knew"
+    assert again.earlier == [PriorTrial({"x": "1"}, 0.5), PriorTrial({"x": "3"}, 0.75)], "and what that one knew"
     with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
         tuning.resumed(told, before, [trial(2, None)])
     for earlier, said in (
@@ -322,7 +322,7 @@ def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
     before = trials.read(ledger, record)
     assert before
     assert before.summary() == "0 of 9 done", "the plan is not there yet"
-    made = replace(tuning.build_study(given, (), "", None), earlier=[Known({"x": "1"}, 0.5)])
+    made = replace(tuning.build_study(given, (), "", None), earlier=[PriorTrial({"x": "1"}, 0.5)])
     ledger.create_plan(Plan("job01", ["master-0"], "m", [], {}, study=made))
     after = trials.read(ledger, record)
     assert after

@@ -13,7 +13,7 @@ from opsdata import put_job
 from test_ops_logs import NoHosts
 
 from infra.inventory import Inventory
-from jobs.chunks import Wanted
+from jobs.chunks import LogFilter
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
@@ -104,7 +104,7 @@ def test_a_follower_says_what_the_end_waits_for_as_it_changes(inventory: Invento
     fleet: Any = NoHosts(inventory)
     seen: list[str] = []
     write(ledger, replicas(EXITED, RUNNING, EXITED))
-    for event in Follower(fleet, ledger, JOB, NAMES, Wanted()).events():
+    for event in Follower(fleet, ledger, JOB, NAMES, LogFilter()).events():
         if not isinstance(event, Waiting) or not event.text:
             continue
         seen.append(event.text)
@@ -125,7 +125,7 @@ def test_a_follower_says_once_what_the_start_waits_for(
     write(ledger, replicas(PREPARING, RUNNING, RUNNING))
     seen: list[str] = []
     ticks = 0
-    for event in Follower(fleet, ledger, JOB, NAMES, Wanted(), ticks=True).events():
+    for event in Follower(fleet, ledger, JOB, NAMES, LogFilter(), ticks=True).events():
         ticks += isinstance(event, follow.Replicas)
         if isinstance(event, Note) and event.text.startswith("nothing was printed"):
             seen.append(event.text)
@@ -178,7 +178,7 @@ def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
     monkeypatch.setattr(read, "first_of", lambda *_, **__: lambda _: False)
     monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: done.append("clear"))
     cluster: Any = type("Cluster", (), {"fleet": None, "ledger": None})
-    end = read.follow(cluster, JOB, NAMES, Wanted(), False)
+    end = read.follow(cluster, JOB, NAMES, LogFilter(), False)
     assert end == events[-1]
     assert capsys.readouterr().err == "waiting for worker-0 to end\na note\n"
     assert len(done) == 4

@@ -10,7 +10,7 @@ from replicahosts import Clock
 
 from jobs.folder import Folder
 from jobs.ledger import Ledger, Stored
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict
@@ -233,7 +233,7 @@ def test_the_leader_has_hosts_started_and_says_what_came_of_it(bucket: Bucket) -
         return "HTTP 403" if host == "h-ps" else ""
 
     plan = PLAN.placed({"master-0": "h-m", "worker-0": "h-w", "ps-0": "h-ps"})
-    starter = Starter(start, ["h-w", "h-ps"], bucket.clock, lambda work: work())
+    starter = HostStarter(start, ["h-w", "h-ps"], bucket.clock, lambda work: work())
     leader = Leader(plan, "master-0", "1", bucket.ledger, bucket.clock, lambda: bucket.wall, starter)
     leader.take(bucket.stored)
     for beat in range(40):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scaletier.job import Job, JobError
+from scaletier.local_steps import State
 from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow
-from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its noise

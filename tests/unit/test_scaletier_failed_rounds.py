@@ -9,14 +9,14 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from scaletier.asynchronous import Asynchronous
-from scaletier.centre import Centre, make_round
 from scaletier.checkpoint import LocalCopy
 from scaletier.job import Job
+from scaletier.local_steps import State
 from scaletier.network import Network
 from scaletier.replica import Progress
 from scaletier.runtime import import_tensorflow
+from scaletier.shared_parameters import SharedParameters, make_round
 from scaletier.synchronous import Synchronous
-from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -49,7 +49,7 @@ def assigned(graph: Any) -> dict[int, Any]:
 
 def test_steps_are_counted_before_anything_of_them_is_added() -> None:
     specs = [SimpleNamespace(size=6, shape=(6,))]
-    held = Centre(SimpleNamespace(shared=specs), DEVICES * 3, [np.zeros(6, np.float32)], 7)  # type: ignore[arg-type]
+    held = SharedParameters(SimpleNamespace(shared=specs), DEVICES * 3, [np.zeros(6, np.float32)], 7)  # type: ignore[arg-type]
     ends = [tf.TensorSpec([6])], [tf.TensorSpec([6])]
     add = tf.function(lambda start, reached: held.add(start, reached, 0.5, tf.constant(4, tf.int64)), autograph=False)
     assigns = assigned(add.get_concrete_function(*ends).graph)
@@ -76,7 +76,7 @@ def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> No
     made._job = data
     made._network = network = Network(data, data.data.element_spec, 0, 2)
     begun = State.initial(network)
-    made._centre = held = Centre(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)
+    made._centre = held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)
     made._copy = copy = LocalCopy(network)
     made.step, made._workers, made._keeper = copy.step, 1, MagicMock()
     made._flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from scaletier import private
 from scaletier.asynchronous import Asynchronous
-from scaletier.centre import Centre, _packed, _unpacked, make_round, take_round
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
+from scaletier.local_steps import Round, State
 from scaletier.network import Batch, Network, Spec
 from scaletier.replica import Progress
 from scaletier.runtime import import_tensorflow
+from scaletier.shared_parameters import SharedParameters, _packed, _unpacked, make_round, take_round
 from scaletier.stages import Stage, partition, there_and_back, units
-from scaletier.walk import Round, State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -148,7 +148,7 @@ def test_a_rate_for_the_number_of_replicas_follows_those_that_train(live: int, s
 
     network = Network(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
     begun, iterator = State.initial(network), iter(data)
-    held = Centre(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
+    held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
     take_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
     rate = 0.25 * live * (0.75 if scheduled else 1.0)
     assert float(held.pull()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
@@ -161,15 +161,15 @@ def test_devices_of_a_host_share_its_steps_and_their_mean_goes_on(steps: int, ea
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position(), momentum=0.5))
     network, state, told = trained(job, steps, 10, 1, DEVICES * 2)
-    walked, velocities = [], []
+    delta, velocities = [], []
     for mine in each:
         at, velocity = 0.0, 0.0
         for step in range(mine):
             velocity = 0.5 * velocity - (10 + 2 * step)
             at += velocity
-        walked.append(at)
+        delta.append(at)
         velocities.append(velocity)
-    assert float(state.shared[0][0, 0]) == pytest.approx(np.average(walked, weights=each))
+    assert float(state.shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
     kept = [float(value[0, 0]) for spec, value in zip(network.own * 2, state.own, strict=True) if "momentum" in spec.name]
     assert kept == pytest.approx(velocities)
     assert (told.steps, told.global_step) == (steps, 10 + steps)
@@ -181,14 +181,14 @@ def half(values: Array) -> Array:
     return (values / scale).astype(np.float16).astype(np.float32) * scale
 
 
-def centre(values: Sequence[Array], devices: int, step: int = 7) -> Centre:
+def centre(values: Sequence[Array], devices: int, step: int = 7) -> SharedParameters:
     shared = [Spec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
-    return Centre(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
+    return SharedParameters(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
-def both(walked: Sequence[Array]) -> tuple[list[Any], list[Any]]:
+def both(delta: Sequence[Array]) -> tuple[list[Any], list[Any]]:
     """Return the two ends of a walk."""
-    return [tf.zeros(one.shape) for one in walked], [tf.constant(one) for one in walked]
+    return [tf.zeros(one.shape) for one in delta], [tf.constant(one) for one in delta]
 
 
 def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
@@ -226,11 +226,11 @@ def test_parameters_are_cut_over_devices_and_put_together_again(devices: int) ->
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> None:
     held = centre(VALUES, devices)
-    walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    assert int(held.add(*both(walked), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
+    assert int(held.add(*both(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
     pulled, step = held.pull()
     assert step == 11
-    came = by_device(walked, devices, lambda part: half(part * np.float32(0.25)))
+    came = by_device(delta, devices, lambda part: half(part * np.float32(0.25)))
     for found, value, one in zip(pulled, VALUES, came, strict=True):
         np.testing.assert_allclose(found, value + one, rtol=1e-6, atol=1e-6)
 
@@ -238,7 +238,7 @@ def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> N
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece has a scale of its own, so that it comes as near at least as the whole part would."""
-    monkeypatch.setattr("scaletier.centre._MOST_ELEMENTS", most)
+    monkeypatch.setattr("scaletier.shared_parameters._MOST_ELEMENTS", most)
     held = centre(VALUES, 2)
     assert len(held._pieces) >= sum(value.size for value in VALUES) / most
     assert all(piece.shape[0] <= most for piece in held._pieces)
@@ -248,11 +248,11 @@ def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.Mo
     read = [np.asarray(one) for one in held.read()]
     for found, value, coarser in zip(read, VALUES, by_device(VALUES, 2, half), strict=True):
         assert np.abs(found - value).max(initial=0) <= np.abs(coarser - value).max(initial=0)
-    walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    held.add(*both(walked), tf.constant(0.5), tf.constant(4, tf.int64))
+    delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
+    held.add(*both(delta), tf.constant(0.5), tf.constant(4, tf.int64))
     pulled, step = held.pull()
     assert (step, sum(held.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
-    for found, value, one in zip(pulled, VALUES, walked, strict=True):
+    for found, value, one in zip(pulled, VALUES, delta, strict=True):
         np.testing.assert_allclose(found, value + 0.5 * one, rtol=1e-6, atol=2**-11 * np.abs(one).max(initial=0))
 
 
@@ -275,9 +275,9 @@ def test_a_large_statistic_takes_nothing_from_the_weights_beside_it() -> None:
     weights, variance = RANDOM.normal(size=100).astype(np.float32), np.array([1e12, 1.0], np.float32)
     held = centre([weights, variance], 1)
     np.testing.assert_allclose(held.read()[0], weights, rtol=2**-11, atol=1e-6)
-    walked = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
-    held.add(*both(walked), tf.constant(1.0), tf.constant(1, tf.int64))
-    np.testing.assert_allclose(held.pull()[0][0], weights + walked[0], rtol=1e-6, atol=1e-6)
+    delta = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
+    held.add(*both(delta), tf.constant(1.0), tf.constant(1, tf.int64))
+    np.testing.assert_allclose(held.pull()[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -293,7 +293,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
     network = Network(job, job.data.element_spec, 0, 2)
     begun = State.initial(network)
-    held = Centre(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
+    held = SharedParameters(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
     run = make_round(network, held, iterator, DEVICES)
     state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 2)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from scaletier import private
-from scaletier.centre import make_round, take_round
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
+from scaletier.local_steps import State
 from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
-from scaletier.walk import State
+from scaletier.shared_parameters import make_round, take_round
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its noise

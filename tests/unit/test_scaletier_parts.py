@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from scaletier.job import Job
+from scaletier.local_steps import State
 from scaletier.network import Batch, Network
 from scaletier.pipeline import ModelParallel
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
-from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its noise

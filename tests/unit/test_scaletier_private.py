@@ -16,9 +16,9 @@ import pytest
 
 from scaletier import private
 from scaletier.job import Job, JobError
+from scaletier.local_steps import State
 from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
-from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one

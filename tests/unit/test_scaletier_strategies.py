@@ -8,10 +8,10 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier.claims import Claims
-from scaletier.period import Period
+from scaletier.period import SyncPeriod
 from scaletier.replica import Progress
 from scaletier.stages import partition
+from scaletier.step_budget import StepBudget
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
@@ -35,14 +35,14 @@ def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], parts: int) -
 
 
 def test_a_period_that_is_asked_for_stays() -> None:
-    period = Period.of(3, 5, 10_000)
+    period = SyncPeriod.of(3, 5, 10_000)
     for _ in range(20):
         period.observe(3, 1.0, 0.1)
     assert (period.steps, period.told) == (3, "")
 
 
 def test_who_is_alone_looks_up_four_times_a_second() -> None:
-    period = Period.of(None, 1, 10_000)
+    period = SyncPeriod.of(None, 1, 10_000)
     assert period.steps == 1
     for a_step, steps in ((0.001, 64), (0.01, 25), (0.1, 2), (4.0, 1)):
         period.observe(period.steps, period.steps * a_step + 0.5, period.steps * a_step)
@@ -50,7 +50,7 @@ def test_who_is_alone_looks_up_four_times_a_second() -> None:
 
 
 def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
-    period = Period.of(None, 5, 3_000)
+    period = SyncPeriod.of(None, 5, 3_000)
     period.observe(4, 4 * 1.1 + 60.0, 4 * 1.1)
     assert period.steps == 2
     period.observe(2, 2 * 9.0 + 60.0, 2 * 9.0)
@@ -58,7 +58,7 @@ def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
 
 
 def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
-    period = Period.of(None, 5, 3_000)
+    period = SyncPeriod.of(None, 5, 3_000)
     for _ in range(8):
         period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 67 steps would make it 0.15 of theirs
     assert period.steps == 3_000 // (15 * 5) == 40
@@ -72,7 +72,7 @@ def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
 
 
 def test_a_short_job_still_meets_often() -> None:
-    period = Period.of(None, 5, 300)
+    period = SyncPeriod.of(None, 5, 300)
     for _ in range(8):
         period.observe(4, 1.0, 0.001)
     assert period.steps == 4
@@ -90,7 +90,7 @@ def test_the_replicas_that_train_now_are_counted() -> None:
 
 def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
     progress, now = Progress(0, max_steps=400, workers=1), 0.0
-    progress.claims = Claims(0, 400, 2, lambda: now)
+    progress.claims = StepBudget(0, 400, 2, lambda: now)
     with progress.training("master/0"), progress.training("worker/0"):
         progress.claims.claim("worker/0", 4, progress.stopped)
         assert progress.live == 2

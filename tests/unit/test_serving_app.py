@@ -17,9 +17,9 @@ from serving import app as module
 from serving.__main__ import main
 from serving.app import Metrics, app
 from serving.catalog import Catalog
+from serving.manager import ModelManager
 from serving.records import Version, folder_of
 from serving.rest import Arrays, Signature, Tensor
-from serving.shelf import Shelf
 
 
 class Digits:
@@ -40,7 +40,7 @@ class Digits:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def shelf(tmp_path: Path) -> ModelManager:
     (tmp_path / "bucket").mkdir()
     catalog = Catalog(Folder(tmp_path / "bucket"))
     catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
@@ -49,11 +49,11 @@ def shelf(tmp_path: Path) -> Shelf:
     file.write_bytes(b"")
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     catalog.change("mnist", lambda model: model.copied("v1", "a", {"saved_model.pb": nothing}, 0).ready("v1", "a"))
-    return Shelf(catalog, Folder(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
+    return ModelManager(catalog, Folder(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
 
 
 @pytest.fixture
-def server(shelf: Shelf) -> Starlette:
+def server(shelf: ModelManager) -> Starlette:
     shelf.follow()
     return app(shelf, Metrics())
 
@@ -194,7 +194,7 @@ def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.Mo
     assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
 
 
-def test_before_it_is_loaded(shelf: Shelf) -> None:
+def test_before_it_is_loaded(shelf: ModelManager) -> None:
     early = app(shelf, Metrics())
     status, said, headers = ask(early, "POST", "/v1/models/mnist:predict", ROWS)
     assert (status, said, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
@@ -217,7 +217,7 @@ def test_figures_for_prometheus(server: Starlette) -> None:
     assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
 
 
-def test_health_is_whether_it_has_loaded_what_there_is(shelf: Shelf) -> None:
+def test_health_is_whether_it_has_loaded_what_there_is(shelf: ModelManager) -> None:
     server = app(shelf, Metrics())
     assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
     shelf.follow()

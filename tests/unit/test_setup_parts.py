@@ -425,7 +425,7 @@ case $1$2 in
   stackexport) cat exported ;;
 esac""",
     )
-    program(root / ".venv/bin/python", f"case $2 in infra.lxd.leftovers) {leftovers} ;; *) echo $* >>python.log ;; esac")
+    program(root / ".venv/bin/python", f"case $2 in infra.lxd.orphans) {leftovers} ;; *) echo $* >>python.log ;; esac")
     (root / ".venv/bin/activate").write_text(f"PATH={root}/.venv/bin:$PATH\n")
 
 

@@ -12,9 +12,9 @@ from ops.models.savedmodel import signatures
 from scaletier import checkpoint, savedmodel
 from scaletier.data import Source
 from scaletier.job import Job
+from scaletier.local_steps import State
 from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
-from scaletier.walk import State
 from trainer import export, flags, task
 
 tf = import_tensorflow()

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaletier.runtime import import_tensorflow
-from trainer.schedule import RiseAndFall
+from trainer.schedule import WarmupCosineDecay
 
 tf = import_tensorflow()
 
 
-def rate(schedule: RiseAndFall, step: int) -> float:
+def rate(schedule: WarmupCosineDecay, step: int) -> float:
     return float(schedule(tf.constant(step, tf.int64)))
 
 
@@ -23,12 +23,12 @@ def test_it_rises_and_falls_by_its_formula(step: int, max_steps: int, replicas: 
     growth = min(replicas, 8)
     rise = min(1.0, (step + 1) / min(80 * growth, max_steps / 2))
     fall = 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step + 1) / max_steps))
-    found = rate(RiseAndFall(learning_rate, max_steps, replicas), step)
+    found = rate(WarmupCosineDecay(learning_rate, max_steps, replicas), step)
     assert found == pytest.approx(learning_rate * growth * rise * fall, rel=1e-4, abs=1e-6)
 
 
 def test_it_grows_with_the_replicas_up_to_eight() -> None:
-    alone, five, eight, many = (RiseAndFall(0.1, 100_000, replicas) for replicas in (1, 5, 8, 100))
+    alone, five, eight, many = (WarmupCosineDecay(0.1, 100_000, replicas) for replicas in (1, 5, 8, 100))
     assert rate(alone, 600) == pytest.approx(0.1, abs=1e-3)
     assert rate(five, 600) == pytest.approx(0.5, abs=1e-3)
     assert rate(eight, 700) == pytest.approx(0.8, abs=1e-3)

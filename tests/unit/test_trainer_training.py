@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier.keeper import Keeper
+from scaletier.chief import ChiefTasks
 from trainer import records, task
 from trainer.mnist import Split
 
@@ -85,14 +85,14 @@ def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: py
 def test_evaluations_come_by_steps_where_they_are_asked_for_and_nobody_goes_on_meanwhile(
     train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    measure, held = Keeper._measure, list[bool]()
+    measure, held = ChiefTasks._measure, list[bool]()
 
     def watched(self: Any, *given: Any, **more: Any) -> Any:
         claims = self._trained._progress.claims
         held.append(claims._until <= claims.global_step)
         return measure(self, *given, **more)
 
-    monkeypatch.setattr(Keeper, "_measure", watched)
+    monkeypatch.setattr(ChiefTasks, "_measure", watched)
     assert train("--max-steps=40", "--eval-steps=8", "--eval-interval=0.000001") == 0
     told = [int(step) for step in re.findall(r"^Eval, step (\d+): loss: ", capfd.readouterr().out, re.MULTILINE)]
     assert told == [8, 16, 24, 32]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from jobs.study import (
     Algorithm,
     Goal,
-    Known,
     Measurement,
     Parameter,
     ParameterType,
+    PriorTrial,
     ScaleType,
     Study,
     Trial,
@@ -108,7 +108,7 @@ def test_a_grid_has_every_point_once_in_order_and_no_more() -> None:
     trials = played(study, lambda _: 0.0)
     with pytest.raises(ValueError, match="every point"):
         propose(study, trials, 7)
-    rest = replace(study, earlier=[Known({"n": "1", "batch": "32"}, 0.5)])
+    rest = replace(study, earlier=[PriorTrial({"n": "1", "batch": "32"}, 0.5)])
     assert rest.trials == 5
     assert ("1", "32") not in [tuple(trial.hyperparameters.values()) for trial in played(rest, lambda _: 0.0)]
 
@@ -151,7 +151,7 @@ def test_to_make_most_of_a_thing_is_to_make_least_of_its_opposite() -> None:
 
 def test_what_an_earlier_job_found_is_known() -> None:
     study = replace(STUDY, goal=Goal.MINIMIZE, maxTrials=20)
-    known = [Known(trial.hyperparameters, bowl(trial.hyperparameters)) for trial in played(study, bowl)]
+    known = [PriorTrial(trial.hyperparameters, bowl(trial.hyperparameters)) for trial in played(study, bowl)]
     after = [bowl(propose(replace(study, earlier=known, seed=seed), [], 1)) for seed in range(40)]
     before = [bowl(propose(replace(study, seed=seed), [], 1)) for seed in range(40)]
     assert fmean(after) < 0.75 * fmean(before)

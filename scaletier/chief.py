@@ -15,11 +15,11 @@ from scaletier.evaluation import Measured, make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
+from scaletier.local_steps import DivergedError, Round
 from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow, one_line, say
 from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
-from scaletier.walk import DivergedError, Round
 
 tf = import_tensorflow()
 
@@ -54,7 +54,7 @@ class Trained(Protocol):
         """
 
 
-class Keeper:
+class ChiefTasks:
     """Keeps the model of one job. It is made once the process is connected, for it has variables.
 
     `inputs` is the spec of the model's, `evaluated` what to evaluate on, `position` where the job's data began, and `step`

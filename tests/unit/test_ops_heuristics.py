@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ops.logs.readings import LONGEST, Reading, Unit, read
+from ops.logs.heuristics import LONGEST, Reading, Unit, read
 from scaletier import lines
 
 

@@ -1,4 +1,4 @@
-"""Leftovers of local stacks on this machine: `python -m infra.lxd.leftovers STACK` prints them.
+"""Leftovers of local stacks on this machine: `python -m infra.lxd.orphans STACK` prints them.
 
 Without STACK, the LXD projects of every stack of every checkout that still has something; `--up` those that are no retained
 bucket, `--kept` the options for those that are, a line each. `--claimed STACK` prints what a new stack of that name finds.

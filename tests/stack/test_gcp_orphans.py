@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fakegoogle import FakeGoogle
 
-from infra.gcp import leftovers
-from infra.gcp.leftovers import Left
+from infra.gcp import orphans
 from infra.gcp.names import names
+from infra.gcp.orphans import Left
 
 PREFIX = names("my-project-1", "dev").prefix
 ALL = "/compute/v1/projects/my-project-1"
@@ -54,7 +54,7 @@ def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogl
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
     )
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
-    found = leftovers.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
+    found = orphans.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert found == [
         Left("instance", left, f"{base}/compute/v1/{left}"),
@@ -74,8 +74,8 @@ def test_what_is_in_the_state_as_a_pending_operation_alone_is_left(fake: FakeGoo
         "resources": [{"id": made, "type": kind}],
         "pending_operations": [{"type": "creating", "resource": {"urn": "urn::worker-3", "type": kind}}],
     }
-    monkeypatch.setattr(leftovers, "_pulumi", lambda *words: "dev" if "--show-name" in words else {"deployment": deployment})
-    found, known = leftovers.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
+    monkeypatch.setattr(orphans, "_pulumi", lambda *words: "dev" if "--show-name" in words else {"deployment": deployment})
+    found, known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
     assert [left.id for left in found] == [pending]
     assert known
 
@@ -93,13 +93,13 @@ def test_nothing_goes_that_may_be_somebody_elses(
     monkeypatch: pytest.MonkeyPatch, resources: list[dict[str, str]], flags: list[str], deleted: bool
 ) -> None:
     answers = {"config": {"gcp:project": {"value": "my-project-1"}}, "stack": {"deployment": {"resources": resources}}}
-    monkeypatch.setattr(leftovers, "_pulumi", lambda *words: "dev" if "--show-name" in words else answers[words[0]])
-    monkeypatch.setattr(leftovers, "leftovers", lambda *_: [])
+    monkeypatch.setattr(orphans, "_pulumi", lambda *words: "dev" if "--show-name" in words else answers[words[0]])
+    monkeypatch.setattr(orphans, "leftovers", lambda *_: [])
     gone: list[object] = []
-    monkeypatch.setattr(leftovers, "delete", lambda found, _: gone.append(found))
+    monkeypatch.setattr(orphans, "delete", lambda found, _: gone.append(found))
     if deleted:
-        leftovers.main(flags)
+        orphans.main(flags)
     else:
         with pytest.raises(SystemExit, match="another state may have what bears its name"):
-            leftovers.main(flags)
+            orphans.main(flags)
     assert bool(gone) is deleted

@@ -17,9 +17,9 @@ from jobs.folder import Folder
 from jobs.store import StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
+from serving.manager import ModelManager
 from serving.records import LoadState, Model, Version, folder_of
 from serving.rest import Arrays, RestError, Signature, Tensor
-from serving.shelf import Shelf
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 
@@ -45,7 +45,7 @@ class World:
         self.bucket = root / "bucket"
         self.bucket.mkdir()
         self.catalog = Catalog(Folder(self.bucket))
-        self.shelf = Shelf(self.catalog, Folder(self.bucket), root / "cache", FakeModel, lambda *_: None)
+        self.shelf = ModelManager(self.catalog, Folder(self.bucket), root / "cache", FakeModel, lambda *_: None)
         self.cache = root / "cache"
 
     def change(self, change: Callable[[Model], Model]) -> None:
@@ -197,9 +197,11 @@ def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch:
     )
     world.deploy("v1", "1")
     order: list[str] = []
-    fetched = Shelf._fetched
-    monkeypatch.setattr(Shelf, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version))
-    Shelf(world.catalog, Folder(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
+    fetched = ModelManager._fetched
+    monkeypatch.setattr(
+        ModelManager, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version)
+    )
+    ModelManager(world.catalog, Folder(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
     assert order == ["m", "a"]
 
 

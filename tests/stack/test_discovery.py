@@ -11,10 +11,10 @@ import pytest
 from fakegoogle import FakeGoogle
 
 from infra.gcp.api import GcpError
+from infra.gcp.discovery import Discovery, ExistingHost, survey
 from infra.gcp.machines import Machine
 from infra.gcp.names import names
 from infra.gcp.preflight import preflight
-from infra.gcp.survey import Hosted, Survey, survey
 from infra.gcp.zones import Place, places
 from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
 
@@ -88,7 +88,7 @@ def one(machine_type: str, accelerator: Accelerator | None = None) -> ClusterSpe
     return custom({Role.MASTER: RoleSpec(1, machine_type, accelerator)})
 
 
-def look(fake: Google, spec: ClusterSpec, *choice: Place, subnetwork: str | None = None) -> Survey:
+def look(fake: Google, spec: ClusterSpec, *choice: Place, subnetwork: str | None = None) -> Discovery:
     return survey(spec, choice or (A,), OWN, subnetwork, fake.config)
 
 
@@ -153,11 +153,11 @@ def test_zones_are_of_one_region_and_go_before_the_provider_s() -> None:
         places(get, {}, ("us-central1-a", "us-east1-b"))
 
 
-def hosted(name: str, kind: str = "n1-highcpu-8", **changes: Any) -> Hosted:
-    return dataclasses.replace(Hosted(name, A.zone, kind, None, False, 100), **changes)
+def hosted(name: str, kind: str = "n1-highcpu-8", **changes: Any) -> ExistingHost:
+    return dataclasses.replace(ExistingHost(name, A.zone, kind, None, False, 100), **changes)
 
 
-def quota(fake: Google, limit: float, usage: float, there: list[Hosted] | None, metric: str = "CPUS") -> None:
+def quota(fake: Google, limit: float, usage: float, there: list[ExistingHost] | None, metric: str = "CPUS") -> None:
     fake.answers[REGION] = (200, {"quotas": [{"metric": metric, "limit": limit, "usage": usage}]})
     preflight(STANDARD, A, "pd-ssd", 100, "a-bucket", "dev", fake.config, there=there)
 

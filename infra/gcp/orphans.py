@@ -1,6 +1,6 @@
 """Resources with this stack's names at Google's that are in no state, after a killed or late `up`.
 
-`python -m infra.gcp.leftovers` prints them, a line each, for the selected stack; `--delete` removes them. They are hosts,
+`python -m infra.gcp.orphans` prints them, a line each, for the selected stack; `--delete` removes them. They are hosts,
 which keep nothing, network and accounts only: `pulumi up` itself adopts the bucket. If the state is empty, the stack may be
 somebody else's whose state is elsewhere: then they are removed with `--state-is-lost` only.
 """

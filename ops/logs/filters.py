@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, time, timedelta
 
-from jobs.chunks import SEVERITIES, Wanted
+from jobs.chunks import SEVERITIES, LogFilter
 from ops.errors import UsageError, meant
 
 LINES = 100
@@ -21,7 +21,7 @@ def wanted(
     grep: str | None = None,
     severity: str | None = None,
     now: datetime | None = None,
-) -> Wanted:
+) -> LogFilter:
     """Parse the flags of these names.
 
     Without `lines` it is the last LINES, or with another flag all lines that match.
@@ -36,7 +36,7 @@ def wanted(
         raise UsageError(f"--since {since} is later than --until {until}")
     narrow = begin or end or grep or severity
     count = parse_lines(lines) if lines is not None else None if narrow else LINES
-    return Wanted(count, begin, end, _severity(severity) if severity is not None else "", _pattern(grep) if grep else "")
+    return LogFilter(count, begin, end, _severity(severity) if severity is not None else "", _pattern(grep) if grep else "")
 
 
 def parse_lines(text: str) -> int | None:

@@ -15,7 +15,7 @@ from jobs.store import Item
 
 
 @dataclass(frozen=True)
-class Glance:
+class ClusterSnapshot:
     """The queue, the records of its jobs, and those of the replicas that have a host, by job and name."""
 
     queue: Queue
@@ -23,14 +23,14 @@ class Glance:
     replicas: Mapping[tuple[str, str], ReplicaRecord]
 
 
-class Looker:
+class SnapshotReader:
     """Polls the bucket. The objects of the poll before are read in one call; only new ones need a second."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._known: set[str] = set()
 
-    def look(self) -> Glance:
+    def look(self) -> ClusterSnapshot:
         """Return the state now; an unreadable record counts as missing.
 
         Raises:
@@ -43,7 +43,7 @@ class Looker:
         if new := names - self._known:
             items |= self._ledger.store.read_all(sorted(new))
         self._known = names
-        return Glance(queue, dict(_jobs(queue, items)), dict(_replicas(queue, items)))
+        return ClusterSnapshot(queue, dict(_jobs(queue, items)), dict(_replicas(queue, items)))
 
     def _queue(self, item: Item | None) -> Queue:
         if item is None:

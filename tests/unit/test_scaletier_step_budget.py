@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier.claims import Claims
-from scaletier.period import Period
+from scaletier.local_steps import DivergedError, Round
+from scaletier.period import SyncPeriod
 from scaletier.replica import Progress, Replica, Rounds, train
-from scaletier.walk import DivergedError, Round
+from scaletier.step_budget import StepBudget
 
 GOING, STOPPED = threading.Event(), threading.Event()
 STOPPED.set()
@@ -22,7 +22,7 @@ STOPPED.set()
 def test_however_rounds_overlap_no_step_is_taken_past_the_last(
     max_steps: int, replicas: int, turns: list[tuple[int, int]]
 ) -> None:
-    claims, centre, walking = Claims(0, max_steps, replicas), 0, dict[str, int]()
+    claims, centre, walking = StepBudget(0, max_steps, replicas), 0, dict[str, int]()
     for index, period in turns:
         name = f"replica/{index % replicas}"
         if name in walking:  # its round ends, and it comes to the servers
@@ -43,12 +43,12 @@ def test_however_rounds_overlap_no_step_is_taken_past_the_last(
 
 
 def test_a_round_near_the_end_is_a_part_of_what_is_free() -> None:
-    claims = Claims(900, 1000, 4)
+    claims = StepBudget(900, 1000, 4)
     assert [claims.claim(name, 64, GOING) for name in "abcd"] == [25, 18, 14, 10]
 
 
 def test_the_last_steps_are_waited_for_and_free_again_where_their_round_fails() -> None:
-    claims, taken = Claims(0, 10, 1), list[int]()
+    claims, taken = StepBudget(0, 10, 1), list[int]()
     assert claims.claim("worker/0", 10, GOING) == 10
     thread = threading.Thread(target=lambda: taken.append(claims.claim("master/0", 64, GOING)))
     thread.start()
@@ -67,7 +67,7 @@ def test_a_round_that_does_not_end_does_not_hold_the_job_up() -> None:
         now += 0.4  # time goes on whenever it is looked at
         return now
 
-    claims = Claims(0, 10, 1, clock)
+    claims = StepBudget(0, 10, 1, clock)
     assert claims.claim("worker/0", 8, GOING) == 8  # and then its host is gone
     assert claims.claim("master/0", 8, GOING) == 2
     claims.settle("master/0", 2)
@@ -78,7 +78,7 @@ def test_a_round_that_does_not_end_does_not_hold_the_job_up() -> None:
 
 def test_a_round_is_waited_for_as_long_as_the_replica_usually_takes() -> None:
     now = 0.0
-    claims = Claims(0, 20, 1, lambda: now)
+    claims = StepBudget(0, 20, 1, lambda: now)
     assert claims.claim("slow", 10, GOING) == 10
     now = 100.0
     claims.settle("slow", 10)
@@ -90,14 +90,14 @@ def test_a_round_is_waited_for_as_long_as_the_replica_usually_takes() -> None:
 
 
 def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
-    claims, stopped = Claims(0, 10, 1), threading.Event()
+    claims, stopped = StepBudget(0, 10, 1), threading.Event()
     assert claims.claim("worker/0", 10, stopped) == 10
     stopped.set()
     assert claims.claim("master/0", 10, stopped) == 0
 
 
 def test_all_wait_for_an_evaluation_but_the_chief_which_comes_to_it_by_single_steps() -> None:
-    claims, taken = Claims(3, 20, 1, every=10), list[int]()
+    claims, taken = StepBudget(3, 20, 1, every=10), list[int]()
     assert claims.claim("worker/0", 64, GOING) == 7
     thread = threading.Thread(target=lambda: taken.append(claims.claim("worker/1", 64, GOING)))
     thread.start()
@@ -116,7 +116,7 @@ def test_all_wait_for_an_evaluation_but_the_chief_which_comes_to_it_by_single_st
 
 
 def test_the_chief_takes_no_step_past_the_last() -> None:
-    claims, stopped = Claims(0, 10, 1, every=10), threading.Event()
+    claims, stopped = StepBudget(0, 10, 1, every=10), threading.Event()
     assert claims.claim("worker/0", 10, GOING) == 10
     thread = threading.Timer(0.1, stopped.set)
     thread.start()
@@ -133,7 +133,7 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
         return state + 1, Round(steps, position + steps, 1.0)
 
     progress = Progress(90, 100, 0)
-    rounds = Rounds(Replica("master/0", True, take, Period(8, True), 1.0, lambda line: None), 0, progress)
+    rounds = Rounds(Replica("master/0", True, take, SyncPeriod(8, True), 1.0, lambda line: None), 0, progress)
     assert rounds.take(8, 1)
     with pytest.raises(ConnectionError):
         rounds.take(8, 1)
@@ -152,7 +152,7 @@ def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> No
         return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25})
 
     with progress.training("master/0"):
-        rounds = train(Replica("worker/0", False, take, Period(8, True), 1e9, lines.append), 0, progress)
+        rounds = train(Replica("worker/0", False, take, SyncPeriod(8, True), 1e9, lines.append), 0, progress)
         assert [next(rounds).steps, next(rounds).steps] == [1, 8]
     assert next(rounds).steps == 8
     assert asked == [(0, 1, 2), (1, 8, 2), (2, 8, 1)]
@@ -166,7 +166,7 @@ def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> No
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_ends_the_walk(loss: float) -> None:
     rounds = Rounds(
-        Replica("worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), Period(8, True), 1.0, lambda line: None),
+        Replica("worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), SyncPeriod(8, True), 1.0, lambda line: None),
         None,
         Progress(0, 20, 1),
     )

@@ -92,7 +92,7 @@ def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: An
     return tf.concat([stacked, tf.cast(metrics, tf.float64)], 0)
 
 
-def walk(
+def run_local_steps(
     network: Network,
     iterator: Any,
     state: State,
@@ -110,13 +110,13 @@ def walk(
     the job: `live`, or all. Metrics begin anew, or continue in tf.Variables, `metrics`, for one device alone.
     """
     if len(devices) == 1:
-        return _walk(network, iterator, state, steps, position, live, metrics)
+        return _run(network, iterator, state, steps, position, live, metrics)
     own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), None
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
             start = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
-            end, loss_sum, results = _walk(network, iterator, start, mine, position, live)
+            end, loss_sum, results = _run(network, iterator, start, mine, position, live)
             part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
             moved.append([(after - before) * part for after, before in zip(end.shared, start.shared, strict=True)])
         owns += end.own
@@ -127,7 +127,7 @@ def walk(
         return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
 
 
-def _walk(
+def _run(
     network: Network, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
 ) -> tuple[State, Any, Any]:
     measured = [variable.read_value() for variable in metrics] or network.initial_metrics()

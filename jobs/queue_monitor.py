@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from jobs import lease
 from jobs.checked import RecordError
-from jobs.lease import Watch
+from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
-from jobs.power import Starter
+from jobs.power import HostStarter
 from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -23,7 +23,7 @@ from jobs.times import now
 _PAUSE_SECONDS = 3.0
 
 
-class Tender:
+class QueueMonitor:
     """Looks at every entry of the queue, every few seconds, and does what nobody else will.
 
     Whoever is silent is given the time of a lease on this tender's own clock. Several may tend at once: each write is
@@ -31,7 +31,7 @@ class Tender:
     """
 
     def __init__(
-        self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS, starter: Starter | None = None
+        self, ledger: Ledger, watch: ChangeTimer, me: str, seconds: float = lease.SECONDS, starter: HostStarter | None = None
     ) -> None:
         """Prepare to monitor the queue; `starter` starts the hosts of a job if none of them is up."""
         self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds

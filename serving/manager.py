@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from jobs.store import Conflict, Files, StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
-from serving.fetched import fetch
+from serving.download import fetch
 from serving.records import LoadState, Model, Version, VersionState, folder_of
 from serving.rest import Arrays, RestError, Signature
 
@@ -38,7 +38,7 @@ Load = Callable[[Path], LoadedModel]
 
 
 @dataclass(frozen=True)
-class Here:
+class LoadedVersion:
     """A version on this server; what is not AVAILABLE has no model."""
 
     name: str
@@ -53,14 +53,14 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ServedModel:
     """A model on this server. `default` answers if a request names no version, None while there is none."""
 
-    default: Here | None
-    versions: Mapping[str, Here]
+    default: LoadedVersion | None
+    versions: Mapping[str, LoadedVersion]
 
 
-class Shelf:
+class ModelManager:
     """The loaded models. One thread calls `follow`; all may call `find` and `models`.
 
     Their results are immutable and are replaced as a whole.
@@ -82,16 +82,16 @@ class Shelf:
         self._clock = clock
         self._marks: set[Path] = set()
         self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
-        self._models: Mapping[str, Shown] = {}
+        self._models: Mapping[str, ServedModel] = {}
         self.looked = False
         """True once the bucket was read."""
 
     @property
-    def models(self) -> Mapping[str, Shown]:
+    def models(self) -> Mapping[str, ServedModel]:
         """The present models by name."""
         return self._models
 
-    def there(self, model: str, version: str | None) -> list[Here]:
+    def there(self, model: str, version: str | None) -> list[LoadedVersion]:
         """Return the versions of a model, or the requested one.
 
         Raises:
@@ -105,7 +105,7 @@ class Shelf:
             raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
         return [served.versions[version]]
 
-    def find(self, model: str, version: str | None) -> Here:
+    def find(self, model: str, version: str | None) -> LoadedVersion:
         """Return the version that is to answer.
 
         Raises:
@@ -118,7 +118,7 @@ class Shelf:
             raise RestError(500, f"version {here.name} of model {model} could not be loaded: {here.why}")
         return here
 
-    def _shown(self, model: str) -> Shown:
+    def _shown(self, model: str) -> ServedModel:
         models = self._models
         if model in models:
             return models[model]
@@ -167,7 +167,7 @@ class Shelf:
         versions = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
         for version in _wanted(model):
             if version.name not in versions:
-                versions[version.name] = Here(version.name, LoadState.LOADING, token=version.token)
+                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, token=version.token)
         self._show(model, versions)
         for version in _wanted(model):
             here = versions[version.name]
@@ -179,7 +179,7 @@ class Shelf:
                 here.batcher.close()
         self._tidy(model.name, versions)
 
-    def _show(self, model: Model, versions: Mapping[str, Here]) -> None:
+    def _show(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
         """Publish the versions of a model; the default changes when the recorded one answers."""
         recorded = versions.get(model.default)
         before = self._models[model.name].default if model.name in self._models else None
@@ -187,20 +187,20 @@ class Shelf:
         if (recorded is None or recorded.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
             still = versions.get(before.name)
             default = still if still and still.state is LoadState.AVAILABLE else before if recorded else recorded
-        self._models = {**self._models, model.name: Shown(default, dict(versions))}
+        self._models = {**self._models, model.name: ServedModel(default, dict(versions))}
 
-    def _try_again(self, version: Version, here: Here) -> bool:
+    def _try_again(self, version: Version, here: LoadedVersion) -> bool:
         """Return True for a version to load again, after a pause that doubles each time."""
         if version.state is not VersionState.READY or here.state is not LoadState.END or not here.tries:
             return False
         return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
 
-    def _loaded(self, model: str, version: Version, tries: int) -> Here:
+    def _loaded(self, model: str, version: Version, tries: int) -> LoadedVersion:
         """Load a version and return the result; `tries` loads have failed before."""
         mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if mark.exists() and mark not in self._marks:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
-            return Here(version.name, LoadState.END, why, token=version.token)
+            return LoadedVersion(version.name, LoadState.END, why, token=version.token)
         try:
             self._marks.add(mark)
             self._cache.mkdir(parents=True, exist_ok=True)
@@ -210,14 +210,14 @@ class Shelf:
             batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
         except StoreError as error:
             _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-            return Here(version.name, LoadState.LOADING, token=version.token)  # next time
+            return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
-            return Here(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
+            return LoadedVersion(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
         finally:
             mark.unlink(missing_ok=True)
-        return Here(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
 
     def close(self) -> None:
         """End with the process, without blaming a model for it."""
@@ -235,7 +235,7 @@ class Shelf:
         fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))
         return folder
 
-    def _tidy(self, model: str, kept: Mapping[str, Here]) -> None:
+    def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
         names = {f"{here.name}-{here.token}" for here in kept.values()}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:

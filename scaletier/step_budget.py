@@ -12,7 +12,7 @@ _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 
 
-class Claims:
+class StepBudget:
     """Steps that replicas, each a thread of the chief's process, claim before a round and settle after it.
 
     The chief starts every round, so that this costs no message. What a failed round claimed is free again. So is what a round

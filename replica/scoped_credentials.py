@@ -1,4 +1,4 @@
-"""`python -m replica.lending OUTPUT -- COMMAND`: run a program of a job for fab on a host of Google's.
+"""`python -m replica.scoped_credentials OUTPUT -- COMMAND`: run a program of a job for fab on a host of Google's.
 
 The program has the rights that the job had, to write its OUTPUT, from a broker that lives as long as the command. PORT among
 the command's words is the broker's port.

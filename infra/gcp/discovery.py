@@ -23,7 +23,7 @@ _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetw
 
 
 @dataclass(frozen=True)
-class Hosted:
+class ExistingHost:
     """A host of the stack that is there, by the name of its replica; `disk` in GB (2^30 bytes)."""
 
     name: str
@@ -49,7 +49,7 @@ class Subnet:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Discovery:
     """The chosen zone and its state.
 
     `spec` is the cluster with the GPUs of its machine types; `there` is None if it is unknown.
@@ -58,11 +58,11 @@ class Survey:
     place: Place
     spec: ClusterSpec
     catalogue: Catalogue
-    there: tuple[Hosted, ...] | None = None
+    there: tuple[ExistingHost, ...] | None = None
     subnet: Subnet | None = None
 
 
-def survey(spec: ClusterSpec, choice: Sequence[Place], names: Names, subnetwork: str | None, get: Get) -> Survey:
+def survey(spec: ClusterSpec, choice: Sequence[Place], names: Names, subnetwork: str | None, get: Get) -> Discovery:
     """Choose the zone of the existing hosts, else the first that offers all of the cluster.
 
     Raises:
@@ -74,7 +74,7 @@ def survey(spec: ClusterSpec, choice: Sequence[Place], names: Names, subnetwork:
     zones = {host.zone for host in there or ()}
     stay = [place for place in choice if place.zone in zones]
     place, settled, offers = _first(spec, [catalogue.ask(client, compute, place) for place in stay or choice], stay or choice)
-    return Survey(place, settled, offers, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
+    return Discovery(place, settled, offers, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
 
 
 def _first(spec: ClusterSpec, found: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:
@@ -87,7 +87,7 @@ def _first(spec: ClusterSpec, found: Sequence[Catalogue], choice: Sequence[Place
     raise SpecError("; ".join(why))
 
 
-def hosts(client: requests.Session, compute: str, project: str, names: Names) -> tuple[Hosted, ...] | None:
+def hosts(client: requests.Session, compute: str, project: str, names: Names) -> tuple[ExistingHost, ...] | None:
     """Return the stack's hosts in any zone, or None if Google does not answer."""
     url, label = f"{compute}projects/{project}/aggregated/instances", f"labels.scaletier-stack={names.stack}"
     instances = []
@@ -100,7 +100,7 @@ def hosts(client: requests.Session, compute: str, project: str, names: Names) ->
                         for gpu in item.get("guestAccelerators") or ()
                     ]
                     instances.append(
-                        Hosted(
+                        ExistingHost(
                             name=str(item["name"]).removeprefix(f"{names.prefix}-"),
                             zone=_end(scope),
                             machine_type=_end(item["machineType"]),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.runtime.whole import remove
+from infra.runtime.atomic_dir import remove
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import require_runtimes

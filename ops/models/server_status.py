@@ -10,7 +10,7 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import one_line
-from ops.models.reach import NOBODY, Servers
+from ops.models.reach import NOBODY, ServingClient
 from serving.records import LoadState, Model, Version
 
 SILENT = "NO ANSWER"
@@ -33,7 +33,7 @@ Seen = dict[tuple[str, str], list[OnServer]]
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     """Query all servers for the versions they should have."""
     deployed = [(model.name, version) for model in models for version in model.there if version.wanted]
-    servers = Servers(cluster)
+    servers = ServingClient(cluster)
     with terminal.Step("asking the model servers"):
         outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, deployed), LOOK_SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}
@@ -46,7 +46,7 @@ def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     }
 
 
-def _said(servers: Servers, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], OnServer]:
+def _said(servers: ServingClient, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], OnServer]:
     """Return one server's state of all its models."""
     answers: dict[str, tuple[int, Any]] = {}
     for model, _ in wanted:

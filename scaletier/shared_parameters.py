@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scaletier.local_steps import Round, State, figures, run_local_steps
 from scaletier.network import Network
 from scaletier.runtime import here, import_tensorflow
-from scaletier.walk import Round, State, figures, walk
 
 tf = import_tensorflow()
 
@@ -29,7 +29,7 @@ _WIRE_BYTES = 2
 _MOST_ELEMENTS = 4_000_000
 
 
-class Centre:
+class SharedParameters:
     """All shared parameters, spread evenly over devices, and the global step, on the first of them.
 
     The variables lie one after the other in a flat vector, which is cut into as many equal parts as there are devices:
@@ -157,7 +157,7 @@ Run = Callable[..., Any]
 
 
 def make_round(
-    network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str], metrics: Sequence[Any] = ()
+    network: Network, centre: SharedParameters | None, iterator: Any, devices: Sequence[str], metrics: Sequence[Any] = ()
 ) -> Run:
     """Return one round as a graph, for hosts with these devices.
 
@@ -167,7 +167,7 @@ def make_round(
 
     If there is a centre, a round begins with freshly pulled parameters, and nothing shared is in the state before: a delayed
     replica, such as the master during an evaluation, would otherwise train from stale parameters at the current learning rate.
-    The state after it has what was read. `metrics` are as in `walk`.
+    The state after it has what was read. `metrics` are as in `run_local_steps`.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
@@ -182,7 +182,7 @@ def make_round(
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
         begun, training = State(tuple(start), tuple(own)), live * len(devices)
-        end, loss_sum, results = walk(network, iterator, begun, steps, position, devices, training, metrics)
+        end, loss_sum, results = run_local_steps(network, iterator, begun, steps, position, devices, training, metrics)
         with tf.control_dependencies([*end.shared, loss_sum]):
             computed = tf.timestamp()
         values, global_step = list(end.shared), position + steps
