@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.stack import MNIST
 from scaletier import checkpoint
 from scaletier.evaluation import make_evaluate
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 from trainer import flags, task
 
@@ -34,7 +34,7 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(re.findall(r"\d+", path.stem)[-1]), path) for path in files)
 
 
-def values(path: Path, network: Network) -> Sequence[Any]:
+def values(path: Path, network: FunctionalModel) -> Sequence[Any]:
     """Return a checkpoint's weights in the order of the network's layers: each kernel, then its biases."""
     if path.suffix == ".npz":
         with np.load(path) as archive:
@@ -42,7 +42,7 @@ def values(path: Path, network: Network) -> Sequence[Any]:
     if path.name.startswith("model.ckpt"):
         reader = tf.train.load_checkpoint(str(path.with_suffix("")))
         return [reader.get_tensor(name) for name in _CLOUDML]
-    ours = checkpoint.Reader(str(path.with_suffix("")), network)
+    ours = checkpoint.CheckpointReader(str(path.with_suffix("")), network)
     return [ours.value(spec) for spec in network.shared]
 
 
@@ -51,7 +51,7 @@ def main() -> int:
     parsed = flags.parse(["--train-data", str(MNIST), "--eval-data", str(MNIST)])
     job = task.job(parsed)
     batches = job.eval_data()
-    network = Network(job, batches.element_spec, 0)
+    network = FunctionalModel(job, batches.element_spec, 0)
     copy = checkpoint.LocalCopy(network)
     evaluate = make_evaluate(network, copy, batches, None)
     curve = []

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.spec import ScaleTier, preset
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.times import now
@@ -25,9 +25,9 @@ _EVERY = Plan.heartbeatSeconds
 
 def main() -> None:
     """Write records for ever."""
-    ledger = Ledger(Folder(Path(sys.argv[1])))
+    ledger = Ledger(LocalStore(Path(sys.argv[1])))
     names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
-    ledger.change_queue(lambda _: Queue([Entry(JOB, names, held=True)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry(JOB, names, held=True)]))
     ledger.create_job(JobRecord(JOB, JobState.RUNNING, createTime=now(), startTime=now(), hosts=names))
     versions: dict[str, str | None] = dict.fromkeys(names)
     began, beat = time.monotonic(), 0

@@ -26,7 +26,7 @@ from infra.lxd.config import LxdConfig
 from infra.lxd.host import definition
 from infra.lxd.layout import names
 from infra.lxd.network import choose_range
-from infra.lxd.preflight import Found
+from infra.lxd.preflight import PreflightResult
 from infra.spec import ScaleTier
 
 NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6])
@@ -67,7 +67,7 @@ def _remove(base: Props) -> None:
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
     """Return the hosts that `pulumi up` would declare, in the peer's own project and bridge."""
     config = LxdConfig(scaleTier=tier)
-    facts = Found(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
+    facts = PreflightResult(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
     return list(host_props(config.spec(), config, facts, public_key).values())
 
 

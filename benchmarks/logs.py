@@ -17,10 +17,10 @@ from benchmarks.measure import running
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier
-from jobs.chunks import LARGEST, Chunk, Folder, LogFilter, newest
+from jobs.chunks import LARGEST, Chunk, ChunkFolder, LogFilter, newest
 from jobs.records import Plan
 from ops.logs import merge
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 
 _FEW, _MANY, _LOGS, _TAKEN = 10, 100_000, 8, 20_000
 _HUGE = 5_000_000_000
@@ -46,9 +46,9 @@ def logs_merge(_: BenchStack) -> Figure:
 def _merged(waiting: int) -> float:
     """µs a line where so many wait all the time."""
     names = [f"worker-{n}" for n in range(_LOGS)]
-    lines: merge.Merge[Line, None] = merge.Merge(names, window=0.0)
+    lines: merge.Merge[LogLine, None] = merge.Merge(names, window=0.0)
     total = waiting + _TAKEN
-    made = [(0, Line(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
+    made = [(0, LogLine(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
     for place, name in enumerate(names):
         lines.put(name, made[place:waiting:_LOGS])
     at_once, merge._AT_ONCE = merge._AT_ONCE, 1
@@ -177,7 +177,7 @@ def logs_heartbeat(stack: BenchStack) -> Figure:
     return Figure(_followed(stack).late)
 
 
-class _Counting(Folder):
+class _Counting(ChunkFolder):
     """Chunks in a directory; `bytes_read` of them."""
 
     bytes_read = 0
@@ -199,7 +199,9 @@ class _Counting(Folder):
 )
 def logs_bytes(_: BenchStack) -> Figure:
     """A log whose beginning is a hole in the file, as nobody is to read that."""
-    line = Line("2026-01-31T12:00:00.000Z", "INFO", "master-0", "Train [master/0], step 348: loss: 0.729 (1.037 sec)").to_json()
+    line = LogLine(
+        "2026-01-31T12:00:00.000Z", "INFO", "master-0", "Train [master/0], step 348: loss: 0.729 (1.037 sec)"
+    ).to_json()
     content = f"{line}\n".encode() * (LARGEST // (len(line) + 1))
     with tempfile.TemporaryDirectory(prefix="st") as name:
         folder, whole = Path(name) / "job01", Path(name) / "whole"

@@ -10,19 +10,19 @@ import sys
 import time
 from pathlib import Path
 
-from ops.cluster.host_files import UNIT_CONF, File, render
+from ops.cluster.host_files import UNIT_CONF, RemoteFile, render
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 from ops.errors import HostsError
 from ops.package import push
-from ops.train.config import Flags
+from ops.train.config import JobFlags
 from ops.train.train import prepare
 
 JOB = "bench_push"
 _SECONDS = 300.0
 
 
-def unlike(file: File) -> File:
+def unlike(file: RemoteFile) -> RemoteFile:
     """Return the file with a new line for the unit each time, so that systemd must reload."""
     return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT_CONF else file
 
@@ -30,7 +30,7 @@ def unlike(file: File) -> File:
 def main(arguments: list[str]) -> int:
     """Run the command; an error is raised as it is."""
     inventory = load()
-    submission = prepare(inventory, Flags(JOB), None)
+    submission = prepare(inventory, JobFlags(JOB), None)
     code, version = push.code(ROOT)
     shared = push.shared_stream(code, submission.package.pushed, "bench")
     files = render(inventory)

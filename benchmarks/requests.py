@@ -18,7 +18,7 @@ from benchmarks.stack import BenchStack
 from infra.gcp.cluster import POLL_SECONDS
 from infra.spec import ScaleTier, preset
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, Item
@@ -153,7 +153,7 @@ def _minute(poll: float, running: bool) -> int:
     world, names = _World(poll), [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
     ledger = Ledger(world.bucket, lambda _: None)
     if running:
-        ledger.change_queue(lambda _: Queue([Entry(_JOB, names, held=True)]))
+        ledger.change_queue(lambda _: Queue([QueueEntry(_JOB, names, held=True)]))
         tasks = {name: Task("{}", {}) for name in names}
         plan = Plan(_JOB, names, "task", [], tasks, packageSha256="0", heartbeatSeconds=beat_seconds(poll))
         ledger.create_plan(plan)

@@ -32,7 +32,7 @@ from infra.lxd.orphans import own
 from infra.spec import ScaleTier
 from jobs import paths
 from jobs.lease import Lease
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.states import JobState
 from ops.package.push import PYTHON, STATE_DIR
@@ -163,7 +163,7 @@ def make_host(root: Path) -> None:
     records = {
         paths.plan(job): plan.to_json(),
         paths.job(job): JobRecord(job, state=JobState.PREPARING, lease=Lease(epoch=2), hosts=plan.replicas).to_json(),
-        paths.QUEUE: Queue([Entry(job, plan.replicas, held=True)]).to_json(),
+        paths.QUEUE: Queue([QueueEntry(job, plan.replicas, held=True)]).to_json(),
     }
     for path, content in records.items():
         (bucket / path).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from infra.guard import Change, check, hosts_lost, same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.spec import SpecError
-from infra.state import State, before
+from infra.state import StackState, before
 from infra.target import TargetError
 from infra.targets import target
 from infra.templates import ROOT
@@ -76,7 +76,7 @@ def main() -> None:
         pulumi.export("hourlyCostByRole", dict(cluster.hourly_costs))
 
 
-def _state() -> State:
+def _state() -> StackState:
     """Return the stack's present state.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pulumi import Output, Resource
 
-from infra.inventory import Host, Inventory, Power, to_plain
+from infra.inventory import Host, Inventory, PowerAccess, to_plain
 from infra.spec import PYTHON, ClusterSpec, Replica
 
 
@@ -31,7 +31,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterResources:
     """A target's whole answer.
 
     `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps what ssh connects
@@ -54,7 +54,7 @@ class Cluster:
     tensorflow: str | None = None
     python: str = PYTHON
     proxy_command: str | None = None
-    power: Power | None = None
+    power: PowerAccess | None = None
     hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
     last: Callable[[Sequence[Resource]], None] = lambda _: None
@@ -65,7 +65,9 @@ class Cluster:
         return Output.all(*(host.ssh_host or host.address for host in self.hosts))
 
 
-def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: Cluster) -> Output[dict[str, Any]]:
+def inventory(
+    stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: ClusterResources
+) -> Output[dict[str, Any]]:
     """Return the inventory, the stack output that `fab` reads; the same for all targets.
 
     It holds no secret.

@@ -39,7 +39,7 @@ class Host:
         ssh_host: what ssh connects to, which has the public `host_key`.
         hourly_cost: US dollars, None without a price.
         create_time: RFC 3339, None if unknown.
-        start: path of the request that starts the host, below the URL of `Power`; None if only `pulumi up` starts it.
+        start: path of the request that starts the host, below the URL of `PowerAccess`; None if only `pulumi up` starts it.
     """
 
     spelling: ClassVar = staticmethod(camel_case)
@@ -71,7 +71,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Power:
+class PowerAccess:
     """The requests that start a stopped host: a POST below a URL.
 
     Attributes:
@@ -125,7 +125,7 @@ class Inventory(Record):
     operator_runtimes: str | None = None
     tensorflow: str | None = None
     python: str = PYTHON
-    power: Power | None = None
+    power: PowerAccess | None = None
     labels: dict[str, str] = field(default_factory=dict)
     folder: Path = field(default=Path(), metadata={"stored": False})
 

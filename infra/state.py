@@ -17,7 +17,7 @@ READ = "pulumi:pulumi:readStackResourceOutputs"
 
 
 @dataclass(frozen=True)
-class State:
+class StackState:
     """Resources by URN, each with its `type` and its `outputs`.
 
     Outputs of our own resources have the inputs that were applied.
@@ -44,7 +44,7 @@ class State:
         return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]
 
 
-def before() -> State:
+def before() -> StackState:
     """Return the state that the last operation, finished or killed, left; empty for a new stack."""
     # In full: a short name is looked for in the user's own organisation, where the backend has such.
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
@@ -56,6 +56,6 @@ def before() -> State:
     return _read(name)
 
 
-def _read(name: str) -> State:
+def _read(name: str) -> StackState:
     answer = pulumi.runtime.invoke(READ, {"stackName": name})
-    return State((answer.value or {}).get("outputs") or {})
+    return StackState((answer.value or {}).get("outputs") or {})

@@ -8,10 +8,10 @@ from typing import Any
 
 from pulumi import Output
 
-from infra.cluster import Cluster
+from infra.cluster import ClusterResources
 from infra.config import ClusterConfig
 from infra.spec import ClusterSpec
-from infra.state import State
+from infra.state import StackState
 
 
 class TargetError(RuntimeError):
@@ -31,9 +31,9 @@ class Target:
     """
 
     config: type[ClusterConfig]
-    prepare: Callable[[str, ClusterSpec, Any, State], Any]
-    build: Callable[[str, ClusterSpec, Any, Any, Output[str]], Cluster]
+    prepare: Callable[[str, ClusterSpec, Any, StackState], Any]
+    build: Callable[[str, ClusterSpec, Any, Any, Output[str]], ClusterResources]
     read: Callable[[str, Any, str], bytes | None]
     create: Callable[[str, Any, str, bytes], None]
     settled: Callable[[ClusterSpec, Any], ClusterSpec] = lambda spec, _: spec
-    anew: Callable[[ClusterSpec, Any, Any, State], list[str]] = lambda *_: []
+    anew: Callable[[ClusterSpec, Any, Any, StackState], list[str]] = lambda *_: []

@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
         return self.offset + self.size
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A line as it was written, without its end, and the place behind it."""
 
     position: Position
@@ -108,7 +108,7 @@ class SlowError(Exception):
     """A pattern takes longer than PATTERN_SECONDS on one line."""
 
 
-class Source(Protocol):
+class ChunkSource(Protocol):
     """The storage of the chunks of one log."""
 
     def sizes(self) -> Mapping[str, int]:
@@ -144,7 +144,7 @@ def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
     return removed
 
 
-class Folder:
+class ChunkFolder:
     """Chunks in a directory."""
 
     def __init__(self, path: Path) -> None:
@@ -187,17 +187,17 @@ class Folder:
             return b""
 
 
-class Reader:
+class ChunkReader:
     """A log from a place on, in its order; what was cut out of it is told by a line."""
 
-    def __init__(self, source: Source, position: Position = BEGINNING, wanted: LogFilter | None = None) -> None:
+    def __init__(self, source: ChunkSource, position: Position = BEGINNING, wanted: LogFilter | None = None) -> None:
         self.position = position
         self._source, self._until = source, wanted.until if wanted else ""
         self._fits = wanted.fits if wanted and wanted.some else None
         self._line: int | None = 0 if position == BEGINNING else None
         self._name = ""  # of the chunk that was reached
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[LogEntry]:
         """Return all whole lines that exist now and were not returned before."""
         sizes = self._source.sizes()
         here = {name: sizes[name] for name in sizes if name >= self._name}  # few, of a log that is followed
@@ -208,7 +208,7 @@ class Reader:
         for chunk in span(self._source, ahead, until=self._until):
             yield from self._of(chunk)
 
-    def _of(self, chunk: Chunk) -> Iterator[Entry]:
+    def _of(self, chunk: Chunk) -> Iterator[LogEntry]:
         self._name = chunk.name
         if chunk.life != self.position.life:
             self.position, self._line = Position(chunk.life, 0), 0
@@ -230,22 +230,22 @@ class Reader:
                 if self._line is not None:
                     self._line += 1
                 if self._fits is None or self._fits(line):
-                    yield Entry(self.position, line)
+                    yield LogEntry(self.position, line)
 
 
-def first(source: Source, wanted: LogFilter) -> Position:
+def first(source: ChunkSource, wanted: LogFilter) -> Position:
     """Return a position before which no line passes the filter."""
     chunks = span(source, chunks_of(source.sizes()), wanted.since)
     return Position(chunks[0].life, chunks[0].offset) if chunks and wanted.since else BEGINNING
 
 
-def newest(source: Source, wanted: LogFilter) -> tuple[list[Entry], Position]:
+def newest(source: ChunkSource, wanted: LogFilter) -> tuple[list[LogEntry], Position]:
     """Return the last lines that pass the filter, and the position behind the whole log.
 
     It reads as little of the log as possible.
     """
     every = chunks_of(source.sizes())
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     if not every:
         return entries, BEGINNING
     if wanted.lines == 0:
@@ -268,13 +268,13 @@ def newest(source: Source, wanted: LogFilter) -> tuple[list[Entry], Position]:
     return entries[::-1], behind
 
 
-def _behind(source: Source, chunk: Chunk) -> Position:
+def _behind(source: ChunkSource, chunk: Chunk) -> Position:
     """Return the place behind a chunk's last whole line."""
     last = next(_backwards(source, chunk), None)
     return last.position if last else Position(chunk.life, chunk.offset)
 
 
-def _missing(source: Source, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
+def _missing(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
     """Return the lines and the bytes between two chunks that followed each other."""
     if before is None or before.life != chunk.life:
         return chunk.line, chunk.offset
@@ -283,7 +283,7 @@ def _missing(source: Source, before: Chunk | None, chunk: Chunk) -> tuple[int, i
     return 0, 0
 
 
-def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
+def span(source: ChunkSource, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
     """Return the chunks that may have lines in this time range; empty for no limit."""
 
     def begins(chunk: Chunk) -> str:
@@ -293,13 +293,13 @@ def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") 
     return chunks[begin : bisect_right(chunks, until, key=begins) if until else None]
 
 
-def _time(source: Source, chunk: Chunk) -> str:
+def _time(source: ChunkSource, chunk: Chunk) -> str:
     """Return the time of a chunk's first line."""
     match = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
     return match[1].decode("ascii", "replace") if match else ""
 
 
-def _backwards(source: Source, chunk: Chunk) -> Iterator[Entry]:
+def _backwards(source: ChunkSource, chunk: Chunk) -> Iterator[LogEntry]:
     """Return a chunk's whole lines, the last one first."""
     end, step = chunk.size, _FROM_THE_END
     tail, whole = b"", False  # the end of a line whose beginning is not read yet; whether any line's end was seen
@@ -313,16 +313,16 @@ def _backwards(source: Source, chunk: Chunk) -> Iterator[Entry]:
         lines = data.split(b"\n")[:-1]
         tail = lines.pop(0) + b"\n" if start and lines else b""
         for line in reversed(lines):
-            yield Entry(Position(chunk.life, chunk.offset + at), line)
+            yield LogEntry(Position(chunk.life, chunk.offset + at), line)
             at -= len(line) + 1
         end, step = start, min(2 * step, _BLOCK)
 
 
-def _gap(source: Source, chunk: Chunk, lines: int | None, size: int) -> Entry:
+def _gap(source: ChunkSource, chunk: Chunk, lines: int | None, size: int) -> LogEntry:
     """Return the line that stands for what was cut out before a chunk, at that chunk's time."""
     many = "" if lines is None else f"{lines} lines, "
     entry = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
-    return Entry(Position(chunk.life, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
+    return LogEntry(Position(chunk.life, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
 
 
 def _megabytes(size: int) -> str:
@@ -363,7 +363,7 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
     With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
     where later lines begin. An empty line, the very first, says that there is something to read.
     """
-    source, log_filter = Folder(Path(folder)), LogFilter(*json.loads(told))
+    source, log_filter = ChunkFolder(Path(folder)), LogFilter(*json.loads(told))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG
@@ -373,12 +373,12 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
     if follow:
         threading.Thread(target=_wait_for_end, args=(ending,), daemon=True).start()
     if position:
-        reader = Reader(source, Position(*map(int, position.split())), log_filter)
+        reader = ChunkReader(source, Position(*map(int, position.split())), log_filter)
     elif log_filter.lines is None:
-        reader = Reader(source, first(source, log_filter), log_filter)
+        reader = ChunkReader(source, first(source, log_filter), log_filter)
     else:
         entries, behind = newest(source, log_filter)
-        reader = Reader(source, behind, log_filter)
+        reader = ChunkReader(source, behind, log_filter)
         out.writelines(map(_printed, entries))
     out.write(b"%d %d \n" % reader.position)
     while True:
@@ -391,7 +391,7 @@ def show(folder: str, told: str, follow: bool, position: str = "") -> int:
             threading.Event().wait(_LAST_SECONDS)  # for lines that were written just before
 
 
-def _printed(entry: Entry) -> bytes:
+def _printed(entry: LogEntry) -> bytes:
     return b"%d %d %b\n" % (*entry.position, entry.line)
 
 

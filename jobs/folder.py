@@ -24,7 +24,7 @@ def version_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-class Folder:
+class LocalStore:
     """A bucket that is a directory.
 
     A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under

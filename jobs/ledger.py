@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from jobs import paths
 from jobs.checked import Record, RecordError
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import Conflict, Store
@@ -184,13 +184,13 @@ class Ledger:
 
     def _rebuilt(self) -> Queue:
         """Rebuild the queue from the jobs if it cannot be read: a garbled file must not stop a cluster."""
-        entries: list[Entry] = []
+        entries: list[QueueEntry] = []
         busy: set[str] = set()
         for job in reversed(self.jobs()[0]):
             if job.final:
                 continue
             has_hosts = job.state is not JobState.QUEUED and busy.isdisjoint(job.hosts)
-            entry = Entry(
+            entry = QueueEntry(
                 job.jobId,
                 job.hosts if has_hosts or not job.wants else [],
                 held=has_hosts,

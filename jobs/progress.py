@@ -109,7 +109,7 @@ def final_metrics(lines: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """A program's progress by its own reports; None for what it does not report.
 
     `time` is when the step was reported. `loss` is that of training, and the names of an evaluation's metrics begin with
@@ -124,7 +124,7 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     time: str = ""
 
-    def with_eta(self, total: int | None = None) -> Progress:
+    def with_eta(self, total: int | None = None) -> JobProgress:
         """Fill in the total steps if the program reports none, and the time left if it can be computed."""
         total = self.totalSteps if self.totalSteps is not None else total
         eta = self.etaSeconds
@@ -133,7 +133,7 @@ class Progress:
         return replace(self, totalSteps=total, etaSeconds=eta if eta is None or not math.isfinite(eta) else round(eta, 1))
 
 
-def read_report(line: str) -> Progress | None:
+def read_report(line: str) -> JobProgress | None:
     """Read a line such as `{"scaletier.progress": {"step": 348, "totalSteps": 5000, "loss": 0.729}}`.
 
     Returns: what it reports, None for a line that is no report.
@@ -151,10 +151,10 @@ def read_report(line: str) -> Progress | None:
         raise ValueError(f"it has no step. Valid keys: {', '.join(_KEYS)}")
     if unknown := [key for key in report if key not in _KEYS]:
         raise ValueError(f"{unknown[0][:LONGEST_NAME]!r} is unknown. Valid keys: {', '.join(_KEYS)}")
-    return Progress(**{key: _KEYS[key](key, value) for key, value in report.items() if value is not None or key == "step"})
+    return JobProgress(**{key: _KEYS[key](key, value) for key, value in report.items() if value is not None or key == "step"})
 
 
-def valid_report(line: str) -> Progress | None:
+def valid_report(line: str) -> JobProgress | None:
     """Read a report; None for a line that is none, or a wrong one."""
     try:
         return read_report(line)
@@ -210,7 +210,7 @@ class ProgressFinder:
     """Finds how far a program is in the lines that it prints; what it keeps is bounded."""
 
     def __init__(self) -> None:
-        self.progress: Progress | None = None
+        self.progress: JobProgress | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)
         self._told = False
 
@@ -243,16 +243,16 @@ class ProgressFinder:
         if point := trained(line):
             values = dict(point.values)
             if point.step <= _LAST_STEP:
-                self._take(Progress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
+                self._take(JobProgress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
         elif (point := evaluated(line)) and point.step <= _LAST_STEP:
-            before = self.progress or Progress(point.step, time=time)
+            before = self.progress or JobProgress(point.step, time=time)
             metrics = {f"eval_{name}": value for name, value in point.values.items()}
             self.progress = replace(before, step=max(before.step, point.step), metrics=_merged(before.metrics, metrics))
 
-    def _take(self, report: Progress, seconds: float, time: str) -> None:
+    def _take(self, report: JobProgress, seconds: float, time: str) -> None:
         before = self.progress or report
         rate = report.stepsPerSecond if report.stepsPerSecond is not None else self._rate(report.step, seconds)
-        self.progress = Progress(
+        self.progress = JobProgress(
             report.step,
             before.totalSteps if report.totalSteps is None else report.totalSteps,
             None if rate is None else round(rate, 3),
@@ -282,7 +282,7 @@ def _merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, 
     return dict(list(merged.items())[-MOST_METRICS:])
 
 
-def of_job(reports: Mapping[str, Progress | None], chief: str, steps: int | None, running: bool) -> Progress | None:
+def of_job(reports: Mapping[str, JobProgress | None], chief: str, steps: int | None, running: bool) -> JobProgress | None:
     """Merge the replicas' progress into the job's: the chief's or the farthest one, with all metrics.
 
     Args:

@@ -15,7 +15,7 @@ from jobs.placement import HostAssignment, place
 
 
 @dataclass(frozen=True)
-class Entry(HostAssignment):
+class QueueEntry(HostAssignment):
     """A job that holds its `hosts`, or waits for some of those that it wants.
 
     `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.
@@ -50,21 +50,21 @@ class Queue(Record):
 
     kind: ClassVar[str] = "the queue"
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[QueueEntry] = field(default_factory=list)
 
-    def entry(self, job_id: str) -> Entry | None:
+    def entry(self, job_id: str) -> QueueEntry | None:
         """Return a job's entry, or None if it has none."""
         return next((entry for entry in self.entries if entry.jobId == job_id), None)
 
-    def holder(self, host: str) -> Entry | None:
+    def holder(self, host: str) -> QueueEntry | None:
         """Return the entry that holds a host."""
         return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
 
-    def concerning(self, host: str) -> list[Entry]:
+    def concerning(self, host: str) -> list[QueueEntry]:
         """Return the entry that holds this host, and those that wait for it or a similar one."""
         return [entry for entry in self.entries if host in entry.may_use()]
 
-    def ahead_of(self, job_id: str) -> list[Entry]:
+    def ahead_of(self, job_id: str) -> list[QueueEntry]:
         """Return the entries that a job waits for.
 
         They hold one of its hosts, or are before it and wait for one.
@@ -79,11 +79,11 @@ class Queue(Record):
             first.append(entry)
         return [entry for entry in first if not entry.may_use().isdisjoint(mine.may_use())]
 
-    def added(self, entry: Entry) -> Queue:
+    def added(self, entry: QueueEntry) -> Queue:
         """Return the queue with one more entry at the end, which holds hosts if enough are free."""
         return replace(self, entries=[*self.entries, entry]).promoted()
 
-    def without(self, entry: Entry) -> Queue:
+    def without(self, entry: QueueEntry) -> Queue:
         """Return the queue without this entry, its hosts assigned to the next jobs.
 
         Another submission of the same id stays.
@@ -119,5 +119,5 @@ class Queue(Record):
             busy.update(placements[entry.jobId].values())
         return placements
 
-    def _waiting(self) -> Iterable[Entry]:
+    def _waiting(self) -> Iterable[QueueEntry]:
         return sorted((entry for entry in self.entries if not entry.held), key=lambda entry: -entry.priority)

@@ -13,7 +13,7 @@ from jobs.checked import RecordError
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.power import HostStarter
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.store import Conflict
@@ -61,7 +61,7 @@ class QueueMonitor:
                 host for entry in queue.entries if self._forsaken(entry, jobs.get(entry.jobId)) for host in entry.hosts
             )
 
-    def _forsaken(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+    def _forsaken(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """Return True if a job has its hosts and all of them are unresponsive.
 
         The first of them that starts leads the job.
@@ -73,7 +73,7 @@ class QueueMonitor:
             return False
         return self._unled(entry, job) >= 2 * self._seconds
 
-    def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+    def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """Return True if an entry is to be removed, after its job was ended if necessary."""
         if isinstance(stored, RecordError):
             return self._same(entry, "unreadable")
@@ -103,7 +103,7 @@ class QueueMonitor:
                 return True
         return False
 
-    def _nobody_leads(self, entry: Entry, job: JobRecord) -> str:
+    def _nobody_leads(self, entry: QueueEntry, job: JobRecord) -> str:
         """Return why a job must end whose hosts are all gone; empty while it may be waited for.
 
         As long as one of them lives, that one leads, and decides about the others.
@@ -118,22 +118,22 @@ class QueueMonitor:
         what = "are lost" if started else "have not taken it up, and count as lost"
         return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
 
-    def _unled(self, entry: Entry, job: JobRecord) -> float:
+    def _unled(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
         return self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
 
-    def _same(self, entry: Entry, value: object, times: int = 1) -> bool:
+    def _same(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
         """Return True once this has been so for the time of a lease, or of several."""
         return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
-    def _waited(self, entry: Entry) -> float:
+    def _waited(self, entry: QueueEntry) -> float:
         return self._watch.see(("waits", entry.jobId, entry.token), True)
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
         self._ledger.change_job(stored, stored.record.passed(self._me).ended(why, cancelled))
 
 
-def _never_made(entry: Entry) -> JobRecord:
+def _never_made(entry: QueueEntry) -> JobRecord:
     created = entry.createTime or now()
     record = JobRecord(entry.jobId, hosts=entry.hosts, wants=entry.wants, createTime=created, submittedBy=entry.submittedBy)
     return record.ended(NOT_HANDED_OVER)

@@ -16,7 +16,7 @@ from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.notification import Notification
 from jobs.placement import HostAssignment
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.study import Study
 from jobs.times import now, seconds_between
@@ -112,7 +112,7 @@ class ReplicaRecord(Record):
     lines: int = 0
     usage: Usage | None = None
     connections: list[str] = field(default_factory=list)
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     startTime: str | None = None
     lastStartTime: str | None = None
     endTime: str | None = None
@@ -176,7 +176,7 @@ class JobRecord(HostAssignment, Record):
     labels: dict[str, str] = field(default_factory=dict)
     trainingInput: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     notification: Notification | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)

@@ -131,14 +131,14 @@ def serve(root: str, requests: Any, answers: Any) -> None:
     import os
 
     os.umask(0o002)  # the bucket is the group's
-    there = folder.Folder(Path(root))
+    there = folder.LocalStore(Path(root))
     for line in requests:
         method, arguments = json.loads(line)
         answers.write(json.dumps(_answer(there, method, arguments)).encode() + b"\n")
         answers.flush()
 
 
-def _answer(there: folder.Folder, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _answer(there: folder.LocalStore, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if "content" in arguments:
         arguments["content"] = base64.b64decode(arguments["content"])
     try:

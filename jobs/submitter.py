@@ -14,7 +14,7 @@ from dataclasses import replace
 from jobs import lease
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.store import Conflict
@@ -29,7 +29,7 @@ class UsedBeforeError(Exception):
 class BusyError(Exception):
     """The hosts are not free and queueing was not requested; `ahead` are the entries in front."""
 
-    def __init__(self, ahead: Sequence[Entry]) -> None:
+    def __init__(self, ahead: Sequence[QueueEntry]) -> None:
         super().__init__(", ".join(entry.jobId for entry in ahead))
         self.ahead = list(ahead)
 
@@ -57,7 +57,7 @@ class Submitter:
         self._ledger = ledger
         self._record = replace(record.passed(me, submitter=True), state=JobState.QUEUED)
         self._me = me
-        self._entry = Entry(
+        self._entry = QueueEntry(
             record.jobId,
             record.hosts,
             wants=record.wants,
@@ -71,7 +71,7 @@ class Submitter:
         self._creating = False
         self._lock = threading.Lock()
 
-    def claim(self, may_wait: bool) -> list[Entry]:
+    def claim(self, may_wait: bool) -> list[QueueEntry]:
         """Enter the queue and make the job; whom it waits for, empty where its hosts are its own now.
 
         UsedBeforeError, or BusyError where it would wait and may not: then nothing was changed. OvertakenError where the bucket
@@ -103,7 +103,7 @@ class Submitter:
             raise UsedBeforeError(self._entry.jobId) from None
         return self.ahead()
 
-    def ahead(self) -> list[Entry]:
+    def ahead(self) -> list[QueueEntry]:
         """Return the entries that the job waits for; empty if it has its hosts."""
         queue = self._ledger.queue()
         mine = queue.entry(self._entry.jobId)

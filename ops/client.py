@@ -23,7 +23,7 @@ from jobs import lease
 from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.lease import ChangeTimer
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import StoreError
@@ -36,11 +36,11 @@ from ops.cluster.ledger import existing_job, first_error, me, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError
 
 if TYPE_CHECKING:
-    from jobs.queue import Entry
-    from ops.logs.lines import Line
+    from jobs.queue import QueueEntry
+    from ops.logs.lines import LogLine
     from ops.train.submit import Submission
 
-__all__ = ["Client", "Job", "OpsError"]
+__all__ = ["Client", "JobHandle", "OpsError"]
 _WAIT_SECONDS, _CANCEL_SECONDS = 1.0, 0.5
 """Between two polls of a job."""
 # A lost leader is replaced first, and unresponsive hosts are waited for.
@@ -50,7 +50,7 @@ OnPoll = Callable[[JobRecord], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class JobHandle:
     """A job as it was when it was read: its record, and those of its replicas, the chief first."""
 
     record: JobRecord
@@ -75,7 +75,7 @@ class Job:
         return self.record.errorMessage.partition("\n")[0]
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> JobProgress | None:
         """The latest progress; None if the job reports nothing."""
         return self.record.progress
 
@@ -118,7 +118,7 @@ class Client:
         notify: str | None = None,
         wake: bool = False,
         queue: bool = True,
-    ) -> Job:
+    ) -> JobHandle:
         """Start a job, or have it QUEUED; the parameters are the flags of `fab train`.
 
         Args:
@@ -126,10 +126,10 @@ class Client:
             secret: names of variables of this process' environment.
             queue: False refuses if another job has the hosts.
         """
-        from ops.train.config import Flags
+        from ops.train.config import JobFlags
         from ops.train.train import prepared
 
-        flags = Flags(
+        flags = JobFlags(
             job_id=job_id,
             module=module,
             config=config,
@@ -155,7 +155,7 @@ class Client:
             self.start(submission, queue)
             return self.get(submission.job.id)
 
-    def start(self, submission: Submission, queue: bool = True) -> list[Entry]:
+    def start(self, submission: Submission, queue: bool = True) -> list[QueueEntry]:
         """Check the hosts and hand a job over to them.
 
         Returns: the jobs that it waits for, none if its hosts are its own.
@@ -165,13 +165,13 @@ class Client:
         with _one_error():
             return start(self._cluster, submission, queue)
 
-    def get(self, job_id: str | None = None) -> Job:
+    def get(self, job_id: str | None = None) -> JobHandle:
         """Read a job, the one that has the hosts or had them last if none is named."""
         with _one_error():
             record = existing_job(self._cluster.ledger, job_id)
-            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+            return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
-    def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> Job:
+    def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Wait until a job has ended, also while the bucket does not answer.
 
         Raises:
@@ -193,11 +193,11 @@ class Client:
                     if not failing:
                         terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
                     failing = True
-            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+            return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def logs(
         self, job_id: str | None = None, replicas: str = "all", *, lines: int | None = None, follow: bool = False
-    ) -> Iterator[Line]:
+    ) -> Iterator[LogLine]:
         """Read what replicas print, merged in the order of time.
 
         Args:
@@ -207,7 +207,7 @@ class Client:
         """
         from ops.logs import read
         from ops.logs.follow import Follower
-        from ops.logs.lines import Line, merge
+        from ops.logs.lines import LogLine, merge
 
         with _one_error():
             cluster = self._cluster
@@ -215,11 +215,11 @@ class Client:
             names = read.selected(record, replicas)
             if follow and not record.final:
                 follower = Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(lines))
-                yield from (event for event in follower.events() if isinstance(event, Line))
+                yield from (event for event in follower.events() if isinstance(event, LogLine))
             else:
                 yield from merge(read.read_logs(cluster, record, names, LogFilter(lines)).values())
 
-    def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> Job:
+    def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Cancel a job, the only one that goes on if none is named, and wait until it is CANCELLED."""
         with _one_error():
             record = existing_job(self._cluster.ledger, job_id or self._only_one())
@@ -228,7 +228,7 @@ class Client:
             record = self._until_cancelled(record, on_poll)
             if record.state is not JobState.CANCELLED:
                 raise OpsError(f"job {record.jobId} ended before it could be cancelled: it is {record.state}")
-            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+            return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def _only_one(self) -> str:
         """Return the job that goes on, if that needs no choice."""

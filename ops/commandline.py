@@ -46,7 +46,7 @@ NOUNS = {
 }
 
 
-class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
+class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
     """A task of `fab`.
 
     `words` are the flags that may be given as bare words behind its name, in this order; a flag that may be repeated takes as
@@ -161,7 +161,7 @@ def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     return f"{problem}; fab {task} --help lists the valid ones"
 
 
-class Program(Fab):  # type: ignore[misc]  # Fabric has no types
+class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
     """Fabric's command line for tasks alone, which never reads ~/.ssh/config."""
 
     def core_args(self) -> list[Argument]:
@@ -275,7 +275,7 @@ def _say(line: str = "") -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def examples(task: Task) -> list[str]:
+def examples(task: CommandTask) -> list[str]:
     """Return the command lines in a task's documentation, which are paragraphs of their own."""
     return [line for paragraph in _paragraphs(task) if _is_example(paragraph) for line in paragraph.splitlines()]
 
@@ -284,15 +284,15 @@ def _is_example(paragraph: str) -> bool:
     return paragraph.startswith("fab ")
 
 
-def _paragraphs(task: Task) -> list[str]:
+def _paragraphs(task: CommandTask) -> list[str]:
     return (inspect.getdoc(task) or "").split("\n\n")
 
 
-def _module(task: Task) -> str:
+def _module(task: CommandTask) -> str:
     return str(task.body.__module__).rpartition(".")[2]
 
 
-def _first_line(task: Task) -> str:
+def _first_line(task: CommandTask) -> str:
     return (inspect.getdoc(task) or "").partition("\n")[0]
 
 
@@ -304,4 +304,4 @@ def _help_of(arg: Argument) -> tuple[str, str]:
 
 def main() -> None:
     """Run `fab`."""
-    Program(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config).run()
+    CommandLine(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config).run()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from predictor.library import tensorflow
-from predictor.shards import File, Shard
+from predictor.shards import InputFile, Shard
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
@@ -56,7 +56,7 @@ def kind_of(head: bytes) -> tuple[bool, bool]:
     return b"\0" in begin, packed
 
 
-def looked_at(path: str) -> File:
+def looked_at(path: str) -> InputFile:
     """Return a file with its kind and count; a corrupt one has the records in front of the damage.
 
     Raises:
@@ -70,13 +70,13 @@ def looked_at(path: str) -> File:
             patience.wait(error)
 
 
-def _looked_at(path: str) -> File:
+def _looked_at(path: str) -> InputFile:
     damages: tuple[type[Exception], ...] = (ValueError, *_damages())
     try:
         with tensorflow().file_io.FileIO(path, "rb") as opened:
             records, packed = kind_of(opened.read(_HEAD))
     except damages as error:
-        return File(path, damage=_said(error))
+        return InputFile(path, damage=_said(error))
     size = int(tensorflow().file_io.stat_v2(path).length)
     index = _Index(size >= _LARGE)
     try:
@@ -85,8 +85,8 @@ def _looked_at(path: str) -> File:
         else:
             index.count_lines(path)
     except _damages() as error:
-        return File(path, records, packed, index.count, _said(error), size, index.marks)
-    return File(path, records, packed, index.count, "", size, index.marks)
+        return InputFile(path, records, packed, index.count, _said(error), size, index.marks)
+    return InputFile(path, records, packed, index.count, "", size, index.marks)
 
 
 class _Index:
@@ -125,7 +125,7 @@ class _Index:
         self._seen += 1
 
 
-class Reader:
+class InputReader:
     """Reads a file once for all the shards of it that are asked for in their order."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Reader:
         self._damage = ""
         self._rest: Iterator[bytes] = iter(())
 
-    def read(self, file: File, shard: Shard) -> Iterator[bytes]:
+    def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
         """Return the records, or lines without their ends, of a shard.
 
         What the shard before was not read of is passed over.
@@ -150,14 +150,14 @@ class Reader:
             if self._at > shard.first:
                 yield record
 
-    def lacking(self, file: File, shard: Shard) -> list[dict[str, object]]:
+    def lacking(self, file: InputFile, shard: Shard) -> list[dict[str, object]]:
         """Return an error if a fully read shard has fewer records than counted: the file has changed."""
         if self._at >= shard.end:
             return []
         reason = self._damage or f"{_ENDED_EARLY}: it was changed, and has {self._at} where {file.count} were counted"
         return [{"file": file.path, "line": max(self._at, shard.first) + 1, "error": reason}]
 
-    def _next(self, file: File) -> bytes | None:
+    def _next(self, file: InputFile) -> bytes | None:
         """Return the next record, or None at the end and at damage."""
         patience = _Patience(file.path)
         while True:
@@ -196,7 +196,7 @@ def _damages() -> tuple[type[Exception], ...]:
     return (errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
 
-def _start(file: File, record: int) -> tuple[int, int]:
+def _start(file: InputFile, record: int) -> tuple[int, int]:
     """Return a record at or before the given one, and its byte, where reading can start.
 
     It is the first record if the file has changed.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from predictor.library import tensorflow
-from predictor.shards import Done, File, Shard, plan_from_json, plan_to_json
+from predictor.shards import Done, InputFile, Shard, plan_from_json, plan_to_json
 
 ERRORS = "prediction.errors_stats-00000-of-00001"
 METRICS = "metrics.json"
@@ -26,7 +26,7 @@ def results(shard: int, shards: int) -> str:
     return f"prediction.results-{shard:05d}-of-{shards:05d}"
 
 
-class Output:
+class PredictionOutput:
     """A folder, of a file system or of a bucket such as `gs://name/path`."""
 
     def __init__(self, folder: str) -> None:
@@ -36,12 +36,12 @@ class Output:
     def _io(self) -> Any:
         return tensorflow().file_io
 
-    def plan(self) -> list[File] | None:
+    def plan(self) -> list[InputFile] | None:
         """Return the counted input files, or None if they are not counted yet."""
         content = self._read(_PLAN)
         return None if content is None else plan_from_json(content)
 
-    def keep_plan(self, files: Sequence[File]) -> None:
+    def keep_plan(self, files: Sequence[InputFile]) -> None:
         self._write(_PLAN, [plan_to_json(files)])
 
     def done(self, shard: Shard) -> Done | None:

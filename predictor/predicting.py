@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from predictor.instances import of_line, of_record
-from predictor.shards import Done, File, Shard
+from predictor.shards import Done, InputFile, Shard
 from serving.rest import Arrays, RestError, Signature, chosen, lines, predict
 
 BATCH = 128
@@ -33,7 +33,9 @@ class Predicting:
         self._signature = chosen(model.signatures, name)
         self._rows = BATCH if self._signature.by_rows else 1
 
-    def shard(self, file: File, shard: Shard, records: Iterator[bytes], errors: list[dict[str, object]]) -> Iterator[bytes]:
+    def shard(
+        self, file: InputFile, shard: Shard, records: Iterator[bytes], errors: list[dict[str, object]]
+    ) -> Iterator[bytes]:
         """Yield the lines of a shard's results; add instances without one to `errors`.
 
         Lines are counted from 1, as people do.
@@ -52,7 +54,7 @@ class Predicting:
                 waiting = []
         yield from self._told(file, waiting, errors)
 
-    def _told(self, file: File, read: Sequence[tuple[int, Any]], errors: list[dict[str, object]]) -> Iterator[bytes]:
+    def _told(self, file: InputFile, read: Sequence[tuple[int, Any]], errors: list[dict[str, object]]) -> Iterator[bytes]:
         good = iter(self.results([value for _, value in read if not isinstance(value, RestError)]))
         for number, value in read:
             result = value if isinstance(value, RestError) else next(good)
@@ -75,7 +77,7 @@ class Predicting:
         return [*self.results(instances[:half]), *self.results(instances[half:])]
 
 
-def done_of(file: File, last: bool, instances: int, errors: Sequence[dict[str, object]]) -> Done:
+def done_of(file: InputFile, last: bool, instances: int, errors: Sequence[dict[str, object]]) -> Done:
     """Return the outcome of a shard, with the file's damage if it is the file's last one."""
     damage = [{"file": file.path, "line": file.count + 1, "error": file.damage}] if last and file.damage else []
     return Done(instances, [*errors, *damage])

@@ -16,7 +16,7 @@ _TAG = "serve"
 _PRIVATE = "__saved_model"
 
 
-class Saved:
+class PredictorModel:
     """A SavedModel that was loaded. `run` is for one thread at a time."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ PER_REPLICA = 4
 
 
 @dataclass(frozen=True)
-class File:
+class InputFile:
     """A file of the input: TFRecords, or lines, perhaps in gzip.
 
     Attributes:
@@ -91,9 +91,9 @@ class Done:
         return cls(data["instances"], data["errors"])
 
 
-def plan_to_json(files: Sequence[File]) -> bytes:
+def plan_to_json(files: Sequence[InputFile]) -> bytes:
     return json.dumps([asdict(file) for file in files]).encode()
 
 
-def plan_from_json(content: bytes) -> list[File]:
-    return [File(**{**data, "marks": tuple(map(tuple, data.get("marks", ())))}) for data in json.loads(content)]
+def plan_from_json(content: bytes) -> list[InputFile]:
+    return [InputFile(**{**data, "marks": tuple(map(tuple, data.get("marks", ())))}) for data in json.loads(content)]

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from predictor.inputs import Reader, UnreadableError, looked_at, why
+from predictor.inputs import InputReader, UnreadableError, looked_at, why
 from predictor.library import tensorflow
-from predictor.output import Output
+from predictor.output import PredictionOutput
 from predictor.predicting import Predicting, done_of
 from predictor.request import Request
-from predictor.saved import Saved
-from predictor.shards import File, Shard, cut, mine
+from predictor.saved import PredictorModel
+from predictor.shards import InputFile, Shard, cut, mine
 from serving.download import fetch
 from serving.rest import SIGNATURE, RestError
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     errors = tensorflow().errors
     try:
-        _run(Request.of_package(), flags.model, Output(flags.job_dir), flags.signature, rank, replicas)
+        _run(Request.of_package(), flags.model, PredictionOutput(flags.job_dir), flags.signature, rank, replicas)
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
@@ -65,7 +65,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _run(request: Request, model: str, output: Output, signature: str, rank: int, replicas: int) -> None:
+def _run(request: Request, model: str, output: PredictionOutput, signature: str, rank: int, replicas: int) -> None:
     start = time.monotonic()
     if output.metrics is None:
         if rank == 0 and output.plan() is None:
@@ -79,7 +79,7 @@ def _run(request: Request, model: str, output: Output, signature: str, rank: int
     _say(f"Predicted {counts['instances']} instances, {counts['errors']} errors ({seconds:.1f} sec)")
 
 
-def _predict_mine(request: Request, model: str, output: Output, signature: str, rank: int, replicas: int) -> None:
+def _predict_mine(request: Request, model: str, output: PredictionOutput, signature: str, rank: int, replicas: int) -> None:
     """Predict the shards of this replica that are not done yet."""
     files = _plan(output)
     if files is None:
@@ -94,12 +94,12 @@ def _predict_mine(request: Request, model: str, output: Output, signature: str, 
         return
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
         predicting = _loaded(request, model, signature, Path(scratch))
-        reader = Reader()
+        reader = InputReader()
         for shard in todo:
             _predict(predicting, reader, output, files[shard.file], shard, len(shards))
 
 
-def _plan(output: Output) -> list[File] | None:
+def _plan(output: PredictionOutput) -> list[InputFile] | None:
     """Return the counted input files; None if another process finished the job meanwhile."""
     while (files := output.plan()) is None:
         if output.metrics is not None:
@@ -120,14 +120,16 @@ def _loaded(request: Request, model: str, signature: str, scratch: Path) -> Pred
 
     try:
         fetch(request.files, scratch / "model", download)
-        return Predicting(Saved(scratch / "model"), signature)
+        return Predicting(PredictorModel(scratch / "model"), signature)
     except ValueError as error:
         raise BatchError(f"the model in {model} cannot be loaded: {error}") from None
     except RestError as error:
         raise BatchError(str(error), 2) from None
 
 
-def _predict(predicting: Predicting, reader: Reader, output: Output, file: File, shard: Shard, shards: int) -> None:
+def _predict(
+    predicting: Predicting, reader: InputReader, output: PredictionOutput, file: InputFile, shard: Shard, shards: int
+) -> None:
     start = time.monotonic()
     errors = list[dict[str, object]]()
     counted = 0
@@ -147,7 +149,7 @@ def _predict(predicting: Predicting, reader: Reader, output: Output, file: File,
     )
 
 
-def _summed_up(output: Output, replicas: int) -> dict[str, int]:
+def _summed_up(output: PredictionOutput, replicas: int) -> dict[str, int]:
     """Return the counts once every replica has done its part.
 
     If one does not, the end of the job ends the wait.

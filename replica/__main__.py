@@ -29,7 +29,7 @@ from replica import config, connections
 from replica.agent import Agent
 from replica.launched import Launcher, launcher
 from replica.log import Log
-from replica.process import Child, Run
+from replica.process import Child, ProcessRun
 from replica.site import HostSite, own_environment
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         host, state = config.load(os.environ)
         store = open_store(host.bucket)
-    except (config.ConfigError, StoreError) as error:
+    except (config.HostConfigError, StoreError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
     ledger = Ledger(Limited(store, STORE_SECONDS))
@@ -86,11 +86,13 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        tuner = Run(job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all")  # with the trials in its group
+        tuner = ProcessRun(
+            job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all"
+        )  # with the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     peers = plan.peers(assignment.name)
-    run = Run(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
+    run = ProcessRun(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
     return Trainer(run, assignment.log, starts or Child)
 
 

@@ -24,7 +24,7 @@ def archived(store: Files, folder: str) -> list[Chunk]:
     return chunks_of(store.sizes(folder))
 
 
-class Archive:
+class LogArchive:
     """Copies closed chunks of the log every SECONDS, the open one more seldom, and all of it at the end.
 
     No chunk is written twice. The open chunk is closed every SECONDS at first, later after a hundredth of the time so far, as

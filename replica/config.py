@@ -12,7 +12,7 @@ _ETC = "/etc/scaletier"
 _STATE = "/var/lib/scaletier"
 
 
-class ConfigError(ValueError):
+class HostConfigError(ValueError):
     """One line: which file is wrong, and how."""
 
 
@@ -29,6 +29,6 @@ def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     try:
         return HostFile.from_json(file.read_bytes()), state
     except RecordError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise HostConfigError(f"{file}: {error}") from None
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}; fab train writes it") from None
+        raise HostConfigError(f"{file}: {error.strerror}; fab train writes it") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import chunks
-from jobs.chunks import Folder, LogFilter
+from jobs.chunks import ChunkFolder, LogFilter
 from jobs.firsterror import LONGEST
 from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.store import Conflict, Files
@@ -128,7 +128,7 @@ def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
 def last_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the end of a log: time, severity and message of each line."""
     entries = []
-    for entry in chunks.newest(Folder(folder), LogFilter(lines=LINES))[0]:
+    for entry in chunks.newest(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
         text = entry.line.decode("utf-8", "replace")
         try:
             line = json.loads(text)

@@ -25,53 +25,53 @@ _CHUNK = 1 << 20
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 
 
-class DataError(ValueError):
+class FactsError(ValueError):
     """A reason why data was not hashed."""
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A file, wherever it is: its size in bytes, and how to open it."""
 
     size: int
     open: Callable[[], IO[bytes]]
 
 
-def sources(paths: Iterable[str]) -> dict[str, Source]:
+def sources(paths: Iterable[str]) -> dict[str, DataSource]:
     """Return the files of files, directories, globs and URLs, by their names below their common folder.
 
     Raises:
         DataError: one of the paths leads to no file.
     """
-    files: dict[str, Source] = {}
+    files: dict[str, DataSource] = {}
     for path in paths:
         there = _at_url(path) if "://" in path else _on_this_host(path)
         visible = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
         if not visible:
-            raise DataError(f"the chief's host finds no file {path}")
+            raise FactsError(f"the chief's host finds no file {path}")
         files |= visible
     shared = os.path.commonpath([name.rpartition("/")[0] for name in files]) if files else ""
     return {os.path.relpath(name, shared): files[name] for name in sorted(files)}
 
 
-def _on_this_host(path: str) -> Iterator[tuple[str, Source]]:
+def _on_this_host(path: str) -> Iterator[tuple[str, DataSource]]:
     top = Path(path).absolute()
     for match in Path("/").glob(str(top)[1:]):
         for file in match.rglob("*") if match.is_dir() else [match]:
             if file.is_file():
-                yield str(file), Source(file.stat().st_size, partial(file.open, "rb"))  # type: ignore[arg-type]  # knows no modes
+                yield str(file), DataSource(file.stat().st_size, partial(file.open, "rb"))  # type: ignore[arg-type]  # knows no modes
 
 
-def _at_url(url: str) -> Iterator[tuple[str, Source]]:
+def _at_url(url: str) -> Iterator[tuple[str, DataSource]]:
     try:
         from fsspec.core import url_to_fs  # slow, of no use to a host whose bucket is a directory, and a runtime may lack it
 
         filesystem, top = url_to_fs(url)
         for match in filesystem.glob(top):
             for name, info in filesystem.find(match, detail=True).items():
-                yield name, Source(info["size"], partial(filesystem.open, name, "rb"))
+                yield name, DataSource(info["size"], partial(filesystem.open, name, "rb"))
     except Exception as error:  # clients raise errors of their own
-        raise DataError(f"{url} cannot be read: {error}") from error
+        raise FactsError(f"{url} cannot be read: {error}") from error
 
 
 def digest(paths: Sequence[str]) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def digest(paths: Sequence[str]) -> dict[str, Any]:
         files = sources(paths)
         size = sum(file.size for file in files.values())
         if size > LIMIT:
-            raise DataError(f"{size / 1e9:.1f} GB are more than the {LIMIT / 1e9:.0f} GB that are hashed at most")
+            raise FactsError(f"{size / 1e9:.1f} GB are more than the {LIMIT / 1e9:.0f} GB that are hashed at most")
         lines = hashlib.sha256()
         for name, file in files.items():
             with file.open() as content:
                 line = f"{_sha256(content)}  {name}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
-    except (DataError, OSError) as error:
+    except (FactsError, OSError) as error:
         return {"paths": list(paths), "notHashed": str(error)}
     return {"paths": list(paths), "sha256": lines.hexdigest(), "files": len(files), "bytes": size}
 

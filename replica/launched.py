@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.exit_rules import SIGKILL_STATUS
-from replica.process import Run
+from replica.process import ProcessRun
 
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
@@ -42,7 +42,7 @@ class Launcher:
             if not self._waiting:
                 self._waiting.append(_connected(self._address))
 
-    def __call__(self, run: Run, output: int) -> Launched:
+    def __call__(self, run: ProcessRun, output: int) -> Launched:
         """Start a program; OSError where the launcher refuses."""
         return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
@@ -65,7 +65,7 @@ class Launcher:
             _answer(channel)
 
 
-def request(run: Run, bucket: str) -> dict[str, Any]:
+def request(run: ProcessRun, bucket: str) -> dict[str, Any]:
     """Return the request to the launcher, which decides by itself which paths the program sees."""
     if any("\0" in word for word in (*run.argv, *run.env.values())):
         raise ValueError("embedded null byte")

@@ -50,7 +50,7 @@ _SEVERITY = {
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-class Line(NamedTuple):
+class OutputLine(NamedTuple):
     """One line of a log; time is that of the message it belongs to, in seconds of the epoch."""
 
     time: float
@@ -205,25 +205,25 @@ class Messages:
     """
 
     def __init__(self) -> None:
-        self._first = Line(0.0, "INFO", "")
+        self._first = OutputLine(0.0, "INFO", "")
         self._last = 0.0
         self._in_traceback = False
         self._raised = False
         self._chained = False
 
-    def add(self, text: str, now: float) -> Line:
+    def add(self, text: str, now: float) -> OutputLine:
         """Return this line with the time and severity of its message."""
         traceback = TRACEBACK.match(text) is not None
         severity = "ERROR" if traceback else severity_of(text)
         if not self._continues(text, severity, now, traceback):
-            self._first = Line(now, severity or "INFO", text)
+            self._first = OutputLine(now, severity or "INFO", text)
             self._raised = self._chained = False
         self._last = now
         in_traceback = traceback or (self._in_traceback and hangs(text))
         self._raised = self._raised or (self._in_traceback and not in_traceback)
         self._in_traceback = in_traceback
         self._chained = self._chained or text.startswith(_CHAINED)
-        return Line(self._first.time, self._first.severity, text)
+        return OutputLine(self._first.time, self._first.severity, text)
 
     def _continues(self, text: str, severity: str | None, now: float, traceback: bool) -> bool:
         pause = now - self._last

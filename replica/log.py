@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from jobs.chunks import LARGEST, LIMIT, Chunk, Folder, chunks_of, cut
-from replica.lines import Line
+from jobs.chunks import LARGEST, LIMIT, Chunk, ChunkFolder, chunks_of, cut
+from replica.lines import OutputLine
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _PIECE = 1 << 18
@@ -35,10 +35,10 @@ class Log:
         self.path.mkdir(parents=True, exist_ok=True)
         self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
-        self._chunks = chunks_of(Folder(self.path).sizes())
+        self._chunks = chunks_of(ChunkFolder(self.path).sizes())
         self._file = -1
         self._open_chunk, self._lines = self._next(archived), 0
-        self._lost: list[Line] = []  # the first and the last of them
+        self._lost: list[OutputLine] = []  # the first and the last of them
         self._lost_count, self._why = 0, ""
         _forget_others(self.path, limit)
         link = directory / ".newest"
@@ -48,9 +48,9 @@ class Log:
 
     def say(self, message: str, severity: str = "INFO") -> None:
         """Write a line of the replica's own."""
-        self.write([Line(time.time(), severity, line) for line in message.splitlines()])
+        self.write([OutputLine(time.time(), severity, line) for line in message.splitlines()])
 
-    def write(self, lines: Iterable[Line]) -> None:
+    def write(self, lines: Iterable[OutputLine]) -> None:
         """Write lines to the chunk and to the journal at once.
 
         A full disk loses lines, which is logged, and stops no component.
@@ -99,19 +99,19 @@ class Log:
             return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + lines, 0)
         return Chunk(last_chunk.life + 1, 0, 0, 0)  # which cannot be gone on with
 
-    def _keep(self, lines: list[Line]) -> None:
+    def _keep(self, lines: list[OutputLine]) -> None:
         try:
             if self._lost:
                 begin, end = (moment(line.time) for line in self._lost)
                 message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
-                self._put([Line(time.time(), "WARNING", message)])
+                self._put([OutputLine(time.time(), "WARNING", message)])
                 self._lost, self._lost_count = [], 0
         except OSError:
             self._lose(lines)
         else:
             self._put_or_lose(lines)
 
-    def _put_or_lose(self, lines: list[Line]) -> None:
+    def _put_or_lose(self, lines: list[OutputLine]) -> None:
         count = 0
         try:
             for piece in _pieces(lines):
@@ -121,12 +121,12 @@ class Log:
             self._why = error.strerror or str(error)
             self._lose(lines[count:])
 
-    def _lose(self, lines: list[Line]) -> None:
+    def _lose(self, lines: list[OutputLine]) -> None:
         if lines:
             self._lost = [*self._lost[:1], lines[-1]] if self._lost else [lines[0], lines[-1]]
             self._lost_count += len(lines)
 
-    def _put(self, lines: list[Line]) -> None:
+    def _put(self, lines: list[OutputLine]) -> None:
         """Append lines to the chunk, all of them or none; OSError."""
         content = "".join(map(self._json, lines)).encode("utf-8", "replace")
         chunk = self._open_chunk
@@ -156,7 +156,7 @@ class Log:
             self._chunks.remove(removed)
             (self.path / removed.name).unlink(missing_ok=True)
 
-    def _json(self, line: Line) -> str:
+    def _json(self, line: OutputLine) -> str:
         record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
@@ -167,9 +167,9 @@ def moment(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _pieces(lines: list[Line]) -> Iterator[list[Line]]:
+def _pieces(lines: list[OutputLine]) -> Iterator[list[OutputLine]]:
     """Yield groups of lines of about this many characters, as a chunk has a limited size."""
-    piece: list[Line] = []
+    piece: list[OutputLine] = []
     size = 0
     for line in lines:
         piece.append(line)

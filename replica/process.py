@@ -19,7 +19,7 @@ ASK_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Run:
+class ProcessRun:
     """A program to run: its job, its command line, its folder and its environment.
 
     `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
@@ -38,7 +38,7 @@ class Run:
     peers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Process(Protocol):
+class TrainerProcess(Protocol):
     """A program that was started, and all that it starts.
 
     `left` counts what it left running when it ended with 0, as far as that is known.
@@ -71,10 +71,10 @@ class Process(Protocol):
         """Return its exit after its end, as in `replica.exit_rules`: negative if a signal ended it."""
 
 
-class Start(Protocol):
+class TrainerStart(Protocol):
     """Starts a program; OSError where that cannot be, ValueError for an argument that no process can have."""
 
-    def __call__(self, run: Run, output: int) -> Process:
+    def __call__(self, run: ProcessRun, output: int) -> TrainerProcess:
         """Start a program; `output` is a descriptor that the caller closes."""
 
 
@@ -83,7 +83,7 @@ class Child:
 
     left = 0
 
-    def __init__(self, run: Run, output: int) -> None:
+    def __init__(self, run: ProcessRun, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
         self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
         if self._stop_file:

@@ -20,14 +20,14 @@ from jobs.notification import Notification, is_url
 from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
 from replica import cgroup, diagnosis, interface, keep_unsaved, launched
-from replica.archive import Archive, archived
+from replica.archive import LogArchive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
 from replica.launched import SOCKET, Launcher, scratch_folder
 from replica.log import Log
 from replica.manifest import Manifest
 from replica.notifier import COMMAND_SECONDS, Notifier
-from replica.process import Child, Run, delete
+from replica.process import Child, ProcessRun, delete
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
 from replica.unsaved import JobFolders, UnsavedCollector
@@ -75,7 +75,7 @@ class HostSite:
         self._mint = mint
         self._broker: Broker | None = None
         self._secrets = state / "secrets"
-        self._archive: Archive | None = None
+        self._archive: LogArchive | None = None
         self._manifest: Manifest | None = None
         self._log: Log | None = None
         self._diagnosis: Diagnosis | None = None
@@ -115,7 +115,7 @@ class HostSite:
         environment = self._environment(plan, plan.tasks[name], folder, interface.variables(plan.address(name)))
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        self._archive = Archive(self._log, self._files, folder_of_log, there)
+        self._archive = LogArchive(self._log, self._files, folder_of_log, there)
         python = self._python(plan)
         self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
         return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
@@ -167,7 +167,7 @@ class HostSite:
         """Run a command as the trainer's user and behind its isolation, with its output in the log."""
         assignment, log = self._assignment, self._log
         assert assignment is not None and log is not None
-        run = Run(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
+        run = ProcessRun(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
         command = Trainer(run, log, self._launcher or Child)
         deadline = time.monotonic() + COMMAND_SECONDS
         while (code := command.poll()) is None:

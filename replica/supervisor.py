@@ -16,7 +16,7 @@ from typing import Protocol
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from replica import restart
@@ -26,7 +26,7 @@ from replica.exit_rules import SIGKILL_STATUS, SIGTERM_CODE
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
-class Child(Protocol):
+class SupervisedProcess(Protocol):
     """A trainer process."""
 
     pid: int
@@ -56,7 +56,7 @@ class Child(Protocol):
         """The first error that it has printed."""
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> JobProgress | None:
         """Its reported progress."""
 
     def stop(self, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Assignment:
         return variables.expand_command(self.plan.program(self.python), self.environment)
 
 
-Spawn = Callable[[Assignment], Child]
+Spawn = Callable[[Assignment], SupervisedProcess]
 
 
 class Supervisor:
@@ -107,7 +107,7 @@ class Supervisor:
         """Prepare to continue from `record`; nothing runs before `order`."""
         self._assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
-        self._child: Child | None = None
+        self._child: SupervisedProcess | None = None
         self._attempt = -1
         self._ending = ""
         self._terminated = False
@@ -135,7 +135,7 @@ class Supervisor:
             return self._printed_before + (self._child.lines if self._child else 0)
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> JobProgress | None:
         """The progress of the trainer, or the one before; unknown for trials, which are several."""
         with self._lock:
             if self._assignment.plan.study:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from jobs.firsterror import ErrorFinder, FirstError
-from jobs.progress import Progress, ProgressFinder
-from replica.lines import Line, Messages, Splitter
+from jobs.progress import JobProgress, ProgressFinder
+from replica.lines import Messages, OutputLine, Splitter
 from replica.log import Log, moment
-from replica.process import ASK_SHARE, Child, Run, Start
+from replica.process import ASK_SHARE, Child, ProcessRun, TrainerStart
 from replica.tf_log_filter import is_quiet, is_remark
 
 TAIL_LINES = 20
@@ -29,7 +29,7 @@ _PIPE = 1024 * 1024
 class Trainer:
     """A running trainer, with every process that it started."""
 
-    def __init__(self, run: Run, log: Log, start: Start = Child) -> None:
+    def __init__(self, run: ProcessRun, log: Log, start: TrainerStart = Child) -> None:
         """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
         self._ask_at = math.inf
@@ -78,7 +78,7 @@ class Trainer:
         return self._errors.found
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> JobProgress | None:
         """Its reported progress."""
         return self._reports.progress
 
@@ -148,7 +148,7 @@ class Trainer:
                     rest -= len(data)
                 yield data
 
-    def _take(self, log: Log, lines: list[Line]) -> None:
+    def _take(self, log: Log, lines: list[OutputLine]) -> None:
         if self._quiet:
             lines = [line for line in lines if not is_remark(line.message)]
         if lines:

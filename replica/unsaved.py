@@ -18,7 +18,7 @@ from jobs.records import UnsavedFiles
 from jobs.store import Files
 from replica import keep_unsaved
 from replica.keep_unsaved import LEFT, LimitError, LocalFolder, Search
-from replica.process import Process, Run, Start
+from replica.process import ProcessRun, TrainerProcess, TrainerStart
 from replica.supervisor import Says
 
 SECONDS = 20.0
@@ -56,7 +56,7 @@ class UnsavedCollector:
         python: str,
         bucket: str,
         files: Files,
-        start: Start,
+        start: TrainerStart,
         log: Says,
     ) -> None:
         """Begin. `env` is the trainer's, `start` starts a program as the trainer's user."""
@@ -110,7 +110,7 @@ class UnsavedCollector:
         pipe, output = os.pipe()
         with os.fdopen(pipe, "rb") as answer:
             try:
-                process = self._start(Run(self._job, argv, self._place.package, self._env), output)
+                process = self._start(ProcessRun(self._job, argv, self._place.package, self._env), output)
             finally:
                 os.close(output)
             try:
@@ -120,7 +120,7 @@ class UnsavedCollector:
                 _reap(process, self._give_up_at)
 
 
-def _heard(pipe: int, process: Process, deadline: float) -> bytes:
+def _heard(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
     """Return a program's output until its end.
 
     Raises:
@@ -141,7 +141,7 @@ def _heard(pipe: int, process: Process, deadline: float) -> bytes:
     raise TimeoutError(_SLOW)
 
 
-def _reap(process: Process, deadline: float) -> None:
+def _reap(process: TrainerProcess, deadline: float) -> None:
     while not process.ended() and time.monotonic() < deadline + 1.0:
         time.sleep(0.02)
     if process.ended():

@@ -21,10 +21,10 @@ from scaletier.cluster import Cluster, await_peers
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.local_steps import DivergedError, Round, State, begin_own, numbers
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.period import SyncPeriod
 from scaletier.private import Workers, is_lost_host
-from scaletier.replica import Progress, Replica, train
+from scaletier.replica import ReplicaLoop, StepProgress, train
 from scaletier.runtime import (
     devices_of,
     here,
@@ -61,11 +61,11 @@ class Asynchronous:
         self._workers = len(cluster.jobs.get("worker", ()))
         self._devices = local_devices()
         tf.random.set_seed(flags.seed)
-        self._source = data.Source(job.data, portable=self._workers > 0)
+        self._source = data.BatchSource(job.data, portable=self._workers > 0)
         if job.callbacks:
             self._flags = flags = job.callbacks.plan(flags, self._source.length)
         evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
-        self._network = Network(
+        self._network = FunctionalModel(
             job,
             self._source.element_spec,
             flags.seed,
@@ -99,11 +99,11 @@ class Asynchronous:
         if self._workers:
             self._zeros = self._zeros.get_concrete_function()  # here, and not in their threads
         looks = flags.eval_steps if evaluated or job.callbacks else None
-        self._progress = Progress(step, flags.max_steps, self._workers, looks)
+        self._progress = StepProgress(step, flags.max_steps, self._workers, looks)
         self._shown = (time.monotonic(), 0)
         self._others: Workers | None = None
 
-    def _begin_at(self, reader: checkpoint.Reader | None) -> int:
+    def _begin_at(self, reader: checkpoint.CheckpointReader | None) -> int:
         """Fill the local copy from a checkpoint if there is one; return the global step."""
         self._copy.assign(*State.initial(self._network), 0)
         self._state_step = step = self._copy.restore(reader) if reader else 0
@@ -187,7 +187,7 @@ class Asynchronous:
             self._copy.assign(*self._state, step)
             self._keeper.rescue()
 
-    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
+    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> ReplicaLoop:
         known: Any = None
 
         def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
@@ -207,7 +207,7 @@ class Asynchronous:
         period = SyncPeriod.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
         if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
             period.most = min(period.most, self._flags.eval_steps)
-        return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
+        return ReplicaLoop(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
 
     def _with_rates(self, own: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
         """A replica's own variables with these learning rates, on each of its devices."""
@@ -215,14 +215,14 @@ class Asynchronous:
         with here():
             return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(own))
 
-    def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
+    def _train(self, replica: ReplicaLoop, index: int = 0) -> Iterator[Round]:
         start = time.monotonic()
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
             state = self._begin(replica, index)
         self._progress.begin(replica.leads, time.monotonic() - start)
         return train(replica, state, self._progress)
 
-    def _begin(self, replica: Replica, index: int) -> State:
+    def _begin(self, replica: ReplicaLoop, index: int) -> State:
         """Return a replica's initial state. A round of no steps sends the graph to its host in advance."""
         if replica.leads:
             own = tuple(map(tf.constant, self._begin_own(index, replica.devices)))

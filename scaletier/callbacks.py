@@ -13,7 +13,7 @@ from scaletier.runtime import import_tensorflow
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.evaluation import Measured
     from scaletier.local_steps import Round
-    from scaletier.network import Network
+    from scaletier.network import FunctionalModel
 
 # Epochs of data that does not say how many batches it has.
 _EPOCHS = 10
@@ -68,7 +68,7 @@ class Callbacks:
         steps = flags.max_steps or (self._epochs or 1) * (every or 1)
         return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
 
-    def begin(self, network: Network, own: Sequence[Any], flags: Flags, step: int) -> None:
+    def begin(self, network: FunctionalModel, own: Sequence[Any], flags: Flags, step: int) -> None:
         """Begin training, or go on with it, at a global step; `own` are tf.Variables in the network's order.
 
         Raises:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.data import DataError, Source
-from scaletier.network import Batch, Network, Spec
+from scaletier.data import BatchSource, DataError
+from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.private import is_lost_host
 from scaletier.runtime import import_tensorflow, one_line, say
 
@@ -29,7 +29,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint that this job cannot go on from: the message is one line."""
 
 
-class UnreadableError(CheckpointError):
+class CheckpointReadError(CheckpointError):
     """A checkpoint that is damaged, or gone."""
 
 
@@ -74,7 +74,7 @@ def latest(job_dir: str) -> str | None:
     return next(iter(newest_first(job_dir)), None)
 
 
-class Reader:
+class CheckpointReader:
     """A checkpoint of a network, read one variable at a time.
 
     The whole may be larger than this host's memory. The constructor raises CheckpointError that names the first variable that
@@ -83,7 +83,7 @@ class Reader:
     initialized, or None.
     """
 
-    def __init__(self, path: str, network: Network) -> None:
+    def __init__(self, path: str, network: FunctionalModel) -> None:
         self.path = path
         try:
             self._reader = tf.train.load_checkpoint(path)
@@ -135,8 +135,8 @@ class Reader:
         return self._reader.get_tensor(key + _SUFFIX)
 
 
-def _unreadable(path: str, error: Exception) -> UnreadableError:
-    return UnreadableError(f"checkpoint {path} cannot be read: {one_line(error)}")
+def _unreadable(path: str, error: Exception) -> CheckpointReadError:
+    return CheckpointReadError(f"checkpoint {path} cannot be read: {one_line(error)}")
 
 
 def not_written(place: str, error: Exception) -> DataError:
@@ -149,7 +149,7 @@ def key_of(spec: Spec) -> str:
     return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":")
 
 
-def find(job_dir: str, network: Network) -> Reader | None:
+def find(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
     """Return the checkpoint to continue from, as `newest`, and log a line about it."""
     reader = newest(job_dir, network)
     if reader:
@@ -159,7 +159,7 @@ def find(job_dir: str, network: Network) -> Reader | None:
     return reader
 
 
-def newest(job_dir: str, network: Network) -> Reader | None:
+def newest(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
     """Return the newest readable checkpoint, or None if there is none at all.
 
     One that is damaged is passed over with a line about it. CheckpointError where it is another job's, or none can be read.
@@ -167,9 +167,9 @@ def newest(job_dir: str, network: Network) -> Reader | None:
     paths = newest_first(job_dir)
     for path in paths:
         try:
-            reader = Reader(path, network)
+            reader = CheckpointReader(path, network)
             reader.check()
-        except UnreadableError as error:
+        except CheckpointReadError as error:
             if path == paths[-1]:
                 raise
             say(f"{error}; going on from an older one")
@@ -184,7 +184,7 @@ class DataPosition:
     `variables` are its part of a checkpoint.
     """
 
-    def __init__(self, source: Source, reader: Reader | None) -> None:
+    def __init__(self, source: BatchSource, reader: CheckpointReader | None) -> None:
         with tf.device("/device:CPU:0"):
             self.begin, description = tf.Variable(np.int64(0)), tf.Variable(source.description)
         self.variables = {_DATA: self.begin, _DATA_OF: description}
@@ -224,7 +224,7 @@ class Saver:
 class LocalCopy:
     """A copy of the variables on this host: what is evaluated, saved and exported."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: FunctionalModel) -> None:
         self.network = network
         with tf.device("/device:CPU:0"):
             self.shared = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.shared]
@@ -249,7 +249,7 @@ class LocalCopy:
         """Evaluate a batch by the variables as they are, as `Network.test`."""
         return self.network.test(self.shared, self.own, state, batch)
 
-    def restore(self, reader: Reader) -> int:
+    def restore(self, reader: CheckpointReader) -> int:
         """Load a checkpoint, one variable at a time; return its global step.
 
         Raises:

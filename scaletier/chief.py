@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from scaletier import checkpoint
-from scaletier.data import DataError, Source
+from scaletier.data import BatchSource, DataError
 from scaletier.evaluation import Measured, make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
 from scaletier.local_steps import DivergedError, Round
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.runtime import import_tensorflow, one_line, say
 from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
@@ -66,10 +66,10 @@ class ChiefTasks:
         self,
         job: Job,
         flags: Flags,
-        network: Network,
+        network: FunctionalModel,
         trained: Trained,
         inputs: Any,
-        evaluated: Source | None,
+        evaluated: BatchSource | None,
         position: checkpoint.DataPosition,
         step: int,
     ) -> None:

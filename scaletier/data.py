@@ -40,7 +40,7 @@ def replica_seed(seed: int, replica: int) -> int:
     return seed * _REPLICAS + replica
 
 
-class Source:
+class BatchSource:
     """A job's data, for as often as it is asked for; JobError for what is no data.
 
     With `portable` it can still be asked for once this process has joined a cluster, when TensorFlow knows nothing of what it
@@ -125,13 +125,13 @@ class Source:
         return made(packed, self.element_spec)
 
 
-def evaluation(data: Any, portable: bool = False) -> Source:
+def evaluation(data: Any, portable: bool = False) -> BatchSource:
     """Return the data of an evaluation.
 
     Raises:
         JobError: it is no data, or has no end.
     """
-    data_source = Source(data, "eval_data", portable)
+    data_source = BatchSource(data, "eval_data", portable)
     if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return data_source

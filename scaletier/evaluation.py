@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from scaletier.job import Inspector
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.runtime import import_tensorflow, say
 from scaletier.summaries import Summaries
 
@@ -43,7 +43,7 @@ class Tested(Protocol):
 
 
 def make_evaluate(
-    network: Network, tested: Tested, batches: Any, inspector: Callable[[], Inspector] | None
+    network: FunctionalModel, tested: Tested, batches: Any, inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], Measured | None]:
     """Return the evaluation of `tested` on all of `batches`, in this process; traced once.
 

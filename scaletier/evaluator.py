@@ -12,7 +12,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import prepare_process, say
 from scaletier.summaries import Summaries
 
@@ -34,7 +34,7 @@ def run(job: Job, flags: Flags, index: int) -> None:
         return
     prepare_process()
     batches = evaluation(job.eval_data)
-    network = Network(job, batches.element_spec, flags.seed)
+    network = FunctionalModel(job, batches.element_spec, flags.seed)
     copy = checkpoint.LocalCopy(network)
     evaluate = make_evaluate(network, copy, batches.once(), job.inspector)
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
@@ -47,8 +47,8 @@ def run(job: Job, flags: Flags, index: int) -> None:
             continue
         start = time.monotonic()
         try:
-            step = copy.restore(checkpoint.Reader(path, network))
-        except checkpoint.UnreadableError as error:
+            step = copy.restore(checkpoint.CheckpointReader(path, network))
+        except checkpoint.CheckpointReadError as error:
             if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
                 say(f"{error}; waits for the next one")
                 evaluated = path

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_seed
 from scaletier.runtime import import_tensorflow
 
@@ -33,7 +33,7 @@ class State(NamedTuple):
     own: tuple[Any, ...]
 
     @classmethod
-    def initial(cls, network: Network) -> State:
+    def initial(cls, network: FunctionalModel) -> State:
         """Return the initial state of a job, on one device of the master."""
         shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
         return cls(shared, tuple(tf.constant(network.initial(spec)) for spec in network.own))
@@ -44,7 +44,7 @@ def numbers(replica: int, replicas: int, devices: int) -> range:
     return range(replica, replica + replicas * devices, replicas)
 
 
-def begin_own(network: Network, values: Sequence[Any], devices: Sequence[int], step: int) -> list[npt.NDArray[Any]]:
+def begin_own(network: FunctionalModel, values: Sequence[Any], devices: Sequence[int], step: int) -> list[npt.NDArray[Any]]:
     """Return the `own` values with which devices of these numbers begin at a global step.
 
     Optimizers continue from `values`, those of the chief's first device. Random generators draw other numbers on each device,
@@ -76,7 +76,7 @@ class Round(NamedTuple):
     mean_loss: float = 0.0
 
     @classmethod
-    def of(cls, network: Network, figures: Any) -> Round:
+    def of(cls, network: FunctionalModel, figures: Any) -> Round:
         """Return the round of a tensor of `figures`."""
         steps, global_step, loss, staleness, compute, mean_loss, *results = map(float, np.asarray(figures))
         metrics = dict(zip(network.metric_names, results, strict=True))
@@ -93,7 +93,7 @@ def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: An
 
 
 def run_local_steps(
-    network: Network,
+    network: FunctionalModel,
     iterator: Any,
     state: State,
     steps: Any,
@@ -128,7 +128,7 @@ def run_local_steps(
 
 
 def _run(
-    network: Network, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
+    network: FunctionalModel, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
 ) -> tuple[State, Any, Any]:
     measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
     counts = [len(network.shared), len(network.own), len(measured)]

@@ -99,7 +99,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         return _rate(self._rates[-1], step) if self._now is None else self._now
 
 
-class Network:
+class FunctionalModel:
     """A model's step, evaluation and prediction by Keras's own methods, and its variables.
 
     The methods are `compute_loss` and `compute_metrics`. `shared`: the variables that replicas have in common, float32:

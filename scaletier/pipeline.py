@@ -23,7 +23,7 @@ from scaletier.flags import Flags
 from scaletier.job import Job, JobError
 from scaletier.lines import train_line
 from scaletier.local_steps import DivergedError, Round, figures
-from scaletier.network import Batch, Network, Spec
+from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.private import brought, is_lost_host
 from scaletier.runtime import (
     devices_of,
@@ -51,7 +51,7 @@ class ModelParallel:
         say_device(flags.allow_cpu)
         tf.random.set_seed(flags.seed)
         self._flags, self._devices = flags, dict[int, str]()
-        source = data.Source(job.data, portable=True)
+        source = data.BatchSource(job.data, portable=True)
         if job.callbacks:
             self._flags = flags = job.callbacks.plan(flags, source.length)
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
@@ -60,7 +60,7 @@ class ModelParallel:
         if source.batch_size is None:
             say(f"Trains on batches of {self._size}; smaller ones are left out")
         of_evaluated = evaluated.element_spec if evaluated else None
-        self._network = Network(job, source.element_spec, flags.seed, place=self._device_of, evaluated=of_evaluated)
+        self._network = FunctionalModel(job, source.element_spec, flags.seed, place=self._device_of, evaluated=of_evaluated)
         self._network.require_portable()
         self._network.require_parts()
         parts = units(self._network)
@@ -166,7 +166,7 @@ class ModelParallel:
     def _device_of(self, variable: Any) -> contextlib.AbstractContextManager[Any]:
         return tf.device(self._devices[id(variable)])  # type: ignore[no-any-return]
 
-    def _place(self, replica: str, device: str, parts: Sequence[Unit], reader: checkpoint.Reader | None) -> Stage:
+    def _place(self, replica: str, device: str, parts: Sequence[Unit], reader: checkpoint.CheckpointReader | None) -> Stage:
         """Return a stage on its host; one variable at a time passes through the master's memory."""
         stage = Stage(replica, device, parts)
         for spec in (spec for unit in parts for spec in (*unit.trained, *unit.others)):
@@ -174,12 +174,12 @@ class ModelParallel:
             stage.variables[spec.name] = self._variable(spec, device, reader)
         return stage
 
-    def _slot(self, spec: Spec, reader: checkpoint.Reader | None) -> Any:
+    def _slot(self, spec: Spec, reader: checkpoint.CheckpointReader | None) -> Any:
         """Return a variable of the optimizer, with its weight."""
         weight = self._network.weight_of(spec)
         return self._variable(spec, self._devices[id(weight.variable)] if weight else _CHIEF, reader)
 
-    def _variable(self, spec: Spec, device: str, reader: checkpoint.Reader | None) -> Any:
+    def _variable(self, spec: Spec, device: str, reader: checkpoint.CheckpointReader | None) -> Any:
         restored = reader is not None and (spec in self._network.shared or spec in reader.own)
         value = reader.value(spec) if reader and restored else self._network.initial(spec)
         with tf.device(device):  # zeros are made where they are to be

@@ -20,7 +20,7 @@ _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
 
 
 @dataclass
-class Pace:
+class RoundPace:
     """A replica's rates since its last line: global and own steps a second, others' steps in each round."""
 
     global_rate: float
@@ -28,13 +28,13 @@ class Pace:
     staleness: float
 
 
-class Progress:
+class StepProgress:
     """The shared state of the replicas, each a thread of the chief's process: master and workers."""
 
     def __init__(self, step: int, max_steps: int, workers: int, every: int | None = None) -> None:
         self.claims = StepBudget(step, max_steps, 1 + workers, every=every)
         self.rounds = 0
-        self.paces: dict[str, Pace] = {}
+        self.paces: dict[str, RoundPace] = {}
         self.failure: Exception | None = None
         self.stopped = threading.Event()
         self._unprepared = workers
@@ -82,7 +82,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaLoop:
     """A replica, and where its Train lines go; the one that leads is the master.
 
     `take(state, steps, position, live)` is a round of its: the state after it, which only `take` looks into, and what it came
@@ -101,7 +101,7 @@ class Replica:
 class Rounds:
     """A replica's rounds from `state` on, and now and then its line about those since the last one."""
 
-    def __init__(self, replica: Replica, state: Any, progress: Progress) -> None:
+    def __init__(self, replica: ReplicaLoop, state: Any, progress: StepProgress) -> None:
         self._replica, self._progress, self.state = replica, progress, state
         self._start = self._last = time.monotonic()
         self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
@@ -134,7 +134,7 @@ class Rounds:
 
     def _tell(self, taken: Round, now: float) -> None:
         elapsed = max(now - self._last, 1e-6)
-        pace = Pace((taken.global_step - self._last_step) / elapsed, self._steps / elapsed, self._staleness / self._rounds)
+        pace = RoundPace((taken.global_step - self._last_step) / elapsed, self._steps / elapsed, self._staleness / self._rounds)
         rates = pace.global_rate, pace.local_rate
         line = train_line(self._replica.name, taken.global_step, taken.loss, taken.metrics, now - self._start, *rates)
         self._replica.emit(line)
@@ -143,7 +143,7 @@ class Rounds:
         self._told = True
 
 
-def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
+def train(replica: ReplicaLoop, state: Any, progress: StepProgress) -> Iterator[Round]:
     """Yield rounds until the job's last step, or until it is stopped.
 
     The first is a single step, so that an error of a host or its data shows at once.

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scaletier import checkpoint
-from scaletier.data import Source
+from scaletier.data import BatchSource
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_lost_host, tables
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
 
-def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
+def served(job: Job, network: FunctionalModel, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
     """Return the `tf.Module` to export: `shared` and `own` are tf.Variables, `inputs` the model's spec.
 
     Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` for a single one
@@ -110,8 +110,8 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     """
     if checkpoint.latest(job_dir) is None:
         raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
-    spec = Source(job.data).element_spec
-    network = Network(job, spec, seed)
+    spec = BatchSource(job.data).element_spec
+    network = FunctionalModel(job, spec, seed)
     reader = checkpoint.newest(job_dir, network)
     assert reader
     copy = checkpoint.LocalCopy(network)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.local_steps import Round, State, figures, run_local_steps
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import here, import_tensorflow
 
 tf = import_tensorflow()
@@ -37,7 +37,9 @@ class SharedParameters:
     be more than a server holds. A part is held in pieces, so that what is made of it on its way is never as large as itself.
     """
 
-    def __init__(self, network: Network, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int) -> None:
+    def __init__(
+        self, network: FunctionalModel, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int
+    ) -> None:
         self._specs = network.shared
         ends = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._spans = list(pairwise(ends))
@@ -157,7 +159,11 @@ Run = Callable[..., Any]
 
 
 def make_round(
-    network: Network, centre: SharedParameters | None, iterator: Any, devices: Sequence[str], metrics: Sequence[Any] = ()
+    network: FunctionalModel,
+    centre: SharedParameters | None,
+    iterator: Any,
+    devices: Sequence[str],
+    metrics: Sequence[Any] = (),
 ) -> Run:
     """Return one round as a graph, for hosts with these devices.
 
@@ -202,7 +208,7 @@ def make_round(
 
 
 def take_round(
-    network: Network, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
+    network: FunctionalModel, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
 ) -> tuple[State, Round]:
     """Run one round on the current device; return the new state, which stays there, and the figures."""
     with here():

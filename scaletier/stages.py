@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from scaletier.job import JobError
-from scaletier.network import Batch, Network, Spec, called
+from scaletier.network import Batch, FunctionalModel, Spec, called
 from scaletier.private import brought
 from scaletier.runtime import import_tensorflow
 
@@ -60,7 +60,7 @@ class Stage:
         return inputs, after, added
 
 
-def units(network: Network) -> list[Unit]:
+def units(network: FunctionalModel) -> list[Unit]:
     """Return the parts into which a model can be cut, in order.
 
     Raises:
@@ -152,7 +152,7 @@ class Passed:
 
 
 def there_and_back(
-    network: Network, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
+    network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
 ) -> Passed:
     """Run a batch of this size, in parts, forward and backward through all stages; return the result.
 
@@ -180,7 +180,7 @@ def _between(begin: int, end: int, rows: Any) -> Any:
 
 
 def _forward(
-    network: Network,
+    network: FunctionalModel,
     stages: Sequence[Stage],
     part: Batch,
     weight: float,

@@ -23,7 +23,7 @@ from scaletier.flags import Flags
 from scaletier.job import Job, JobError
 from scaletier.lines import train_line
 from scaletier.local_steps import DivergedError, Round, State, begin_own, figures, numbers, run_local_steps
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_lost_host
 from scaletier.runtime import (
     BEGUN,
@@ -60,12 +60,12 @@ class Synchronous:
         self._devices = local_devices()
         self._steps = flags.sync_period or _STEPS
         tf.random.set_seed(flags.seed)
-        self._source = data.Source(job.data)
+        self._source = data.BatchSource(job.data)
         self._callbacks = job.callbacks
         if job.callbacks:
             self._flags = flags = job.callbacks.plan(flags, self._source.length)
         evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
-        self._network = Network(
+        self._network = FunctionalModel(
             job,
             self._source.element_spec,
             flags.seed,

@@ -19,10 +19,10 @@ import uvicorn
 from jobs.limited import Limited
 from jobs.open import open_store
 from jobs.store import StoreError
-from serving.app import Metrics, app
+from serving.app import ServerMetrics, app
 from serving.catalog import Catalog
 from serving.manager import ModelManager
-from serving.saved import Saved, tensorflow
+from serving.saved import ServingModel, tensorflow
 
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
         return 1
-    metrics = Metrics()
+    metrics = ServerMetrics()
     shelf = ModelManager(
         Catalog(Limited(store, _STORE_SECONDS)),
         store,
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _load(folder: Path) -> Saved:
-    saved = Saved(folder)
+def _load(folder: Path) -> ServingModel:
+    saved = ServingModel(folder)
     saved.warm_up()
     return saved
 

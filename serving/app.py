@@ -43,7 +43,7 @@ class _Name(StringConvertor):
 register_url_convertor("name", _Name())
 
 
-class Metrics:
+class ServerMetrics:
     """Counters and gauges for Prometheus."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class RequestMemoryLimit:
             raise RestError(503, "too many large requests at once", 1)
 
 
-def app(shelf: ModelManager, metrics: Metrics) -> Starlette:
+def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
     """Return the application; another thread polls `shelf`."""
 
     room = RequestMemoryLimit()

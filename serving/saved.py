@@ -25,7 +25,7 @@ def tensorflow() -> Any:
     return tf
 
 
-class Saved:
+class ServingModel:
     """A SavedModel that was loaded. `run` is for one thread at a time."""
 
     def __init__(self, folder: Path) -> None:

@@ -45,7 +45,7 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-class Progress:
+class CommandProgress:
     """The progress of a command."""
 
     def __init__(self, part: str, pattern: str | None, total: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class Display:
         seconds: The time between lines that stay, or None for one line of a terminal that is redrawn and cleared at the end.
     """
 
-    def __init__(self, progress: Progress, out: TextIO, seconds: float | None) -> None:
+    def __init__(self, progress: CommandProgress, out: TextIO, seconds: float | None) -> None:
         self._progress, self._out, self._seconds = progress, out, seconds
         self._due = progress.clock() + (seconds or 0)
 
@@ -135,7 +135,7 @@ def choose_seconds(out: TextIO) -> float | None:
     return None if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else _LINE_SECONDS
 
 
-def run(command: list[str], progress: Progress, log: Path) -> int:
+def run(command: list[str], progress: CommandProgress, log: Path) -> int:
     """Run one command; return its exit code, or 127 if it cannot be run."""
     tail: deque[str] = deque(maxlen=_TAIL)
     log_errors: list[OSError] = []
@@ -254,7 +254,11 @@ def main() -> int:
     flags, command = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     end_with_parent()
     try:
-        return run_board(command) if flags.board else run(command, Progress(flags.part, flags.match, flags.total), flags.log)
+        return (
+            run_board(command)
+            if flags.board
+            else run(command, CommandProgress(flags.part, flags.match, flags.total), flags.log)
+        )
     except KeyboardInterrupt:
         return _STOPPED
 

@@ -10,7 +10,7 @@ from typing import Any
 import fabric
 
 from ops.cli import command
-from ops.commandline import Task
+from ops.commandline import CommandTask
 
 sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
@@ -22,4 +22,4 @@ JSON = "print JSON, for programs"
 
 def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
     """Return Fabric's decorator for a body that returns an exit code; errors become a line and a code."""
-    return lambda body: fabric.task(klass=Task, **options)(command(body))
+    return lambda body: fabric.task(klass=CommandTask, **options)(command(body))

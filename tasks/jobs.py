@@ -90,9 +90,9 @@ def train(
     options = locals()
     from ops.cluster.cluster import Cluster
     from ops.train import train as run
-    from ops.train.config import Flags
+    from ops.train.config import JobFlags
 
-    flags = Flags.of(options, after_dashes(sys.argv))
+    flags = JobFlags.of(options, after_dashes(sys.argv))
     if dry_run:
         return run.dry_run(Cluster.load(), flags, package, json)
     return run.train(Cluster.load(), flags, package, queue, follow, json, plain)

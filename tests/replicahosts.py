@@ -16,9 +16,9 @@ import pytest
 from waiting import limit, scale, wait_for
 
 from jobs import paths
-from jobs.chunks import Folder, Reader
+from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.lease import Lease
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import Store, StoreError
@@ -56,7 +56,7 @@ class Cluster:
         )
         (self.job_folder / "plan.json").write_bytes(self.plan.to_json())
         self.write_job(JobState.PREPARING)
-        self.write_queue(Entry("job01", replicas, held=True))
+        self.write_queue(QueueEntry("job01", replicas, held=True))
         for name in replicas:
             etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)
@@ -100,7 +100,7 @@ class Cluster:
         job = JobRecord("job01", state=state, lease=Lease(epoch=2), hosts=self.replicas)
         (self.bucket / paths.job("job01")).write_bytes(job.to_json())
 
-    def write_queue(self, *entries: Entry) -> None:
+    def write_queue(self, *entries: QueueEntry) -> None:
         (self.bucket / paths.QUEUE).write_bytes(Queue(list(entries)).to_json())
 
     @property
@@ -118,12 +118,12 @@ class Cluster:
         return ReplicaRecord.from_json((self.job_folder / "replicas" / f"{name}.json").read_bytes())
 
     def log(self, name: str, severity: str | None = None) -> list[str]:
-        log = Reader(Folder(self.host(name) / "state" / "logs" / "newest"))
+        log = ChunkReader(ChunkFolder(self.host(name) / "state" / "logs" / "newest"))
         lines = [json.loads(entry.line) for entry in log.entries()]
         return [line["message"] for line in lines if severity in (None, line["severity"])]
 
     def archive(self, name: str) -> bytes:
-        return b"".join(entry.line + b"\n" for entry in Reader(Folder(self.job_folder / "logs" / name)).entries())
+        return b"".join(entry.line + b"\n" for entry in ChunkReader(ChunkFolder(self.job_folder / "logs" / name)).entries())
 
     def runs(self, *names: str) -> bool:
         """True when the trainers of these replicas have said `up`."""

@@ -18,7 +18,7 @@ _SIDE = 28
 
 
 @dataclass(frozen=True)
-class Folder:
+class ImageFolder:
     """The images of each split by class; a class's label is its place in `classes`, which are sorted."""
 
     splits: Mapping[str, Mapping[str, Sequence[Path]]]
@@ -32,7 +32,7 @@ class Folder:
         return [path for split in self.splits.values() for images in split.values() for path in images]
 
 
-def find(directory: Path) -> Folder:
+def find(directory: Path) -> ImageFolder:
     """Return the images below a directory.
 
     Raises:
@@ -41,7 +41,7 @@ def find(directory: Path) -> Folder:
     splits = {name: directory / name for name in ("train", "test") if _folders(directory / name)}
     if "train" not in splits:
         splits = {"train": directory}
-    folder = Folder({name: {path.name: _images(path) for path in _folders(top)} for name, top in splits.items()})
+    folder = ImageFolder({name: {path.name: _images(path) for path in _folders(top)} for name, top in splits.items()})
     classes = folder.classes
     if not classes:
         raise InputError(
@@ -71,7 +71,7 @@ def _images(directory: Path) -> list[Path]:
     return paths
 
 
-def read(folder: Folder) -> dict[str, list[Example]]:
+def read(folder: ImageFolder) -> dict[str, list[Example]]:
     """Return the images of each split, gray and 28×28, with their labels.
 
     Raises:

@@ -13,7 +13,7 @@ MNIST = "MNIST"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DataRecipe:
     """The source of records and their format; `sha256` is of the data. Equal recipes make equal files."""
 
     source: str
@@ -32,7 +32,7 @@ def read(dest: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def complete(dest: Path, recipe: Recipe) -> bool:
+def complete(dest: Path, recipe: DataRecipe) -> bool:
     """Return True if `dest` holds just the records of this recipe, in the recorded sizes."""
     manifest = read(dest)
     there = {path.name: path.stat().st_size for path in held(dest)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer import manifest, own, tfrecord
-from trainer.manifest import MNIST, Recipe
+from trainer.manifest import MNIST, DataRecipe
 from trainer.mnist import DIGESTS, LABELS, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
 
@@ -42,7 +42,7 @@ def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
     tfrecord.write(path, (tfrecord.example(image, label) for image, label in examples(split, index, shards)))
 
 
-def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: Recipe, dest: Path) -> None:
+def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecipe, dest: Path) -> None:
     """Write all records and the manifest to `dest`, replacing others; an error leaves it unchanged.
 
     The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that an interrupted write
@@ -88,9 +88,9 @@ def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, 
     files = own.paths(source) if mine else []
     if mine:
         origin = ",".join(str(path.resolve()) for path in files)
-        recipe = Recipe(origin, own.digest(files), shards, packed, test_share)
+        recipe = DataRecipe(origin, own.digest(files), shards, packed, test_share)
     else:
-        recipe = Recipe(MNIST, " ".join(digest for digests in DIGESTS.values() for digest in digests), shards, packed)
+        recipe = DataRecipe(MNIST, " ".join(digest for digests in DIGESTS.values() for digest in digests), shards, packed)
     if manifest.complete(dest, recipe):
         return f"{dest} is complete: {len(manifest.held(dest))} files"
     if not (force or manifest.replaceable(dest, recipe.source)):

@@ -20,7 +20,7 @@ _LAST_STEP = 2**53
 _EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
 
 
-class Metrics:
+class TrialMetrics:
     """One trial's. `file` is CLOUD_ML_HP_METRIC_FILE, `folder` the trial's output.
 
     The value may be one that is not finite. `others` are the names of what else was told.

@@ -17,13 +17,13 @@ from pathlib import Path
 from jobs.records import Plan
 from replica.cgroup import oom_kills
 from replica.launched import Launcher
-from replica.process import ASK_SHARE, Run
+from replica.process import ASK_SHARE, ProcessRun
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
 _LOOK_SECONDS = 0.1
 
 
-class Process:
+class TrialChild:
     """A trial that runs; its output is this process's own."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -63,10 +63,10 @@ class Process:
         return oom_kills() > self._oom_kills
 
 
-class Unit:
+class TrialUnit:
     """A trial in a unit of its own; its output is this process's."""
 
-    def __init__(self, starts: Launcher, run: Run) -> None:
+    def __init__(self, starts: Launcher, run: ProcessRun) -> None:
         """Start it; OSError where that cannot be."""
         self._launched = starts(run, sys.stdout.fileno())
 
@@ -99,15 +99,17 @@ class Unit:
 
 def launching(
     starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
-) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
+) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
     """Return a function that starts trials of a job in that folder.
 
     A trial reports its metrics in a file of a folder of its own.
     """
 
-    def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Unit:
+    def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
         scratch = Path(environment[METRIC_FILE]).parent
-        return Unit(starts, Run(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds))
+        return TrialUnit(
+            starts, ProcessRun(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
+        )
 
     return spawn
 

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from jobs import variables
 from jobs.checked import RecordError
-from jobs.chunks import Folder, LogFilter, newest
+from jobs.chunks import ChunkFolder, LogFilter, newest
 from jobs.ledger import Ledger, Stored
 from jobs.limited import Limited
 from jobs.open import open_store
@@ -34,8 +34,8 @@ from replica import config
 from replica.exit_rules import describe_end, is_restart
 from replica.launched import launcher, scratch_folder
 from replica.process import delete
-from tuner.measure import Metrics
-from tuner.process import METRIC_FILE, Process, launching
+from tuner.measure import TrialMetrics
+from tuner.process import METRIC_FILE, TrialChild, launching
 from tuner.stopping import lags
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
@@ -44,7 +44,7 @@ _SUMMARIES_SECONDS = 5.0
 _LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
 
-class Child(Protocol):
+class TrialProcess(Protocol):
     """A trial's process."""
 
     @property
@@ -61,7 +61,7 @@ class Child(Protocol):
         """Pass on a SIGTERM, where it has not got the same one; it is killed after so many seconds."""
 
 
-Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
+Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialProcess]
 
 
 def main(job_id: str, name: str, said: str) -> int:
@@ -77,13 +77,13 @@ def main(job_id: str, name: str, said: str) -> int:
         from tuner.propose import propose
     except ImportError as error:
         return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
-    except (config.ConfigError, RecordError, StoreError) as error:
+    except (config.HostConfigError, RecordError, StoreError) as error:
         return _fail(str(error))
     assert plan.study
     log = state / "logs" / job_id
     description = json.loads(said)
     starts = launcher(host.bucket, os.environ)
-    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else Process
+    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
     scratch = scratch_folder(state) if starts else None
     tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
@@ -128,7 +128,7 @@ class Tuner:
         self._trials = Trials(ledger, plan.jobId)
         # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
         self._wanted: Trial | None = None
-        self._child: Child | None = None
+        self._child: TrialProcess | None = None
         self._terminated = False
 
     def terminate(self) -> None:
@@ -226,7 +226,7 @@ class Tuner:
         self._wanted = None
         with _folder(self._scratch) as scratch:
             file = scratch / "output.metrics"
-            metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
+            metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
             try:
@@ -250,7 +250,9 @@ class Tuner:
             status, stored, early = watched
             self._ended(stored, self._judged(stored.record, status, child.out_of_memory, metrics, early))
 
-    def _watch(self, stored: Stored[Trial], child: Child, metrics: Metrics) -> tuple[int, Stored[Trial], bool] | None:
+    def _watch(
+        self, stored: Stored[Trial], child: TrialProcess, metrics: TrialMetrics
+    ) -> tuple[int, Stored[Trial], bool] | None:
         """Return the exit, the record and whether it was stopped early; None if another has the trial."""
         looked = beat = time.monotonic()
         while (status := child.wait(self._host.pollSeconds)) is None:
@@ -300,7 +302,7 @@ class Tuner:
             except Conflict as error:
                 raise StoreError(str(error)) from error
 
-    def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
+    def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
         """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
         if status:
             # A kill of the process alone, too, is no verdict of the trainer's.
@@ -384,14 +386,14 @@ def last_words(log: Path) -> str:
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
     with suppress(OSError, ValueError):
-        entries, _ = newest(Folder(log), LogFilter(_LOG_LINES))
+        entries, _ = newest(ChunkFolder(log), LogFilter(_LOG_LINES))
         lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     printed = [line for line in lines if line.get("message", "").strip()]
     loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]
     return (loud or printed or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
 
 
-def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:
+def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
     """Return the measurements so far, with the summaries if requested; unreadable ones are left out."""
     try:
         return thinned(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))

@@ -10,7 +10,7 @@ from typing import Any
 import requests
 
 from infra.gcp.api import ApiError, UnreachableError, get_all
-from infra.gcp.machines import MACHINES, Machine, machine, paired
+from infra.gcp.machines import MACHINES, MachineType, machine, paired
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu
 from infra.spec import Accelerator, ClusterSpec, SpecError
 
@@ -22,7 +22,7 @@ class Catalogue:
     """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name."""
 
     zone: str
-    machines: Mapping[str, Machine]
+    machines: Mapping[str, MachineType]
     gpu_zones: Mapping[str, tuple[str, ...]]
 
     def settled(self, spec: ClusterSpec) -> ClusterSpec:
@@ -67,11 +67,11 @@ def ask(client: requests.Session, compute: str, place: Place) -> Catalogue:
     return Catalogue(place.zone, {item.name: item for item in machines}, _by_gpu(gpus))
 
 
-def _machine(item: Mapping[str, Any]) -> Machine:
+def _machine(item: Mapping[str, Any]) -> MachineType:
     gpus = [
         Accelerator(str(gpu["guestAcceleratorType"]), int(gpu["guestAcceleratorCount"])) for gpu in item.get("accelerators", ())
     ]
-    return Machine(str(item["name"]), int(item["guestCpus"]), item["memoryMb"] / 1024, gpus[0] if gpus else None)
+    return MachineType(str(item["name"]), int(item["guestCpus"]), item["memoryMb"] / 1024, gpus[0] if gpus else None)
 
 
 def _by_gpu(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:

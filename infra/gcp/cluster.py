@@ -9,23 +9,23 @@ from typing import Any
 import pulumi
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
-from infra.cluster import Cluster, HostFacts
+from infra.cluster import ClusterResources, HostFacts
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall, FirewallArgs
 from infra.gcp.hostkeys import HostKeys
-from infra.gcp.identity import Identity, IdentityArgs
-from infra.gcp.image import Archive, image, python, startup_script, version
-from infra.gcp.instances import Host, HostArgs
-from infra.gcp.names import Names
+from infra.gcp.identity import IdentityArgs, ServiceIdentity
+from infra.gcp.image import ImageArchive, image, python, startup_script, version
+from infra.gcp.instances import HostArgs, InstanceHost
+from infra.gcp.names import GoogleNames
 from infra.gcp.network import ClusterNetwork, NetworkArgs
-from infra.gcp.ready import Ready
-from infra.gcp.runtime import Runtime
+from infra.gcp.ready import HostsReady
+from infra.gcp.runtime import RuntimeArchive
 from infra.gcp.storage import Storage, StorageArgs
 from infra.gcp.zones import Place
-from infra.inventory import Power
+from infra.inventory import PowerAccess
 from infra.runtime.recipe import Recipe, recipe
 from infra.spec import ClusterSpec, Replica, Role
 
@@ -36,7 +36,7 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 
 
 @dataclass(frozen=True)
-class Found:
+class Surroundings:
     """State of the project before an update.
 
     `endpoint` is the Compute API's, where host keys are read, `storage` the storage API's, where runtimes are uploaded.
@@ -44,7 +44,7 @@ class Found:
     """
 
     place: Place
-    names: Names
+    names: GoogleNames
     bucket: str
     endpoint: str
     storage: str
@@ -60,7 +60,7 @@ class GcpClusterArgs:
 
     spec: ClusterSpec
     config: GcpConfig
-    found: Found
+    found: Surroundings
     authorized_key: Output[str]
 
 
@@ -70,7 +70,7 @@ class GcpCluster(ComponentResource):
     The longest chain of dependencies has 5: network, subnet (or firewall), host, host keys, the operator's files.
     """
 
-    hosts: Mapping[Replica, Host]
+    hosts: Mapping[Replica, InstanceHost]
 
     def __init__(self, name: str, args: GcpClusterArgs, opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:gcp:Cluster", name, None, opts)
@@ -84,7 +84,9 @@ class GcpCluster(ComponentResource):
             StorageArgs(place, args.found.bucket, labels, config.retain_bucket, config.force_destroy, args.found.bucket_left),
             inside,
         )
-        identity = Identity("identity", IdentityArgs(place.project, names, tuple(spec.roles), config.service_account), inside)
+        identity = ServiceIdentity(
+            "identity", IdentityArgs(place.project, names, tuple(spec.roles), config.service_account), inside
+        )
         bindings = identity.grant(storage.bucket)
         operator, shared = config.operator_cidr or IAP_RANGE, args.found.survey.subnet is not None
         rules: tuple[Resource, ...] = ()
@@ -101,7 +103,7 @@ class GcpCluster(ComponentResource):
         runtimes = {item: self._runtime(item, storage.bucket, inside) for item in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, recipes[role], runtimes[recipes[role]], storage.bucket) for role in spec.roles}
         self.hosts = {
-            replica: Host(
+            replica: InstanceHost(
                 replica.name,
                 HostArgs(
                     place=place,
@@ -132,7 +134,7 @@ class GcpCluster(ComponentResource):
         versions = {replica.name: scripts[replica.role].apply(version) for replica in spec.replicas}
         # It asks of hosts that have been changed.
         changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
-        Ready("ready", {**self._asked(), "scripts": versions, "timeout": config.ready_timeout}, changed)
+        HostsReady("ready", {**self._asked(), "scripts": versions, "timeout": config.ready_timeout}, changed)
         self.register_outputs({"bucket": storage.bucket})
 
     def _network(self, opts: ResourceOptions) -> tuple[Output[str], Output[str], str, Resource | None]:
@@ -143,9 +145,9 @@ class GcpCluster(ComponentResource):
         own = ClusterNetwork("network", NetworkArgs(facts.place, facts.names, config.network, config.flow_logs), opts)
         return own.network, own.subnet, facts.place.project, own.holds
 
-    def _runtime(self, found: Recipe, bucket: Output[str], opts: ResourceOptions) -> Runtime:
+    def _runtime(self, found: Recipe, bucket: Output[str], opts: ResourceOptions) -> RuntimeArchive:
         facts = self.args.found
-        return Runtime(
+        return RuntimeArchive(
             f"python-{found.python}{'-gpu' if found.cuda else ''}",
             {
                 "endpoint": facts.storage,
@@ -158,13 +160,13 @@ class GcpCluster(ComponentResource):
             opts,
         )
 
-    def _script(self, role: Role, found: Recipe, runtime: Runtime, bucket: Output[str]) -> Output[str]:
+    def _script(self, role: Role, found: Recipe, runtime: RuntimeArchive, bucket: Output[str]) -> Output[str]:
         config, accelerator = self.args.config, self.args.spec.roles[role].accelerator
         other = self.args.found.survey.subnet
         network = other.range if other else config.network
         return Output.all(bucket=bucket, sha256=runtime.sha256).apply(
             lambda known: startup_script(
-                Archive(found, known["bucket"], known["sha256"]), accelerator, config.idle_timeout, network, config.closed
+                ImageArchive(found, known["bucket"], known["sha256"]), accelerator, config.idle_timeout, network, config.closed
             )
         )
 
@@ -183,14 +185,14 @@ class GcpCluster(ComponentResource):
         inputs = {**self._asked(), "timeout": self.args.config.host_key_timeout}
         return HostKeys("host-keys", inputs, ResourceOptions(parent=self))
 
-    def _ssh_host(self, host: Host) -> Output[str]:
+    def _ssh_host(self, host: InstanceHost) -> Output[str]:
         """Return the host for ssh: the instance's name with IAP, else the address that the operator reaches."""
         if self.args.config.operator_cidr is None:
             return Output.from_input(host.instance)
         # A host that is stopped has no public address until it runs again.
         return host.public_address.apply(lambda found: found or host.address)
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterResources:
         """Return the target's result."""
         spec, place, cost = self.args.spec, self.args.found.place, self.args.found.cost
         self.keys.late.apply(_warn)
@@ -215,7 +217,7 @@ class GcpCluster(ComponentResource):
         ).apply(lambda known: {known["ssh_hosts"][name]: key for name, key in known["keys"].items()})
         bucket = self.storage.bucket.apply(lambda name: f"gs://{name}")
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
-        return Cluster(
+        return ClusterResources(
             hosts=facts,
             bucket=bucket,
             operator_bucket=bucket,
@@ -230,12 +232,12 @@ class GcpCluster(ComponentResource):
         )
 
 
-def _power(endpoint: str) -> Power:
+def _power(endpoint: str) -> PowerAccess:
     """Return the requests that start hosts.
 
     If the operator uses an endpoint of its own, hosts do not: they reach Google's without a public address.
     """
-    return Power(
+    return PowerAccess(
         url=COMPUTE[2],
         operator_url=endpoint,
         token=f"{_METADATA}/service-accounts/default/token",

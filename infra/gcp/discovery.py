@@ -15,7 +15,7 @@ import requests
 from infra.gcp import catalogue
 from infra.gcp.api import COMPUTE, ApiError, GcpError, Get, UnreachableError, endpoint, get_all, get_json, session
 from infra.gcp.catalogue import Catalogue
-from infra.gcp.names import Names
+from infra.gcp.names import GoogleNames
 from infra.gcp.zones import Place
 from infra.spec import Accelerator, ClusterSpec, SpecError
 
@@ -62,7 +62,7 @@ class Discovery:
     subnet: Subnet | None = None
 
 
-def survey(spec: ClusterSpec, choice: Sequence[Place], names: Names, subnetwork: str | None, get: Get) -> Discovery:
+def survey(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: Get) -> Discovery:
     """Choose the zone of the existing hosts, else the first that offers all of the cluster.
 
     Raises:
@@ -87,7 +87,7 @@ def _first(spec: ClusterSpec, found: Sequence[Catalogue], choice: Sequence[Place
     raise SpecError("; ".join(why))
 
 
-def hosts(client: requests.Session, compute: str, project: str, names: Names) -> tuple[ExistingHost, ...] | None:
+def hosts(client: requests.Session, compute: str, project: str, names: GoogleNames) -> tuple[ExistingHost, ...] | None:
     """Return the stack's hosts in any zone, or None if Google does not answer."""
     url, label = f"{compute}projects/{project}/aggregated/instances", f"labels.scaletier-stack={names.stack}"
     instances = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, FirewallLogConfigArgs
 
-from infra.gcp.names import Names
+from infra.gcp.names import GoogleNames
 from infra.spec import Allow, ClusterSpec, Role
 
 # Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
@@ -32,7 +32,7 @@ class FirewallArgs:
     """
 
     project: str
-    names: Names
+    names: GoogleNames
     network: Output[str]
     spec: ClusterSpec
     accounts: Mapping[Role, Output[str]]

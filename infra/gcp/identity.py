@@ -19,7 +19,7 @@ from pulumi_gcp.projects import IAMCustomRole
 from pulumi_gcp.serviceaccount import Account
 from pulumi_gcp.storage import BucketIAMMember
 
-from infra.gcp.names import Names
+from infra.gcp.names import GoogleNames
 from infra.spec import Role
 
 # Objects: read, write, list, delete. The bucket: that it exists, which TensorFlow asks before it makes a folder.
@@ -34,12 +34,12 @@ class IdentityArgs:
     """The roles that the cluster has; `given` are accounts that are there already, by role."""
 
     project: str
-    names: Names
+    names: GoogleNames
     roles: Sequence[Role]
     given: Mapping[Role, str] = field(default_factory=dict)
 
 
-class Identity(ComponentResource):
+class ServiceIdentity(ComponentResource):
     """Output: the e-mail address of each role's service account."""
 
     emails: Mapping[Role, Output[str]]

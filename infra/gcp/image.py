@@ -47,7 +47,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class Archive:
+class ImageArchive:
     """A runtime as hosts find it: in this bucket, with this hash."""
 
     recipe: Recipe
@@ -73,7 +73,7 @@ def python(gpus: bool) -> str:
 
 
 def startup_script(
-    archive: Archive,
+    archive: ImageArchive,
     accelerator: Accelerator | None,
     idle_seconds: int,
     network: ipaddress.IPv4Network,

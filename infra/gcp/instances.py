@@ -20,7 +20,7 @@ from pulumi_gcp.compute import (
     InstanceShieldedInstanceConfigArgs,
 )
 
-from infra.gcp.names import Names, address
+from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
 from infra.spec import Replica, RoleSpec
 
@@ -36,7 +36,7 @@ class HostArgs:
     """
 
     place: Place
-    names: Names
+    names: GoogleNames
     replica: Replica
     role: RoleSpec
     image: str
@@ -52,7 +52,7 @@ class HostArgs:
     public_address: bool = False
 
 
-class Host(ComponentResource):
+class InstanceHost(ComponentResource):
     """A host: its instance and its address.
 
     Outputs: `instance` (its name), `made` (the same, once it exists), `address` (internal), `public_address` (empty if it has

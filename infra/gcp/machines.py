@@ -14,7 +14,7 @@ from infra.spec import Accelerator, SpecError
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineType:
     """A machine type: processors, memory in GiB, and the GPUs that are part of it."""
 
     name: str
@@ -35,26 +35,32 @@ _GENERAL: Mapping[str, tuple[Mapping[str, float], tuple[int, ...]]] = {
 _ONLY_STANDARD = {"n1": {1}}
 _WITH_GPUS = (
     *(
-        Machine(f"g2-standard-{cpus}", cpus, cpus * 4, Accelerator("nvidia-l4", gpus))
+        MachineType(f"g2-standard-{cpus}", cpus, cpus * 4, Accelerator("nvidia-l4", gpus))
         for cpus, gpus in ((4, 1), (8, 1), (12, 1), (16, 1), (24, 2), (32, 1), (48, 4), (96, 8))
     ),
-    *(Machine(f"a2-highgpu-{gpus}g", gpus * 12, gpus * 85, Accelerator("nvidia-tesla-a100", gpus)) for gpus in (1, 2, 4, 8)),
-    Machine("a2-megagpu-16g", 96, 1360, Accelerator("nvidia-tesla-a100", 16)),
-    *(Machine(f"a2-ultragpu-{gpus}g", gpus * 12, gpus * 170, Accelerator("nvidia-a100-80gb", gpus)) for gpus in (1, 2, 4, 8)),
+    *(
+        MachineType(f"a2-highgpu-{gpus}g", gpus * 12, gpus * 85, Accelerator("nvidia-tesla-a100", gpus))
+        for gpus in (1, 2, 4, 8)
+    ),
+    MachineType("a2-megagpu-16g", 96, 1360, Accelerator("nvidia-tesla-a100", 16)),
+    *(
+        MachineType(f"a2-ultragpu-{gpus}g", gpus * 12, gpus * 170, Accelerator("nvidia-a100-80gb", gpus))
+        for gpus in (1, 2, 4, 8)
+    ),
 )
 
 
-def _general() -> dict[str, Machine]:
+def _general() -> dict[str, MachineType]:
     machines = {}
     for series, (kinds, sizes) in _GENERAL.items():
         for kind, memory in kinds.items():
             for cpus in sizes:
                 if kind == "standard" or cpus not in _ONLY_STANDARD.get(series, ()):
-                    machines[f"{series}-{kind}-{cpus}"] = Machine(f"{series}-{kind}-{cpus}", cpus, cpus * memory)
+                    machines[f"{series}-{kind}-{cpus}"] = MachineType(f"{series}-{kind}-{cpus}", cpus, cpus * memory)
     return machines
 
 
-MACHINES: Mapping[str, Machine] = {**_general(), **{machine.name: machine for machine in _WITH_GPUS}}
+MACHINES: Mapping[str, MachineType] = {**_general(), **{machine.name: machine for machine in _WITH_GPUS}}
 
 # For N1: how many GPUs of a type a host may have, and how many vCPUs at most with so many.
 _N1_GPUS: Mapping[str, Mapping[int, int]] = {
@@ -70,7 +76,7 @@ def gpu_name(text: str) -> str:
     return text.strip().lower().replace("_", "-")
 
 
-def machine(name: str, machines: Mapping[str, Machine] = MACHINES) -> Machine:
+def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> MachineType:
     """Return the machine type of that name.
 
     Raises SpecError that lists those of the same series, or the series.
@@ -83,7 +89,9 @@ def machine(name: str, machines: Mapping[str, Machine] = MACHINES) -> Machine:
     raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
 
 
-def paired(found: Machine, accelerator: Accelerator | None, machines: Mapping[str, Machine] = MACHINES) -> Accelerator | None:
+def paired(
+    found: MachineType, accelerator: Accelerator | None, machines: Mapping[str, MachineType] = MACHINES
+) -> Accelerator | None:
     """Return the GPUs of a machine type: those requested, validated, or those that the type includes.
 
     Raises SpecError for a pair that Compute Engine refuses, with the valid ones.

@@ -16,7 +16,7 @@ MAX_REPLICAS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.P
 
 
 @dataclass(frozen=True)
-class Names:
+class GoogleNames:
     """Names of a stack; `prefix` has at most 20 characters.
 
     A service account's id has at most 30, and `-evaluator` is the longest ending.
@@ -31,7 +31,7 @@ class Names:
         return "-".join((self.prefix, *parts))
 
 
-def names(project: str, stack: str) -> Names:
+def names(project: str, stack: str) -> GoogleNames:
     """Return the names of one stack in one project.
 
     6 hexadecimal digits of a hash keep stacks with similar names apart.
@@ -40,7 +40,7 @@ def names(project: str, stack: str) -> Names:
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
     prefix = f"st-{plain[:10].strip('-')}-{key}"
     owner = re.sub(r"[^a-z0-9]+", "-", project.lower()).strip("-")[:30]
-    return Names(prefix, f"{owner}-{prefix}", plain[:63].strip("-"))
+    return GoogleNames(prefix, f"{owner}-{prefix}", plain[:63].strip("-"))
 
 
 def address(network: ipaddress.IPv4Network, replica: Replica) -> str:

@@ -19,7 +19,7 @@ from pulumi_gcp.compute import (
     SubnetworkLogConfigArgs,
 )
 
-from infra.gcp.names import Names
+from infra.gcp.names import GoogleNames
 from infra.gcp.zones import Place
 
 
@@ -28,7 +28,7 @@ class NetworkArgs:
     """`range` is the subnet's; `flow_logs` samples its traffic into Cloud Logging."""
 
     place: Place
-    names: Names
+    names: GoogleNames
     range: ipaddress.IPv4Network
     flow_logs: bool = False
 

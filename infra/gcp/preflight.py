@@ -13,7 +13,7 @@ import requests
 
 from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
 from infra.gcp.discovery import ExistingHost
-from infra.gcp.machines import MACHINES, Machine
+from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.zones import Place
 from infra.runtime.recipe import FOLDER
 from infra.spec import Accelerator, ClusterSpec
@@ -51,7 +51,7 @@ def preflight(
     bucket: str,
     stack: str,
     get: Get,
-    machines: Mapping[str, Machine] = MACHINES,
+    machines: Mapping[str, MachineType] = MACHINES,
     there: Sequence[ExistingHost] | None = None,
 ) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
@@ -89,7 +89,7 @@ def needs(
     disk_type: str,
     disk_size: int,
     limits: Mapping[str, float] | None = None,
-    machines: Mapping[str, Machine] = MACHINES,
+    machines: Mapping[str, MachineType] = MACHINES,
 ) -> dict[str, int]:
     """Return a cluster's use of the region's quotas, by the quota's name; pure.
 
@@ -104,7 +104,7 @@ def needs(
 
 
 def taken(
-    there: Sequence[ExistingHost] | None, machines: Mapping[str, Machine], disk_type: str, limits: Mapping[str, float]
+    there: Sequence[ExistingHost] | None, machines: Mapping[str, MachineType], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
     """Return the maximal use of the quotas by the stack's hosts, or None if it is unknown."""
     used: Counter[str] = Counter()
@@ -117,7 +117,7 @@ def taken(
     return used if there is not None else None
 
 
-def _of_one(kind: Machine, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
+def _of_one(kind: MachineType, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
     """Return the use of the quotas by one host, without its disk."""
     used: Counter[str] = Counter(INSTANCES=1)
 

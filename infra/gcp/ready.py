@@ -12,7 +12,7 @@ from infra.dynamic import ModuleResource, Props
 from infra.gcp.api import GcpError, configure, configured, get_json, session
 from infra.gcp.guest import ask, attributes, url
 
-__all__ = ["REPLACE", "Ready", "configure", "create", "delete", "read", "update"]
+__all__ = ["REPLACE", "HostsReady", "configure", "create", "delete", "read", "update"]
 
 REPLACE = frozenset({"project", "zone"})
 _NOTHING = "nothing said yet"
@@ -23,7 +23,7 @@ _AT_ONCE = 16
 _LAST_LINES = 3
 
 
-class Ready(ModuleResource, module="gcp", name="Ready"):
+class HostsReady(ModuleResource, module="gcp", name="Ready"):
     """Readiness of all hosts, as a resource.
 
     Inputs: endpoint (of the Compute API), project, zone, hosts (name to the instance's), created (name to the instance's id: a

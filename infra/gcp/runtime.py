@@ -16,7 +16,7 @@ from infra.gcp.api import GcpError, UnreachableError, configure, configured, cre
 from infra.runtime import build
 from infra.runtime.recipe import Recipe
 
-__all__ = ["REPLACE", "Runtime", "configure", "create", "delete", "read", "update"]
+__all__ = ["REPLACE", "RuntimeArchive", "configure", "create", "delete", "read", "update"]
 
 REPLACE = frozenset({"bucket", "python", "requirements", "constraints"})
 # Hosts are told of the new one before the old one goes: one that boots meanwhile finds what its script names.
@@ -26,7 +26,7 @@ _ANSWER = 120.0  # seconds, for each of them
 _SHA256 = "sha256"
 
 
-class Runtime(ModuleResource, module="gcp", name="Runtime"):
+class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
     """A runtime in the bucket, as a resource.
 
     Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.

@@ -12,18 +12,18 @@ import requests
 from pulumi import Output
 from pulumi.runtime.config import get_config
 
-from infra.cluster import Cluster
+from infra.cluster import ClusterResources
 from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
-from infra.gcp.cluster import Found, GcpCluster, GcpClusterArgs
+from infra.gcp.cluster import GcpCluster, GcpClusterArgs, Surroundings
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, survey
-from infra.gcp.machines import Machine
+from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import keeps, preflight
 from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, SpecError
-from infra.state import State
+from infra.state import StackState
 from infra.target import Target, TargetError
 
 
@@ -33,7 +33,7 @@ def provider_config(key: str) -> str | None:
     return value
 
 
-def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[str, Machine]) -> Cost | None:
+def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[str, MachineType]) -> Cost | None:
     """Return the cluster's cost by the list of prices, or None if that lacks the region."""
     hosts = {}
     for role, role_spec in spec.roles.items():
@@ -62,7 +62,7 @@ def check_cost(found: Cost | None, most: float | None, region: str) -> None:
         )
 
 
-def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> Found:
+def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: StackState) -> Surroundings:
     """Read the project's state before an update; raise TargetError for what Google would refuse."""
     get: Get = provider_config
     try:
@@ -85,7 +85,7 @@ def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> 
     pulumi.log.info(price.line(where.region) if price else f"infra/prices.yaml has no price for this cluster in {where.region}")
     _say(result, choice)
     has_bucket = bool(has_own_bucket and not mine)
-    return Found(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, has_bucket, survey=result)
+    return Surroundings(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, has_bucket, survey=result)
 
 
 def _say(seen: Discovery, choice: Sequence[Place]) -> None:
@@ -112,7 +112,7 @@ def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
         )
 
 
-def _warn_unrecorded(seen: Discovery, state: State) -> None:
+def _warn_unrecorded(seen: Discovery, state: StackState) -> None:
     """Warn about hosts that a killed update created and did not record: they cost money."""
     recorded = state.of("compute/instance:Instance")
     if unrecorded := [host.name for host in seen.there or () if host.name not in recorded]:
@@ -122,7 +122,7 @@ def _warn_unrecorded(seen: Discovery, state: State) -> None:
         )
 
 
-def _bucket_of(state: State) -> str | None:
+def _bucket_of(state: StackState) -> str | None:
     """Return the bucket that the stack has, or None if it has none yet."""
     return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
 
@@ -136,12 +136,14 @@ def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
         )
 
 
-def build(stack: str, spec: ClusterSpec, config: GcpConfig, found: Found, authorized_key: Output[str]) -> Cluster:
+def build(
+    stack: str, spec: ClusterSpec, config: GcpConfig, found: Surroundings, authorized_key: Output[str]
+) -> ClusterResources:
     """Return a cluster of Compute Engine instances."""
     return GcpCluster("cluster", GcpClusterArgs(spec, config, found, authorized_key)).cluster()
 
 
-def read(stack: str, found: Found, path: str) -> bytes | None:
+def read(stack: str, found: Surroundings, path: str) -> bytes | None:
     """Return an object of the stack's bucket, or None if there is no such object, or no bucket yet."""
     get: Get = provider_config
     url = f"{endpoint(STORAGE, get)}b/{found.bucket}/o/{quote(path, safe='')}"
@@ -156,7 +158,7 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
     return answer.content
 
 
-def create(stack: str, found: Found, path: str, content: bytes) -> None:
+def create(stack: str, found: Surroundings, path: str, content: bytes) -> None:
     """Write an object of the stack's bucket unless it exists."""
     get: Get = provider_config
     base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")

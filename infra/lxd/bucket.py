@@ -10,7 +10,7 @@ from infra.dynamic import ModuleResource, Props
 from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, missing, number
 from infra.lxd.host import purge
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 
 REPLACE = frozenset({"project", "pool", "name"})
 MARK, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
@@ -21,7 +21,7 @@ WISH = (
 )
 
 
-class Bucket(ModuleResource, module="lxd", name="Bucket"):
+class BucketVolume(ModuleResource, module="lxd", name="Bucket"):
     """Inputs: project, pool, name, size (bytes that it may hold at most; 0 for no limit)."""
 
     lifecycle = __name__
@@ -49,7 +49,7 @@ def pool_of(project: str) -> str | None:
         if not client().projects.exists(project):
             return None
         pools = [pool.name for pool in client().storage_pools.all()]
-        there = ({"project": project, "pool": pool, "name": Names.bucket} for pool in pools)
+        there = ({"project": project, "pool": pool, "name": LxdNames.bucket} for pool in pools)
         return next((props["pool"] for props in there if found(props)), None)
 
 

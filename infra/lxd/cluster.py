@@ -10,16 +10,16 @@ from typing import Any
 from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
 from infra import backend
-from infra.cluster import Cluster, HostFacts
-from infra.lxd.bucket import Bucket
+from infra.cluster import ClusterResources, HostFacts
+from infra.lxd.bucket import BucketVolume
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, rules
-from infra.lxd.host import Host
+from infra.lxd.host import HostContainer
 from infra.lxd.identity import Identity
 from infra.lxd.image import RUNTIMES_HERE
 from infra.lxd.layout import BUCKET, RUNTIMES, address, port, sizes
-from infra.lxd.network import Network
-from infra.lxd.preflight import Found
+from infra.lxd.network import BridgeNetwork
+from infra.lxd.preflight import PreflightResult
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
 from infra.lxd.seal import Seal
@@ -35,11 +35,13 @@ class LxdClusterArgs:
     stack: str
     spec: ClusterSpec
     config: LxdConfig
-    found: Found
+    found: PreflightResult
     authorized_key: Output[str]
 
 
-def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Input[str]) -> dict[Replica, dict[str, Any]]:
+def host_props(
+    spec: ClusterSpec, config: LxdConfig, found: PreflightResult, authorized_key: Input[str]
+) -> dict[Replica, dict[str, Any]]:
     """Return the inputs of each host; pure but for the number of processors here."""
     own, network = found.names, found.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
@@ -82,17 +84,17 @@ class LxdCluster(ComponentResource):
         project = Project("project", {"name": own.project, **labels}, inside)
         # First made, last deleted: what an interrupted run left goes with it.
         first = ResourceOptions(parent=self, depends_on=[project])
-        bridge = Network("network", {"name": own.bridge, "range": str(network)}, first)
+        bridge = BridgeNetwork("network", {"name": own.bridge, "range": str(network)}, first)
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
         within = ResourceOptions(parent=self, depends_on=[bridge])
         self.volume = {"project": own.project, "pool": args.config.storage_pool, "name": own.bucket}
-        bucket = Bucket("bucket", {**self.volume, "size": args.found.bucket_size}, within)
+        bucket = BucketVolume("bucket", {**self.volume, "size": args.found.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(args.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
         # With `pulumi up --replace`, too, an old host goes before the new one of its name comes: else the new one would go.
         before = ResourceOptions(parent=self, depends_on=[bucket, firewall], delete_before_replace=True)
         self.props = host_props(args.spec, args.config, args.found, args.authorized_key)
-        self.hosts = {replica: Host(replica.name, props, before) for replica, props in self.props.items()}
+        self.hosts = {replica: HostContainer(replica.name, props, before) for replica, props in self.props.items()}
         self.ready = Ready(
             "ready",
             {
@@ -111,9 +113,9 @@ class LxdCluster(ComponentResource):
         wish = {"retain": self.args.config.retain_bucket, "force": self.args.config.force_destroy}
         Seal("seal", {**self.volume, **wish}, ResourceOptions(parent=self, depends_on=list(last)))
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterResources:
         """Return the target's result."""
-        return Cluster(
+        return ClusterResources(
             hosts=[
                 HostFacts(
                     replica=replica,

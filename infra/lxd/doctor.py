@@ -17,7 +17,7 @@ from infra.lxd.api import client, errors, hosts_of
 from infra.lxd.bucket import found, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 from infra.lxd.orphans import orphans, own
 from infra.lxd.preflight import BRIDGED
 from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier
@@ -75,7 +75,7 @@ def firewall(inventory: Inventory) -> Iterator[Finding]:
             yield ok(f"nft table {names.table} is as it was made")
 
 
-def wanted(inventory: Mapping[str, Any], names: Names) -> str:
+def wanted(inventory: Mapping[str, Any], names: LxdNames) -> str:
     """Return the firewall's script for the stack's hosts."""
     counts: dict[Role, RoleSpec] = {}
     for host in inventory["hosts"]:
@@ -104,7 +104,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
             yield warning(f"host {name} is left by an update that did not end", "pulumi up")
 
 
-def _start(inventory: Mapping[str, Any], names: Names, name: str) -> None:
+def _start(inventory: Mapping[str, Any], names: LxdNames, name: str) -> None:
     """Start a host, after the firewall."""
     if nft.differences(names.table, script := wanted(inventory, names)) != []:
         nft.load(script)
@@ -156,7 +156,7 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         yield ok("nothing is left of other stacks")
 
 
-def _own(inventory: Inventory) -> Iterator[Names]:
+def _own(inventory: Inventory) -> Iterator[LxdNames]:
     """Return the names of the stack; if they are gone, another check reports that."""
     if inventory:
         with errors("projects"):

@@ -28,7 +28,7 @@ _PERIOD_MS = 100
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-class Host(ModuleResource, module="lxd", name="Host"):
+class HostContainer(ModuleResource, module="lxd", name="Host"):
     """A local host, as a resource.
 
     Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime

@@ -11,8 +11,8 @@ from pathlib import Path
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import project
 from infra.lxd.api import errors
-from infra.lxd.layout import Names, names
-from infra.state import State
+from infra.lxd.layout import LxdNames, names
+from infra.state import StackState
 
 REPLACE: frozenset[str] = frozenset()
 
@@ -27,14 +27,14 @@ class Identity(ModuleResource, module="lxd", name="Identity"):
     lifecycle = __name__
 
 
-def names_of(stack: str, root: Path, before: State) -> Names:
+def names_of(stack: str, root: Path, before: StackState) -> LxdNames:
     """Return the names in the stack's state, or of a retained bucket of an earlier stack, or new ones."""
     for kind, key in (("lxd:Identity", "project"), ("lxd:Project", "name")):
         for outputs in before.of(kind).values():
-            return Names(str(outputs[key]))
+            return LxdNames(str(outputs[key]))
     with errors("projects"):
         retained = project.kept(project.owners(), stack, root)
-    return Names(retained) if retained else names(stack, secrets.token_hex(3))
+    return LxdNames(retained) if retained else names(stack, secrets.token_hex(3))
 
 
 def create(props: Props) -> tuple[str, Props]:

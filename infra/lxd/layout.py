@@ -23,7 +23,7 @@ RUNTIMES = "/opt/scaletier/runtimes"
 
 
 @dataclass(frozen=True)
-class Names:
+class LxdNames:
     """Names of a stack's objects in LXD and nftables, all derived from its LXD project's name."""
 
     project: str
@@ -43,10 +43,10 @@ class Names:
         return f"scaletier_{self.key}"
 
 
-def names(stack: str, key: str) -> Names:
+def names(stack: str, key: str) -> LxdNames:
     """Return the names of a stack: `key` is 6 hexadecimal digits; the stack's own name is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
-    return Names(f"{PREFIX}{plain}-{key}")
+    return LxdNames(f"{PREFIX}{plain}-{key}")
 
 
 def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:

@@ -21,7 +21,7 @@ _ATTEMPTS = 64
 _DELETE_ATTEMPTS = 4
 
 
-class Network(ModuleResource, module="lxd", name="Network"):
+class BridgeNetwork(ModuleResource, module="lxd", name="Network"):
     """The bridge, as a resource.
 
     Inputs: name of the bridge, range (a private /24). If the range changes, the hosts are recreated on it afterwards.

@@ -17,7 +17,7 @@ import psutil
 from infra import backend
 from infra.lxd.api import LxdError, client, errors
 from infra.lxd.bucket import pool_of
-from infra.lxd.layout import PREFIX, Names
+from infra.lxd.layout import PREFIX, LxdNames
 from infra.lxd.nft import tables
 from infra.lxd.project import Owner, kept, owners
 from infra.templates import ROOT
@@ -26,21 +26,21 @@ _KEY = "[0-9a-f]{6}"
 _BRIDGES = "/sys/class/net"
 
 
-def own(stack: str) -> list[Names]:
+def own(stack: str) -> list[LxdNames]:
     """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was kept.
 
     The stack of the state in use counts, whichever checkout made it, before others of the name in this checkout.
     """
     projects = [owner for owner in owners() if owner.stack == stack]
     current = [owner for owner in projects if owner.backend == backend.url(ROOT)]
-    return [Names(owner.project) for owner in current or [each for each in projects if each.checkout == str(ROOT)]]
+    return [LxdNames(owner.project) for owner in current or [each for each in projects if each.checkout == str(ROOT)]]
 
 
 def leftovers(stack: str) -> list[str]:
     """Return a stack's objects: its project, and bridges, firewalls and processes outside of it."""
     projects = owners()
     mine = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
-    others = {Names(owner.project).key for owner in projects if owner not in mine}
+    others = {LxdNames(owner.project).key for owner in projects if owner not in mine}
     lines = [_told(owner) for owner in mine]
     bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
     lines += [f"network {name}" for name in sorted(bridges) if _astray(rf"st({_KEY})\b", name, others)]
@@ -70,7 +70,7 @@ def orphans(stacks: Container[str] | None) -> list[Orphan]:
     """
     projects = owners()
     lines = [_orphan(owner) for owner in projects if not owner.kept and _lost(owner, stacks)]
-    keys = {Names(owner.project).key for owner in projects}
+    keys = {LxdNames(owner.project).key for owner in projects}
     bridges = sorted({*psutil.net_if_addrs(), *(network.name for network in client().networks.all())})
     lines += [
         Orphan(f"network {name} is in no stack", f"lxc network delete {name}")
@@ -127,7 +127,7 @@ def claimed(stack: str) -> list[str]:
 def advice(owner: Owner) -> str:
     """Return the options for a retained bucket, in a line."""
     pool, name = pool_of(owner.project), owner.project
-    volume = f"lxc storage volume delete {pool} {Names.bucket} --project {name} && " if pool else ""
+    volume = f"lxc storage volume delete {pool} {LxdNames.bucket} --project {name} && " if pool else ""
     return (
         f"the bucket of stack {owner.stack} stays: the next stack of that name in {owner.checkout} takes it up; "
         f"`{volume}lxc project delete {name}` removes it"

@@ -15,11 +15,11 @@ from infra.lxd.bucket import pool_of, used
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import forward_drops
 from infra.lxd.identity import names_of
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 from infra.lxd.network import choose_range
 from infra.lxd.nft import list_chains
 from infra.spec import ClusterSpec
-from infra.state import State
+from infra.state import StackState
 from infra.templates import ROOT
 
 _HOST_DISK = 64 * 2**20
@@ -29,14 +29,14 @@ BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True)
-class Found:
+class PreflightResult:
     """The machine's resources for a stack.
 
     They are its names, the image's name, the folder of the hosts' Python, the range of its bridge, and the limit of its bucket
     in bytes (0 for no limit).
     """
 
-    names: Names
+    names: LxdNames
     image: str
     runtime: Path
     network: ipaddress.IPv4Network
@@ -44,7 +44,7 @@ class Found:
     warnings: tuple[str, ...] = ()
 
 
-def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
+def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackState) -> PreflightResult:
     """Check LXD, the image, the storage pool and the address range.
 
     Raises:
@@ -60,7 +60,7 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -
     warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(config.storage_pool))
     here = image.require(), image.require_runtime()
     total = _disk(spec, config.storage_pool, own.project)
-    return Found(own, *here, network, _bucket_size(own, config, total), warnings)
+    return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)
 
 
 def _kinds(spec: ClusterSpec) -> None:
@@ -72,7 +72,7 @@ def _kinds(spec: ClusterSpec) -> None:
             )
 
 
-def _bucket(own: Names, pool: str) -> None:
+def _bucket(own: LxdNames, pool: str) -> None:
     with errors("storage pools"):
         there = pool_of(own.project)
     if there not in (None, pool):
@@ -82,7 +82,7 @@ def _bucket(own: Names, pool: str) -> None:
         )
 
 
-def _bucket_size(own: Names, config: LxdConfig, total: int) -> int:
+def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
     """Return the bucket's limit: the configured one, else half of the pool, in whole GiB."""
     pool = config.storage_pool
     size = config.bucket_size or total // 2 // _GIB * _GIB

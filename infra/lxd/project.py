@@ -13,7 +13,7 @@ from infra.dynamic import ModuleResource, Props
 from infra.lxd import bucket, firewall, network
 from infra.lxd.api import client, errors, missing
 from infra.lxd.host import purge
-from infra.lxd.layout import PREFIX, Names
+from infra.lxd.layout import PREFIX, LxdNames
 
 REPLACE = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
@@ -111,7 +111,7 @@ def _configure(name: str, values: dict[str, str], without: str = "") -> None:
 
 def delete(name: str, props: Props) -> None:
     """Remove the project, with hosts, bridge and firewall that an interrupted run did not record."""
-    own = Names(name)
+    own = LxdNames(name)
     with errors(f"project {name}"):
         if (pool := bucket.pool_of(name)) is not None:
             bucket.delete(own.bucket, {"project": name, "pool": pool, "name": own.bucket})

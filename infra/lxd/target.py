@@ -8,21 +8,21 @@ import pulumi
 import pylxd.exceptions
 from pulumi import Output
 
-from infra.cluster import Cluster
+from infra.cluster import ClusterResources
 from infra.dynamic import changes
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors
 from infra.lxd.cluster import LxdCluster, LxdClusterArgs, host_props
 from infra.lxd.config import LxdConfig
 from infra.lxd.layout import BUCKET
-from infra.lxd.preflight import Found, preflight
+from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.seal import running
 from infra.spec import ClusterSpec
-from infra.state import State
+from infra.state import StackState
 from infra.target import Target, TargetError
 
 
-def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
+def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackState) -> PreflightResult:
     """Return this machine's resources for the stack.
 
     Raises:
@@ -37,12 +37,14 @@ def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> 
     return facts
 
 
-def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Output[str]) -> Cluster:
+def build(
+    stack: str, spec: ClusterSpec, config: LxdConfig, found: PreflightResult, authorized_key: Output[str]
+) -> ClusterResources:
     """Return a cluster of LXD instances."""
     return LxdCluster("cluster", LxdClusterArgs(stack, spec, config, found, authorized_key)).cluster()
 
 
-def anew(spec: ClusterSpec, config: LxdConfig, found: Found, before: State) -> list[str]:
+def anew(spec: ClusterSpec, config: LxdConfig, found: PreflightResult, before: StackState) -> list[str]:
     """Return the hosts that need replacement, since a property differs that no host can change."""
     there = before.of("lxd:Host")
     key = next((str(outputs["publicKey"]) for outputs in before.of("operator:OperatorKey").values()), "")
@@ -54,7 +56,7 @@ def anew(spec: ClusterSpec, config: LxdConfig, found: Found, before: State) -> l
     ]
 
 
-def read(stack: str, found: Found, path: str) -> bytes | None:
+def read(stack: str, found: PreflightResult, path: str) -> bytes | None:
     """Return a file of the stack's bucket, through the first running host."""
     with suppress(LxdError), errors("LXD"):
         if (through := running(found.names.project)) is not None:
@@ -63,7 +65,7 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
     return None
 
 
-def create(stack: str, found: Found, path: str, content: bytes) -> None:
+def create(stack: str, found: PreflightResult, path: str, content: bytes) -> None:
     """Write a file of the stack's bucket unless it exists, through the first running host."""
     try:
         with errors("LXD"):

@@ -14,7 +14,7 @@ from infra.templates import render
 
 
 @dataclass(frozen=True)
-class Row:
+class FirewallRow:
     """One row for a host; `who` is an address or a range, as nft writes it, and so are the `ports`."""
 
     who: str
@@ -33,6 +33,6 @@ def wall(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) ->
     def end(other: Role | None) -> str:
         return "-".join(map(str, block(network, other))) if other else str(network[1])
 
-    takes = [Row(end(row.source), row.ranges, row.why, row.peers) for row in rows if row.destination == role]
-    sends = [Row(end(row.destination), row.ranges, row.why, row.peers) for row in rows if row.source == role]
+    takes = [FirewallRow(end(row.source), row.ranges, row.why, row.peers) for row in rows if row.destination == role]
+    sends = [FirewallRow(end(row.destination), row.ranges, row.why, row.peers) for row in rows if row.source == role]
     return render("wall.nft.j2", takes=takes, sends=sends)

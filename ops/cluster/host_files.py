@@ -21,7 +21,7 @@ _TASKS, _TASKS_A_CPU = 512, 256
 
 
 @dataclass(frozen=True)
-class File:
+class RemoteFile:
     """A file of a host. Whose it is there, and who may read it, the host knows as well, and goes by that."""
 
     path: str
@@ -41,12 +41,12 @@ def beat_seconds(poll_seconds: float) -> float:
     return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
 
 
-def render(inventory: Inventory) -> dict[str, list[File]]:
+def render(inventory: Inventory) -> dict[str, list[RemoteFile]]:
     """Render the files of every host on which jobs run, by its name; they are the same for every job."""
     return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
 
 
-def host_files(inventory: Inventory, host: Host) -> list[File]:
+def host_files(inventory: Inventory, host: Host) -> list[RemoteFile]:
     """Return the files of one host."""
     values: dict[str, Any] = {
         "accelerator": host.accelerator,
@@ -56,8 +56,8 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
     }
     host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
-        File("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
-        File(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
-        File(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
-        File(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),
+        RemoteFile("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
+        RemoteFile(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
+        RemoteFile(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
+        RemoteFile(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),
     ]

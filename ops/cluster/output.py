@@ -32,7 +32,7 @@ _EXPORTS = "export/"
 
 
 @dataclass(frozen=True)
-class Output:
+class JobOutput:
     """A job's output; `job_dir` is its path on the hosts; `files` maps each path below it to its bytes."""
 
     job: JobRecord
@@ -52,7 +52,7 @@ class Output:
         figures = {*self.summaries, METRICS, EVALUATION}
         return [name for name in self.files if name not in figures and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
 
-    def of_trial(self, trial: Trial | None) -> Output:
+    def of_trial(self, trial: Trial | None) -> JobOutput:
         """Return a trial's own folder of the output; all of it without a trial."""
         if trial is None:
             return self
@@ -80,7 +80,7 @@ class Output:
                 self._bucket.download(name, target / path.removeprefix(below), progress)
 
 
-def find(cluster: Cluster, record: JobRecord) -> Output:
+def find(cluster: Cluster, record: JobRecord) -> JobOutput:
     """Return a job's output, which may have no file yet.
 
     Raises:
@@ -95,7 +95,7 @@ def find(cluster: Cluster, record: JobRecord) -> Output:
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.Step(f"looking through {job_dir}"):
-        return Output(record, job_dir, bucket.walk(folder), bucket, folder)
+        return JobOutput(record, job_dir, bucket.walk(folder), bucket, folder)
 
 
 def check_free(target: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
-from infra.inventory import Inventory, Power
+from infra.inventory import Inventory, PowerAccess
 from jobs.power import NoAnswerError, PowerError, StartClient
 from ops import terminal
 from ops.cluster.fanout import fan_out
@@ -82,7 +82,7 @@ def _start(inventory: Inventory) -> Callable[[str], None]:
     return StartClient(requests, cache(lambda: _token(power))).request_start
 
 
-def _token(power: Power) -> str:
+def _token(power: PowerAccess) -> str:
     """Return the operator's token.
 
     Raises:

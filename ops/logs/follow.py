@@ -21,7 +21,7 @@ from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
 from ops.logs import waits
 from ops.logs.heuristics import read
-from ops.logs.lines import Line, follow_command, parse_printed, too_slow
+from ops.logs.lines import LogLine, follow_command, parse_printed, too_slow
 from ops.logs.merge import WINDOW_SECONDS, Merge
 
 _AGAIN_SECONDS = 2.0
@@ -57,7 +57,7 @@ class Waiting:
     text: str
 
 
-Event = Line | Note | JobRecord | Replicas | Waiting
+Event = LogLine | Note | JobRecord | Replicas | Waiting
 TICK = Note("")
 """Nothing has happened for a moment."""
 _TICK_SECONDS = 0.25
@@ -98,7 +98,7 @@ class Follower:
         self._window = WINDOW_SECONDS if several else 0.0
         # At first every log's last lines arrive at once, from some hosts later than from others.
         backlog = several and wanted.lines != 0
-        self._merge: Merge[Line, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
+        self._merge: Merge[LogLine, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
         self._ending, self._left = threading.Event(), threading.Event()
         self._look = threading.Event()
         self._streams: dict[str, Stream] = {}

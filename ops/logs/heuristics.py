@@ -28,7 +28,7 @@ _EVAL = re.compile(r"\bEval\b|\bFinal metrics after (\d{1,15}) steps")
 _HINTS = ("step", "Step", "STEP", "poch", "oss", "OSS", "cc")
 
 
-class Unit(StrEnum):
+class UnitOfProgress(StrEnum):
     """The counted unit."""
 
     STEP = "step"
@@ -44,7 +44,7 @@ class Reading:
 
     count: int | None = None
     maximum: int | None = None
-    unit: Unit = Unit.STEP
+    unit: UnitOfProgress = UnitOfProgress.STEP
     loss: str | None = None
     accuracy: str | None = None
     local_rate: float | None = None
@@ -70,9 +70,9 @@ def read(line: str) -> Reading | None:
     return Reading(count, maximum, unit, loss, accuracy, float(rate) if rate else None, learned is not None)
 
 
-def _count(line: str) -> tuple[int | None, int | None, Unit]:
+def _count(line: str) -> tuple[int | None, int | None, UnitOfProgress]:
     if count := _STEP.search(line):
-        return int(count[1]), int(count[2]) if count[2] else None, Unit.STEP
+        return int(count[1]), int(count[2]) if count[2] else None, UnitOfProgress.STEP
     if count := _EPOCH.search(line):
-        return int(count[1]), int(count[2]), Unit.EPOCH
-    return None, None, Unit.STEP
+        return int(count[1]), int(count[2]), UnitOfProgress.EPOCH
+    return None, None, UnitOfProgress.STEP

@@ -23,7 +23,7 @@ _CONTROLS = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Line:
+class LogLine:
     """One line of a replica's log; `time` is RFC 3339 in UTC with milliseconds, so it sorts as text."""
 
     time: str
@@ -61,7 +61,7 @@ def _source() -> str:
     return inspect.getsource(chunks)
 
 
-def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Position, Line | None]:
+def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Position, LogLine | None]:
     """Parse a printed line: a position, and the line before it, or None for a position alone.
 
     Raises:
@@ -71,22 +71,24 @@ def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Posit
     return Position(int(life), int(offset)), parse_line(text.decode("utf-8", "replace"), replica, before) if text else None
 
 
-def parse_line(text: str, replica: str, before: str = "") -> Line:
+def parse_line(text: str, replica: str, before: str = "") -> LogLine:
     """Parse a line of a log; one that is no JSON, as after a power cut, is shown as is at the last time."""
     try:
         data: dict[str, Any] = json.loads(text)
-        return Line(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
+        return LogLine(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Line(before, "INFO", replica, text)
+        return LogLine(before, "INFO", replica, text)
 
 
-def of_source(source: chunks.Source, replica: str, wanted: LogFilter, position: Position | None = None) -> Iterator[Line]:
+def of_source(
+    source: chunks.ChunkSource, replica: str, wanted: LogFilter, position: Position | None = None
+) -> Iterator[LogLine]:
     """Yield the selected lines of a log, from a position if there is one, like the command on a host."""
     if position is None and wanted.lines is not None:
-        entries: Iterable[chunks.Entry] = chunks.newest(source, wanted)[0]
+        entries: Iterable[chunks.LogEntry] = chunks.newest(source, wanted)[0]
     else:
         start = position or chunks.first(source, wanted)
-        entries = chunks.Reader(source, start, wanted).entries()
+        entries = chunks.ChunkReader(source, start, wanted).entries()
     before = ""
     for entry in entries:
         line = parse_line(entry.line.decode("utf-8", "replace"), replica, before)
@@ -94,7 +96,7 @@ def of_source(source: chunks.Source, replica: str, wanted: LogFilter, position: 
         yield line
 
 
-def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
+def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
     """Yield the lines of several replicas by time; those of one replica stay in their own order."""
     return heapq.merge(*logs, key=lambda line: line.time)
 
@@ -131,7 +133,7 @@ class Format:
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _REPLICA[i % len(_REPLICA)] for i, name in enumerate(names)} if colours else {}
 
-    def __call__(self, line: Line, first_error: bool = False) -> str:
+    def __call__(self, line: LogLine, first_error: bool = False) -> str:
         """Format a line; `first_error` appends that it is the job's first error."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
         message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line

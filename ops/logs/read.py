@@ -21,7 +21,7 @@ from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError, meant
-from ops.logs.lines import Format, Line, of_source, parse_printed, read_command, too_slow
+from ops.logs.lines import Format, LogLine, of_source, parse_printed, read_command, too_slow
 
 _READ_SECONDS = 60.0
 # Of severity ERROR, by the leader and the supervisor.
@@ -63,7 +63,7 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Log
                     status.show(event.text)
                     continue
                 status.clear()
-                if isinstance(event, Line):
+                if isinstance(event, LogLine):
                     write(event)
                 elif isinstance(event, Note):
                     terminal.note(event.text)
@@ -78,7 +78,7 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Log
     return end
 
 
-def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]) -> Callable[[Line], None]:
+def writer(replicas: Iterable[str], as_json: bool, first: Callable[[LogLine], bool]) -> Callable[[LogLine], None]:
     """Return a printer for the lines of these replicas, which marks the job's first error."""
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
@@ -99,13 +99,13 @@ class FirstOf:
         self._known, self._told = known, False
         self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None
 
-    def __call__(self, line: Line) -> bool:
+    def __call__(self, line: LogLine) -> bool:
         if not self._told:
             self._told = self._is(line)
             return self._told
         return False
 
-    def _is(self, line: Line) -> bool:
+    def _is(self, line: LogLine) -> bool:
         if self._known:
             name, error = self._known
             return (line.replica, line.time, line.message[:LONGEST]) == (name, error.time, error.message)
@@ -143,7 +143,7 @@ def selected(record: JobRecord, text: str) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, Iterator[Line]]:
+def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, Iterator[LogLine]]:
     """Return each replica's lines, from its host or from the bucket, read lazily.
 
     Raises:
@@ -154,7 +154,7 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: 
     there = [name for name in replicas if placement.get(name) in cluster.inventory.names]
     outcome = fleet.each(there, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
     failures: dict[str, Exception] = dict(outcome.failures)
-    logs: dict[str, Iterator[Line]] = {}
+    logs: dict[str, Iterator[LogLine]] = {}
     for name in replicas:
         log = outcome.results.get(name)
         if log and log.there:
@@ -192,7 +192,7 @@ class _HostLog:
         if not self.there and stream.exited != NO_LOG:
             self.error = self._failed()
 
-    def lines(self, archived: _Archived) -> Iterator[Line]:
+    def lines(self, archived: _Archived) -> Iterator[LogLine]:
         """Yield the lines; if the connection breaks, continue from the bucket."""
         position: Position | None = None
         rest, before = b"", ""
@@ -234,7 +234,7 @@ class _Archived:
         return self._bucket.read_part(f"{self._folder}/{name}", start, end)
 
 
-def _searched(lines: Iterator[Line], wanted: LogFilter) -> Iterator[Line]:
+def _searched(lines: Iterator[LogLine], wanted: LogFilter) -> Iterator[LogLine]:
     try:
         yield from lines
     except SlowError:

@@ -18,9 +18,9 @@ from ops.models.export import MODEL
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.models.savedmodel import signatures
 from ops.package import package
-from ops.train.config import Flags
+from ops.train.config import JobFlags
 from ops.train.fitness import check_job_dir
-from ops.train.program import Program
+from ops.train.program import JobProgram
 from ops.train.submit import Submission
 from ops.train.train import prepare_program, run_told, shared
 from predictor.request import FILE, Request
@@ -74,7 +74,7 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
     inputs = matching(cluster, asked.pattern)
     _check_output(cluster, output, list(inputs))
     request = Request(tuple(inputs), version.files)
-    flags = Flags(
+    flags = JobFlags(
         job_id=asked.job_id,
         module=_MODULE,
         replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
@@ -88,11 +88,11 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
     return prepare_program(inventory, flags, program(request))
 
 
-def program(request: Request) -> Program:
+def program(request: Request) -> JobProgram:
     """Return the shipped package, with the model server's modules and the request."""
     source = package.find(PACKAGE)
     files = {**source.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
-    return Program(package.Source(source.name, files, None, source.folder))
+    return JobProgram(package.PackageSource(source.name, files, None, source.folder))
 
 
 def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:

@@ -15,7 +15,7 @@ from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import Output, check_free, find
+from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared, push, runtimes
@@ -57,7 +57,7 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     return DONE
 
 
-def newest(found: Output) -> str | None:
+def newest(found: JobOutput) -> str | None:
     """Return the folder of an output's newest complete SavedModel, by its name in seconds since 1970."""
     folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL}
     whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
@@ -69,7 +69,7 @@ def newest(found: Output) -> str | None:
     return max(whole, key=age, default=None)
 
 
-def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
+def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
     """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
@@ -107,7 +107,7 @@ def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
     return root_helper.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
-def _fetch(found: Output, folder: str, target: Path) -> None:
+def _fetch(found: JobOutput, folder: str, target: Path) -> None:
     """Download a folder of the output; the target exists once all of it is there."""
     below = f"{folder}/" if folder else ""
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")

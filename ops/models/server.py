@@ -14,7 +14,7 @@ from infra.templates import ROOT as HERE
 from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.host_files import UNITS, File
+from ops.cluster.host_files import UNITS, RemoteFile
 from ops.errors import OpsError
 from ops.package.push import host_stream
 
@@ -78,10 +78,10 @@ def hand_over(cluster: Cluster) -> None:
             cluster.fleet.must(chief, root_helper.command("end-serving"), "could not end its model server, it ended")
 
 
-def _files(root: Path, conf: str) -> list[File]:
+def _files(root: Path, conf: str) -> list[RemoteFile]:
     code = [
-        File(f"{_NEW}/{path.relative_to(root).as_posix()}", path.read_text())
+        RemoteFile(f"{_NEW}/{path.relative_to(root).as_posix()}", path.read_text())
         for name in _CODE
         for path in sorted((root / name).glob("*.py"))
     ]
-    return [*code, File(_CONF, conf)]
+    return [*code, RemoteFile(_CONF, conf)]

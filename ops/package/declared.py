@@ -94,7 +94,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Pace:
+class PlanFlags:
     """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
 
     Each is None if there is none; the first and the last count the steps of all replicas. `usual_steps` counts if the flag is
@@ -122,7 +122,7 @@ class TrainerConfig:
     data: Data | None = None
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     default: str | None = None
-    plan: Pace = field(default_factory=Pace)
+    plan: PlanFlags = field(default_factory=PlanFlags)
     export: str | None = None
     pass_job_dir: bool = True
     tensorflow: tuple[str, ...] = ()
@@ -276,9 +276,9 @@ def _data(given: Mapping[str, Any] | None, path: str) -> Data | None:
     return Data(given["name"], given.get("flags", ()), files, given.get("command", ""))
 
 
-def _pace(given: Mapping[str, Any]) -> Pace:
-    plain = Pace()
-    return Pace(
+def _pace(given: Mapping[str, Any]) -> PlanFlags:
+    plain = PlanFlags()
+    return PlanFlags(
         given.get("steps"),
         given.get("period"),
         given.get("usualPeriod", plain.usual_period),

@@ -48,7 +48,7 @@ _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 
 @dataclass(frozen=True)
-class Source:
+class PackageSource:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
     Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
@@ -103,7 +103,7 @@ class Package:
 
 
 def build(
-    folder: str | Path | Source,
+    folder: str | Path | PackageSource,
     module: str,
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
@@ -117,7 +117,7 @@ def build(
     Raises:
         UsageError: if a check fails.
     """
-    source = folder if isinstance(folder, Source) else find(folder)
+    source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
     if module and len(source.names) > 1 and name not in source.names:
         raise UsageError(
@@ -148,7 +148,7 @@ def unpack(
     return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, installed or {})
 
 
-def find(folder: str | Path) -> Source:
+def find(folder: str | Path) -> PackageSource:
     """Find the package in a directory, or the one that its setup.py or pyproject.toml builds.
 
     Raises:
@@ -170,7 +170,7 @@ def find(folder: str | Path) -> Source:
     )
 
 
-def folder(path: str | Path) -> Source:
+def folder(path: str | Path) -> PackageSource:
     """Return any directory, as it is, for a script or a command.
 
     Raises:
@@ -183,34 +183,38 @@ def folder(path: str | Path) -> Source:
     return _as_it_is(root, f"{root.name}/")
 
 
-def single(path: Path) -> Source:
+def single(path: Path) -> PackageSource:
     """Return a file alone, in a folder of its name."""
     name = f"{path.stem}/{path.name}"
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
         files = with_library({name: path.read_bytes()})
-        return Source(path.stem, files, None, str(path.absolute().parent), executables)
+        return PackageSource(path.stem, files, None, str(path.absolute().parent), executables)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _as_it_is(root: Path, beside: str = "") -> Source:
+def _as_it_is(root: Path, beside: str = "") -> PackageSource:
     requirements = root / "requirements.txt"
     tree = _walk(root)
     files = _read(tree, root.name)
     executables = frozenset(f"{root.name}/{path}" for path, file in tree.files.items() if file.stat().st_mode & _EXECUTABLE)
     requirements_file = requirements if requirements.is_file() else None
-    return Source(root.name, with_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out)
+    return PackageSource(
+        root.name, with_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out
+    )
 
 
-def _project(root: Path) -> Source:
+def _project(root: Path) -> PackageSource:
     from ops.package import wheels
 
     _note_requirements(root)
     tree = _walk(root)
     files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
     built = wheels.project(root, files)
-    source = Source(root.name, with_library(wheels.project_files(built)), built / "requirements.txt", left_out=tree.left_out)
+    source = PackageSource(
+        root.name, with_library(wheels.project_files(built)), built / "requirements.txt", left_out=tree.left_out
+    )
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
@@ -252,7 +256,7 @@ def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
     return {**files, **_read(walk(_LIBRARY, (), _SKIPPED_DIRS, _SKIPPED_FILES), declared.LIBRARY)}
 
 
-def _dependencies(source: Source, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
+def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
     """Return the files of the package's dependencies that the hosts, or the job's own Python, lack."""
     if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
         return {}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ops.cluster import root_helper
-from ops.cluster.host_files import File
+from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression, mode
 
@@ -92,7 +92,7 @@ def shared_stream(
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
 
-def host_stream(files: Iterable[File]) -> bytes:
+def host_stream(files: Iterable[RemoteFile]) -> bytes:
     """Return the part of one host, to be sent after the shared one."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:

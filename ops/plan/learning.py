@@ -27,7 +27,7 @@ _SMALLER = re.compile(
 
 
 @dataclass(frozen=True)
-class Target:
+class AccuracyTarget:
     """A metric of the Eval lines and its target value: an upper limit if less of it is better."""
 
     metric: str
@@ -74,7 +74,7 @@ class StepsModel:
 class Learned:
     """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas."""
 
-    target: Target
+    target: AccuracyTarget
     strategy: str
     law: StepsModel
     most: int
@@ -84,7 +84,7 @@ class Learned:
         """Parse a plan's `until`."""
         law = StepsModel(made["leastSteps"], made["noiseSteps"])
         most = max(run["replicas"] for run in made["runs"])
-        return cls(Target(made["metric"], made["value"]), made["strategy"], law, most)
+        return cls(AccuracyTarget(made["metric"], made["value"]), made["strategy"], law, most)
 
     def by(self, strategy: str) -> Learned | None:
         """Return this for the strategy that was measured, else None."""
@@ -99,7 +99,7 @@ class Learned:
         return self.law.seconds(1, found.alone) / self.seconds(found)
 
 
-def target(text: str) -> Target:
+def target(text: str) -> AccuracyTarget:
     """Parse `accuracy=0.97`.
 
     Raises:
@@ -114,7 +114,7 @@ def target(text: str) -> Target:
         value = math.nan
     if not math.isfinite(value):
         raise UsageError(f"--until {text!r}: {number!r} is no finite number")
-    return Target(metric, value)
+    return AccuracyTarget(metric, value)
 
 
 def replicas(text: str) -> list[int]:
@@ -137,7 +137,7 @@ def replicas(text: str) -> list[int]:
     return counts
 
 
-def crossing(wanted: Target, told: Sequence[Told]) -> Crossing | None:
+def crossing(wanted: AccuracyTarget, told: Sequence[Told]) -> Crossing | None:
     """Return when the evaluations first reach the target, interpolated between two of them.
 
     Returns:
@@ -154,7 +154,7 @@ def crossing(wanted: Target, told: Sequence[Told]) -> Crossing | None:
     return None
 
 
-def best(wanted: Target, told: Sequence[Told]) -> Told | None:
+def best(wanted: AccuracyTarget, told: Sequence[Told]) -> Told | None:
     """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
     points = [point for point in told if wanted.metric in point.values]
     sign = -1 if wanted.smaller else 1

@@ -23,10 +23,10 @@ from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.package import package
-from ops.package.declared import Pace, TrainerConfig
+from ops.package.declared import PlanFlags, TrainerConfig
 from ops.plan import learning, rehearsal, runs
-from ops.plan.learning import Learned, Target
-from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.learning import AccuracyTarget, Learned
+from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
 from ops.train import program
 from ops.train.arguments import STRATEGY, dropped, flags, redirected, steps, without
@@ -52,7 +52,7 @@ _LOOK_STEPS = 25
 class Until:
     """A target, the numbers of replicas with which it is measured, and the most seconds of a run."""
 
-    target: Target
+    target: AccuracyTarget
     replicas: Sequence[int]
     seconds: float
 
@@ -177,7 +177,7 @@ def measure_learning(built: package.Package, module: str, args: Sequence[str], u
     most = steps(args, pace)
     every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)
     often = any(name == pace.evaluate for name, _ in flags(args))
-    results: list[runs.Run] = []
+    results: list[runs.TrialRun] = []
     with _unpacked(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
@@ -200,7 +200,7 @@ def measure_learning(built: package.Package, module: str, args: Sequence[str], u
     }
 
 
-def _check_declared(name: str, pace: Pace) -> None:
+def _check_declared(name: str, pace: PlanFlags) -> None:
     if pace.evaluate is None:
         raise UsageError(
             f"--until: package {name} declares no flag for the steps between two evaluations: "
@@ -249,7 +249,7 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
     return declared_models or MODELS
 
 
-def period_of(args: Sequence[str], lines: Sequence[str], pace: Pace) -> int:
+def period_of(args: Sequence[str], lines: Sequence[str], pace: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
     flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
     return progress.period(lines) or int(flag_value or pace.usual_period)
@@ -267,9 +267,9 @@ def vcpus_per_cpu() -> int:
 def tier_shape(spec: ClusterSpec) -> Shape:
     """Return the shape of a cluster of Google's machine types."""
 
-    def machines(role: Role) -> list[Machine]:
+    def machines(role: Role) -> list[PlannedMachine]:
         pool = spec.roles.get(role)
-        return [Machine.of(vcpus(pool.machine_type), network_gbits(pool.machine_type))] * pool.count if pool else []
+        return [PlannedMachine.of(vcpus(pool.machine_type), network_gbits(pool.machine_type))] * pool.count if pool else []
 
     return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 

@@ -21,7 +21,7 @@ from ops.package.declared import TrainerConfig
 from ops.plan import rehearsal
 from ops.plan.learning import Learned, crossing
 from ops.plan.plan import as_dict, models, period_of, read, strategy_of
-from ops.plan.scaling import Machine, Prediction, Shape, Work
+from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work
 from ops.plan.show import time_to
 from ops.train import manifest
 from ops.train.arguments import STRATEGY, without
@@ -133,8 +133,12 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
     """
     shared = inventory.shared_cpus
 
-    def machine(host: Host) -> Machine:
-        return Machine.of(host.cpus, network_gbits(host.machine_type)) if shared is None else Machine(host.cpus * per_cpu)
+    def machine(host: Host) -> PlannedMachine:
+        return (
+            PlannedMachine.of(host.cpus, network_gbits(host.machine_type))
+            if shared is None
+            else PlannedMachine(host.cpus * per_cpu)
+        )
 
     trainers = [machine(inventory.host(name)) for name in inventory.replicas if inventory.host(name).role in _TRAINS]
     servers = [machine(host) for host in inventory.hosts if host.role is Role.PS]

@@ -26,7 +26,7 @@ _DRAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Start:
+class ProcessStart:
     """The command of a process, `python -m ARGV`, with the name of its replica and its whole environment."""
 
     name: str
@@ -82,7 +82,7 @@ class Running:
 
 
 @contextmanager
-def running(starts: Sequence[Start], folder: Path, grace: float = END_SECONDS) -> Iterator[Running]:
+def running(starts: Sequence[ProcessStart], folder: Path, grace: float = END_SECONDS) -> Iterator[Running]:
     """Start processes in `folder`, and end their groups: SIGTERM, and SIGKILL `grace` seconds later.
 
     Raises:

@@ -13,7 +13,7 @@ from jobs import progress
 from jobs.progress import Mark
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.plan.processes import Running, Start, python_here, running
+from ops.plan.processes import ProcessStart, Running, python_here, running
 
 # The first lines include tracing and cold caches.
 _WARM_UP_LINES = 2
@@ -72,7 +72,7 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
     def deadline() -> float:
         return until
 
-    with running([Start("master/0", argv, env)], folder) as process:
+    with running([ProcessStart("master/0", argv, env)], folder) as process:
         with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
             for line in process.lines(deadline):
                 lines.append(line)

@@ -19,8 +19,8 @@ from jobs import progress
 from jobs.progress import Told
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.plan.learning import Crossing, Target, best, crossing
-from ops.plan.processes import Running, Start, running
+from ops.plan.learning import AccuracyTarget, Crossing, best, crossing
+from ops.plan.processes import ProcessStart, Running, running
 from ops.plan.rehearsal import failure
 from ops.train.environment import USUAL
 
@@ -32,7 +32,7 @@ _LATE = 0.25
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """A run that reached its target; `late` steps were taken before the last replica began."""
 
     replicas: int
@@ -55,14 +55,14 @@ class Course:
     `argv` of each process, `env` of all, `servers` if replicas meet at a parameter server; `seconds` at most.
     """
 
-    target: Target
+    target: AccuracyTarget
     argv: Sequence[str]
     env: Mapping[str, str]
     servers: bool
     seconds: float
 
 
-def run(course: Course, replicas: int, folder: Path) -> Run:
+def run(course: Course, replicas: int, folder: Path) -> TrialRun:
     """Run the job in `folder`, which has the package.
 
     Raises:
@@ -90,7 +90,7 @@ def run(course: Course, replicas: int, folder: Path) -> Run:
     if target_crossing is None:
         raise _missed(course, replicas, evaluations, processes, took)
     late = max(first_steps.values(), default=0) if replicas > 1 else 0
-    return Run(replicas, target_crossing, late)
+    return TrialRun(replicas, target_crossing, late)
 
 
 def too_late(late: int, steps: float) -> bool:
@@ -98,10 +98,10 @@ def too_late(late: int, steps: float) -> bool:
     return late > _LATE * steps
 
 
-def starts(course: Course, replicas: int) -> list[Start]:
+def starts(course: Course, replicas: int) -> list[ProcessStart]:
     """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
-        return [Start("master/0", course.argv, _environment(course, Role.MASTER, 0))]
+        return [ProcessStart("master/0", course.argv, _environment(course, Role.MASTER, 0))]
     roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
     if course.servers:
         roles.append((Role.PS, 0))
@@ -112,7 +112,7 @@ def starts(course: Course, replicas: int) -> list[Start]:
     for role, index in roles:
         config = {"cluster": cluster, "task": {"type": _task_type(role), "index": index}}
         env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
-        commands.append(Start(f"{role}/{index}", course.argv, env))
+        commands.append(ProcessStart(f"{role}/{index}", course.argv, env))
     return commands
 
 
@@ -134,7 +134,7 @@ def _free_ports(count: int) -> list[int]:
             server.close()
 
 
-def _check(module: str, wanted: Target, told: Sequence[Told]) -> None:
+def _check(module: str, wanted: AccuracyTarget, told: Sequence[Told]) -> None:
     """Check that Eval lines have the metric, and that the first one is not at the target already.
 
     Raises:

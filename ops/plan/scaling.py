@@ -35,14 +35,14 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PlannedMachine:
     """A host: vCPUs, and the bytes a second that its network sends, and takes, at most."""
 
     cpus: float
     bandwidth: float = math.inf
 
     @classmethod
-    def of(cls, cpus: float, gbits: float) -> Machine:
+    def of(cls, cpus: float, gbits: float) -> PlannedMachine:
         """Return a machine with a network in Gbit/s."""
         return cls(cpus, gbits * _GIGA / _BITS)
 
@@ -54,8 +54,8 @@ class Shape:
     `shared` is how many vCPUs all of them share, None where each has its own.
     """
 
-    trainers: Sequence[Machine]
-    servers: Sequence[Machine] = ()
+    trainers: Sequence[PlannedMachine]
+    servers: Sequence[PlannedMachine] = ()
     shared: float | None = None
 
 

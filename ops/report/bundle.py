@@ -27,7 +27,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replicas_of
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, UsageError, one_line
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.logs.read import read_logs
 from ops.report.command import write
 from ops.report.sources import tried
@@ -60,14 +60,14 @@ What is in here:
 
 
 @dataclass
-class Found:
+class Evidence:
     """The files, diagnoses and last log lines collected for a job."""
 
     record: JobRecord
     replicas: list[ReplicaRecord]
     files: dict[str, bytes] = field(default_factory=dict)
     diagnoses: dict[str, dict[str, Any]] = field(default_factory=dict)
-    logs: dict[str, list[Line]] = field(default_factory=dict)
+    logs: dict[str, list[LogLine]] = field(default_factory=dict)
     clocks: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -105,10 +105,10 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None
 
 
-def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
+def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Evidence:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     replicas = replicas_of(cluster.ledger, record)
-    evidence, names = Found(record, replicas), [replica.name for replica in replicas]
+    evidence, names = Evidence(record, replicas), [replica.name for replica in replicas]
     notes = evidence.notes
     step.count = "(records)"
     evidence.files["describe.txt"] = tried(lambda: _described(cluster, record, replicas), b"", notes, "it cannot be described")
@@ -125,7 +125,9 @@ def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
                 notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
                 continue
             evidence.diagnoses[name] = diagnosis
-            evidence.logs[name] = [Line(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]]
+            evidence.logs[name] = [
+                LogLine(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]
+            ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             evidence.diagnoses.pop(name, None)
             notes.append(f"what the host of {name} wrote down is garbled")
@@ -138,7 +140,7 @@ def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
         evidence.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
         evidence.logs |= tried(
-            lambda: _logs(cluster, record, missing), dict[str, list[Line]](), notes, "no more logs were read"
+            lambda: _logs(cluster, record, missing), dict[str, list[LogLine]](), notes, "no more logs were read"
         )
     for name in filter(evidence.logs.get, names):
         evidence.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in evidence.logs[name]).encode(
@@ -149,7 +151,7 @@ def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
     return evidence
 
 
-def _undiagnosed(found: Found) -> list[str]:
+def _undiagnosed(found: Evidence) -> list[str]:
     record = found.record
     if record.state is not JobState.FAILED:
         return [f"job {record.jobId} is {record.state}: no diagnosis was made, as hosts make one when a job FAILED"]
@@ -189,7 +191,7 @@ def _earlier(told: Mapping[str, Any], record: JobRecord) -> bool:
     return ended != record.endTime and str(told.get("time", record.createTime)) < record.createTime
 
 
-def _has_secrets(found: Found) -> bool:
+def _has_secrets(found: Evidence) -> bool:
     """Return whether the job's plan names secrets; True if the plan is unknown."""
     if "job.json" not in found.files:
         return True
@@ -199,11 +201,11 @@ def _has_secrets(found: Found) -> bool:
         return True
 
 
-def _logs(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, list[Line]]:
+def _logs(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, list[LogLine]]:
     return {name: list(log) for name, log in read_logs(cluster, record, names, LogFilter(lines=LINES)).items()}
 
 
-def _shown(line: Line) -> str:
+def _shown(line: LogLine) -> str:
     return terminal.harmless(f"{line.time} {line.severity:<8} {line.message}".replace("\n", "␊"))
 
 
@@ -227,7 +229,7 @@ def ask_command(since: str) -> str:
     return "; ".join([parts[0], *heads])
 
 
-def _ask(cluster: Cluster, found: Found) -> None:
+def _ask(cluster: Cluster, found: Evidence) -> None:
     """Query the job's hosts, which may run another job by now; add a note for each that does not answer."""
     record, fleet = found.record, cluster.fleet
     hosts = {name: host for name, host in record.placement.items() if host in cluster.inventory.names}
@@ -247,7 +249,7 @@ def _ask(cluster: Cluster, found: Found) -> None:
     found.notes += [f"{one_line(error)}: it was not asked" for error in outcome.failures.values()]
 
 
-def summary(found: Found) -> str:
+def summary(found: Evidence) -> str:
     """Format the summary: the job's first error, how it ended, and a line for each replica."""
     record = found.record
     first = earliest((replica.name, replica.firstError) for replica in found.replicas)
@@ -261,7 +263,7 @@ def summary(found: Found) -> str:
     return terminal.harmless("\n".join(lines) + "\n\n") + _CONTENT
 
 
-def _line(found: Found, replica: ReplicaRecord) -> str:
+def _line(found: Evidence, replica: ReplicaRecord) -> str:
     diagnosis = found.diagnoses.get(replica.name, {})
     parts = [*_ended(replica, diagnosis), *_rooms(replica, diagnosis, found.logs.get(replica.name, []))]
     if replica.firstError:
@@ -284,7 +286,7 @@ def _ended(replica: ReplicaRecord, told: Mapping[str, Any]) -> list[str]:
     return [*parts, terminal.plural(replica.restarts, "restart")] if replica.restarts else parts
 
 
-def _rooms(replica: ReplicaRecord, told: Mapping[str, Any], log: list[Line]) -> list[str]:
+def _rooms(replica: ReplicaRecord, told: Mapping[str, Any], log: list[LogLine]) -> list[str]:
     """List full disks, and the trainer's own out-of-disk error, since its files are removed when it ends."""
     parts = []
     disks = told.get("disks")
@@ -309,7 +311,7 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def secrets(found: Found) -> dict[str, str]:
+def secrets(found: Evidence) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
     A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such lines,

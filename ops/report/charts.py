@@ -22,8 +22,8 @@ from ops.report.report import (
     Chart,
     Curve,
     Happening,
-    Pace,
-    Span,
+    ReplicaThroughput,
+    TimelineSegment,
     TrialRow,
     TunedParameter,
     Tuning,
@@ -45,7 +45,7 @@ Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartSeries:
     """A line of a chart: colour and dash by number, whether points are marked, and the x of its breaks."""
 
     name: str
@@ -89,11 +89,11 @@ def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
     return by_step(name, lines)
 
 
-def _series(name: str, curve: Curve, colour: int, dash: int) -> Series:
-    return Series(name, curve.points, colour, dash, curve.name.startswith("eval") or len(curve.points) < 10)
+def _series(name: str, curve: Curve, colour: int, dash: int) -> ChartSeries:
+    return ChartSeries(name, curve.points, colour, dash, curve.name.startswith("eval") or len(curve.points) < 10)
 
 
-def by_step(name: str, series: Sequence[Series]) -> Spec:
+def by_step(name: str, series: Sequence[ChartSeries]) -> Spec:
     """Plot lines over the global step, on a logarithmic scale for a loss that falls by far."""
     values = [value for each in series for _, value in each.points]
     logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
@@ -104,14 +104,14 @@ def by_step(name: str, series: Sequence[Series]) -> Spec:
     return _lines(series, "step", {"title": None, "scale": {"type": "log"}, "axis": axis})
 
 
-def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: Sequence[float]) -> Spec:
+def throughput(paces: Sequence[ReplicaThroughput], happenings: Sequence[Happening], seconds: Sequence[float]) -> Spec:
     """Plot each replica's steps/s over time, its restarts as triangles, and the job's as lines.
 
     `seconds` are those of the happenings, from the job's creation.
     """
     size, unit = _unit([at for pace in paces for at, _ in pace.points])
     lines = [
-        Series(
+        ChartSeries(
             pace.replica,
             [(at / size, rate) for at, rate in pace.points],
             place,
@@ -193,7 +193,7 @@ def _metric(tuning: Tuning) -> Spec:
     return {"field": "y", "type": "quantitative", "title": tuning.metric, "scale": {"zero": False}}
 
 
-def time_line(spans: Sequence[Span]) -> Spec:
+def time_line(spans: Sequence[TimelineSegment]) -> Spec:
     """Plot the states of the job and of its replicas, a bar for each."""
     size, unit = _unit([span.end for span in spans])
     names = list(dict.fromkeys(span.who for span in spans))
@@ -219,7 +219,7 @@ def time_line(spans: Sequence[Span]) -> Spec:
     return {**_frame(height), "data": {"values": values}, "mark": mark, "encoding": encoding}
 
 
-def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
+def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
     names = [each.name for each in series]
     rows = [
         {"x": x, "y": y, "curve": each.name, "part": part, "dots": each.dots}

@@ -14,19 +14,19 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.study import Parameter, ParameterType, ScaleType
 from jobs.times import seconds_between
 from ops.cluster.ledger import replica_names
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.report.report import (
     RESTARTING,
     RUNNING,
     WAITING,
     Chart,
-    Cost,
     Curve,
     Happening,
-    Pace,
-    Replica,
+    JobCost,
+    ReplicaThroughput,
     Report,
-    Span,
+    ReportedReplica,
+    TimelineSegment,
     TrialRow,
     TunedParameter,
     Tuning,
@@ -73,7 +73,7 @@ def make(sources: Sources) -> Report:
         paces=[] if tuned else paces(record, sources.replicas, sources.logs),
         spans=list(spans(record, sources.replicas, end)),
         replicas=[
-            Replica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
+            ReportedReplica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
             for each in sources.replicas
         ],
         happenings=happenings(record, sources.replicas),
@@ -88,7 +88,7 @@ def make(sources: Sources) -> Report:
     )
 
 
-def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[Chart]:
+def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> list[Chart]:
     """Return the curves of the first replica with Train lines, and of every replica's Eval lines.
 
     `names` are the replicas, the chief first, whose curves are called `train` and `eval`; loss and accuracy come first. A curve
@@ -172,7 +172,9 @@ def _charts(found: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[
     return [chart for chart in charts if any(len(curve.points) > 1 for curve in chart.curves)]
 
 
-def paces(record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[Line]]) -> list[Pace]:
+def paces(
+    record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[LogLine]]
+) -> list[ReplicaThroughput]:
     """Return each replica's steps/s by its Train lines, else by the rise of the global step between them."""
     throughput = []
     for replica in replicas:
@@ -182,11 +184,11 @@ def paces(record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[st
         rates = own or _risen(record, lines)
         if rates:
             restarts = [_after(record, event.time) for event in replica.events]
-            throughput.append(Pace(replica.name, bool(own), rates, restarts))
+            throughput.append(ReplicaThroughput(replica.name, bool(own), rates, restarts))
     return throughput
 
 
-def _risen(record: JobRecord, lines: Iterable[Line]) -> list[tuple[float, float]]:
+def _risen(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, float]]:
     marks = [(_after(record, line.time), mark) for line in lines if (mark := progress.mark(line.message))]
     return [
         (seconds, round((b.step - a.step) / (b.seconds - a.seconds), 3))
@@ -195,29 +197,29 @@ def _risen(record: JobRecord, lines: Iterable[Line]) -> list[tuple[float, float]
     ]
 
 
-def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[Span]:
+def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[TimelineSegment]:
     """Yield the states of the job and of each replica, until the job's end or until now."""
     last = _after(record, end)
     begin = _after(record, record.startTime) if record.startTime else last
-    yield Span("job", WAITING, 0.0, begin)
+    yield TimelineSegment("job", WAITING, 0.0, begin)
     if record.startTime:
-        yield Span("job", RUNNING, begin, max(last, begin))
+        yield TimelineSegment("job", RUNNING, begin, max(last, begin))
     for replica in replicas:
         if replica.startTime:
             yield from _spans(record, replica, _after(record, replica.endTime) if replica.endTime else last)
 
 
-def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[Span]:
+def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
     at = _after(record, replica.startTime or "")
     # A replica that was killed before the job's newest attempt still has the time of its first start.
     for event, following in zip_longest(replica.events, replica.events[1:]):
         killed = max(_after(record, event.time), at)
-        yield Span(replica.name, RUNNING, at, killed)
+        yield TimelineSegment(replica.name, RUNNING, at, killed)
         until = _after(record, following.time) if following else end
         at = max(min(killed + event.seconds, until), killed) if event.seconds is not None else max(until, killed)
-        yield Span(replica.name, RESTARTING, killed, at)
+        yield TimelineSegment(replica.name, RESTARTING, killed, at)
     if end > at:
-        yield Span(replica.name, RUNNING, at, end)
+        yield TimelineSegment(replica.name, RUNNING, at, end)
 
 
 def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[Happening]:
@@ -227,12 +229,12 @@ def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[Hap
     return sorted(events, key=lambda happening: happening.time)
 
 
-def cost(record: JobRecord, end: str) -> Cost | None:
+def cost(record: JobRecord, end: str) -> JobCost | None:
     """Return the recorded cost once the job has ended, else the cost so far; None if hosts have no price."""
     if record.hourlyCost is None:
         return None
     hours = max(seconds_between(record.startTime or record.createTime, end), 0) / 3600
-    return Cost(record.hourlyCost, round(record.hourlyCost * hours, 4) if record.cost is None else record.cost)
+    return JobCost(record.hourlyCost, round(record.hourlyCost * hours, 4) if record.cost is None else record.cost)
 
 
 def made(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -270,7 +272,7 @@ def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
     return [*filter(None, [why]), *messages]
 
 
-def error_lines(logs: Mapping[str, Sequence[Line]]) -> list[str]:
+def error_lines(logs: Mapping[str, Sequence[LogLine]]) -> list[str]:
     """Return the last lines that the replicas logged as errors, by time."""
     loud = sorted(line for log in logs.values() for line in log if line.severity in LOUD)[-_MOST_ERRORS:]
     return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]

@@ -28,7 +28,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReplicaThroughput:
     """A replica's steps/s by its Train lines.
 
     `points` are (seconds, steps/s), `restarts` the seconds at which it was killed. `own` is False if its lines do not report
@@ -42,7 +42,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSegment:
     """The job, or a replica, in one state, one of the above, from `begin` to `end` seconds."""
 
     who: str
@@ -62,7 +62,7 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReportedReplica:
     """A replica's state or result; `host` is where it ran."""
 
     name: str
@@ -73,7 +73,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Cost:
+class JobCost:
     """US dollars by list price: per hour of the job's hosts, and in total until now or its end."""
 
     hourly: float
@@ -165,13 +165,13 @@ class Report:
     submittedBy: str
     labels: dict[str, str]
     retries: int
-    cost: Cost | None
+    cost: JobCost | None
     metrics: dict[str, str]
     charts: list[Chart]
     chartsFrom: str
-    paces: list[Pace]
-    spans: list[Span]
-    replicas: list[Replica]
+    paces: list[ReplicaThroughput]
+    spans: list[TimelineSegment]
+    replicas: list[ReportedReplica]
     happenings: list[Happening]
     arguments: list[str]
     made: dict[str, str]

@@ -17,9 +17,9 @@ from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names, replicas_of
-from ops.cluster.output import EVALUATION, Output, find
+from ops.cluster.output import EVALUATION, JobOutput, find
 from ops.errors import OpsError, one_line
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.logs.read import read_logs
 from ops.plan import plan, planned
 from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
@@ -47,7 +47,7 @@ class Sources:
     record: JobRecord
     replicas: list[ReplicaRecord]
     madeTime: str
-    logs: dict[str, list[Line]] = field(default_factory=dict)
+    logs: dict[str, list[LogLine]] = field(default_factory=dict)
     scalars: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     metrics: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
     replicas = replicas_of(cluster.ledger, record)
     check_started(record, replicas)
     notes: list[str] = []
-    none: dict[str, list[Line]] = {}
+    none: dict[str, list[LogLine]] = {}
     logs = tried(lambda: _logs(cluster, record), none, notes, "no log was read")
     output = tried(lambda: find(cluster, record), None, notes, "the output was not read")
     tuned = tried(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
@@ -121,18 +121,18 @@ def tried(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -
         return otherwise
 
 
-def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[Line]]:
+def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[LogLine]]:
     with terminal.Step(f"reading the logs of {record.jobId}"):
         logs = read_logs(cluster, record, replica_names(record), LogFilter())
         return {name: [line for line in log if _tells(line)] for name, log in logs.items()}
 
 
-def _tells(line: Line) -> bool:
+def _tells(line: LogLine) -> bool:
     """Return whether the page uses a line: a log may be of any size."""
     return line.severity in LOUD or progress.tells(line.message)
 
 
-def _metrics(cluster: Cluster, record: JobRecord, logs: dict[str, list[Line]]) -> dict[str, str]:
+def _metrics(cluster: Cluster, record: JobRecord, logs: dict[str, list[LogLine]]) -> dict[str, str]:
     """Return the final metrics, from the chief's log if it has them, which saves a second read."""
     chief = next(iter(replica_names(record)), "")
     metrics = progress.final_metrics(line.message for line in logs.get(chief, []))
@@ -150,7 +150,7 @@ def _manifest(cluster: Cluster, job_id: str) -> dict[str, Any]:
     return whole
 
 
-def _evaluation(output: Output) -> Evaluation | None:
+def _evaluation(output: JobOutput) -> Evaluation | None:
     if EVALUATION not in output.files:
         return None
     if output.files[EVALUATION] > LARGEST_FILE:

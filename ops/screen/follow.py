@@ -10,7 +10,7 @@ from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from ops.cluster.cluster import Cluster
 from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.screen.draw import Screen, leave
 from ops.screen.job import JobScreen
 
@@ -48,7 +48,7 @@ def _watch(events: Iterator[Event], seen: JobScreen, screen: Screen) -> JobRecor
 
 def take(seen: JobScreen, event: Event, now: float) -> None:
     """Apply an event to the screen; `now` in seconds of the epoch."""
-    if isinstance(event, Line):
+    if isinstance(event, LogLine):
         seen.line(event, now)
     elif isinstance(event, JobRecord):
         seen.job(event)

@@ -11,10 +11,10 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
-from ops.logs.heuristics import Reading, Unit, read
-from ops.logs.lines import Line, clock
+from ops.logs.heuristics import Reading, UnitOfProgress, read
+from ops.logs.lines import LogLine, clock
 from ops.screen.picture import SEVERITIES, Picture, Row, Span, Table, bar, cell, harmless, height, state
-from ops.screen.series import Pace, Series, sparkline
+from ops.screen.series import Series, StepRate, sparkline
 from ops.screen.trials import TrialScreen
 
 LINES_KEPT = 200
@@ -34,7 +34,7 @@ class _Replica:
 
     name: str
     record: ReplicaRecord | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: StepRate = field(default_factory=StepRate)
     local_rate: float | None = None
     heard: float | None = None
 
@@ -51,20 +51,20 @@ class JobScreen:
         self._record = record
         self._replicas = {name: _Replica(name) for name in replicas}
         self._width = max((len(name) for name in self._replicas), default=0)
-        self._pace, self._unit = Pace(), Unit.STEP
+        self._pace, self._unit = StepRate(), UnitOfProgress.STEP
         self._maximum = record.steps
         tuned = record.trainingInput.get("hyperparameters")
         self._trials = TrialScreen(tuned) if isinstance(tuned, dict) else None
         self._shapes = {"loss": Series(), "accuracy": Series()}
         self._last: dict[str, str] = {}
         self._learned: tuple[int | None, dict[str, str]] | None = None
-        self._newest: deque[tuple[int, Line]] = deque(maxlen=LINES_KEPT)
-        self._loud: deque[tuple[int, Line]] = deque(maxlen=LINES_KEPT)
+        self._newest: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
+        self._loud: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self._count = 0
 
-    def line(self, line: Line, now: float) -> None:
+    def line(self, line: LogLine, now: float) -> None:
         """Add a line of a replica's log."""
-        safe_line = Line(line.time, harmless(line.severity), harmless(line.replica), harmless(line.message))
+        safe_line = LogLine(line.time, harmless(line.severity), harmless(line.replica), harmless(line.message))
         self._keep(safe_line)
         moment = _moment(line.time, now)
         replica = self._replicas.get(line.replica)
@@ -78,7 +78,7 @@ class JobScreen:
     def note(self, text: str, now: float) -> None:
         """Add an event beside the logs."""
         moment = datetime.fromtimestamp(now).astimezone().isoformat(timespec="milliseconds")
-        self._keep(Line(moment, "NOTE", "", harmless(text)))
+        self._keep(LogLine(moment, "NOTE", "", harmless(text)))
 
     def job(self, record: JobRecord) -> None:
         """Apply the job's new record; the final one also holds the results of the replicas."""
@@ -117,7 +117,7 @@ class JobScreen:
             rows.insert(0, Row.of(Span(what, "dim")))
         return [*self._head(now), Row(), *self._table(now, len(self._replicas)), Row(), *rows]
 
-    def _keep(self, line: Line) -> None:
+    def _keep(self, line: LogLine) -> None:
         self._newest.append((self._count, line))
         if line.severity in _LOUD:
             self._loud.append((self._count, line))
@@ -127,13 +127,15 @@ class JobScreen:
         figures = {key: value for key, value in (("loss", reading.loss), ("accuracy", reading.accuracy)) if value is not None}
         if reading.learned:
             self._learned = (reading.count, figures)
-            if reading.count is not None and self._unit is Unit.STEP:
+            if reading.count is not None and self._unit is UnitOfProgress.STEP:
                 self._pace.mark(moment, reading.count, now)
             return
         self._last |= figures
         for key, value in figures.items():
             self._shapes[key].add(float(value))
-        if reading.count is None or (reading.unit is Unit.EPOCH and self._unit is Unit.STEP and self._pace.count is not None):
+        if reading.count is None or (
+            reading.unit is UnitOfProgress.EPOCH and self._unit is UnitOfProgress.STEP and self._pace.count is not None
+        ):
             return  # who counts steps is not asked for epochs
         self._advance(reading, reading.count, replica, moment, now)
 
@@ -141,9 +143,9 @@ class JobScreen:
         went_back = replica is not None and replica.pace.count is not None and count < replica.pace.count
         if went_back or reading.unit is not self._unit:
             # It resumes from a checkpoint, and so do all, or it reports steps after all.
-            self._pace, self._unit = Pace(), reading.unit
+            self._pace, self._unit = StepRate(), reading.unit
             for each in self._replicas.values():
-                each.pace = Pace()
+                each.pace = StepRate()
         self._maximum = reading.maximum or self._maximum
         self._pace.mark(moment, count, now)
         if replica:
@@ -163,7 +165,7 @@ class JobScreen:
         pace, unit = self._pace, str(self._unit)
         if pace.count is None:
             return []
-        has_maximum = self._maximum is not None and (self._unit is Unit.EPOCH or self._maximum >= pace.count)
+        has_maximum = self._maximum is not None and (self._unit is UnitOfProgress.EPOCH or self._maximum >= pace.count)
         maximum = self._maximum if has_maximum else None
         spans = [f"{unit:<8} {pace.count}" + (f" of {maximum}" if maximum else "")]
         if maximum:
@@ -173,7 +175,7 @@ class JobScreen:
         if seconds is not None:
             spans.append(f"  {terminal.duration(seconds)} to go")
         rows = [Row.of(*spans)]
-        if self._unit is Unit.STEP and pace.mean is not None:
+        if self._unit is UnitOfProgress.STEP and pace.mean is not None:
             rate = pace.mean if self._record.final else pace.rate(now)
             shape = Span(sparkline(pace.rates.values, _SPARK, least=0.0), "cyan")
             rows.append(Row.of(f"{'steps/s':<8} {_rate(rate):<7} ", shape, f"  {_rate(pace.mean)} on average"))
@@ -217,7 +219,7 @@ class JobScreen:
             cell(None if usage is None or usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
         )
 
-    def _log_row(self, line: Line) -> Row:
+    def _log_row(self, line: LogLine) -> Row:
         style = SEVERITIES.get(line.severity, "")
         time = clock(line.time)
         if line.severity == "NOTE":

@@ -58,7 +58,7 @@ def sparkline(values: Sequence[float], width: int, least: float | None = None) -
     return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in means)
 
 
-class Pace:
+class StepRate:
     """The speed at which a count grows, by its marks; all times are seconds of one clock."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from jobs.study import Goal
 from ops import terminal
 from ops.screen.picture import Row, Span, bar
-from ops.screen.series import Pace, Series, sparkline
+from ops.screen.series import Series, StepRate, sparkline
 
 _BEGUN = re.compile(r"Trial (\d{1,4}) of ([1-9]\d{0,3})(?:, again \(.*?\))?: (.*)")
 _DONE = re.compile(r"Trial (\d{1,4}) SUCCEEDED: (\S.*) (\S+) at step (\d+)")
@@ -29,7 +29,7 @@ class TrialScreen:
         self._of: dict[str, int] = {}
         self._metric = ""
         self._best: int | None = None
-        self._values, self._pace = Series(), Pace()
+        self._values, self._pace = Series(), StepRate()
 
     def line(self, message: str, replica: str, moment: float, now: float) -> None:
         """Apply a line of a replica's log, which may belong to its trial."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import Output, check_free, find
+from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError, UsageError, meant
 
 _SHOWN = 8
@@ -47,13 +47,13 @@ def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None
     return DONE
 
 
-def _below(output: Output, path: str) -> list[str]:
+def _below(output: JobOutput, path: str) -> list[str]:
     """Return the file of that path, or all files of the folder."""
     path = path.strip("/") or "."
     return [name for name in output.files if name == path or name.startswith(f"{path}/")]
 
 
-def _places(output: Output) -> set[str]:
+def _places(output: JobOutput) -> set[str]:
     """Return every file, and every folder that has one."""
     return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}
 

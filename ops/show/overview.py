@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.inventory import Host, Inventory
 from infra.spec import Role
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.times import seconds_between
@@ -91,7 +91,7 @@ def overview(inventory: Inventory, glance: ClusterSnapshot, moment: str) -> Over
     return Overview(moment, inventory.stack, inventory.scale_tier, whole.hourlyCost, whole.accruedCost, hosts, jobs)
 
 
-def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: ClusterSnapshot, moment: str) -> HostNow:
+def _host(host: Host, held: tuple[QueueEntry, str] | None, kept: str | None, glance: ClusterSnapshot, moment: str) -> HostNow:
     job_id, name = (held[0].jobId, held[1]) if held else (None, None)
     record = glance.replicas.get((job_id, name)) if job_id and name else None
     job = glance.jobs.get(job_id) if job_id else None
@@ -120,7 +120,7 @@ def _state(job: JobRecord | None, name: str | None, record: ReplicaRecord | None
     return str(record.state) if record else None
 
 
-def _job(entry: Entry, glance: ClusterSnapshot, moment: str) -> JobNow:
+def _job(entry: QueueEntry, glance: ClusterSnapshot, moment: str) -> JobNow:
     record = glance.jobs.get(entry.jobId)
     created = record.createTime if record else entry.createTime
     started = record.startTime if record else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.store import Item
 
@@ -54,7 +54,7 @@ class SnapshotReader:
             return self._ledger.queue()  # which makes a new one of the jobs
 
 
-def _concerning(entry: Entry) -> Iterator[str]:
+def _concerning(entry: QueueEntry) -> Iterator[str]:
     """Yield the objects with the state of a job in the queue."""
     yield paths.job(entry.jobId)
     if entry.held:

@@ -9,7 +9,7 @@ from typing import Any
 from infra.inventory import Host, to_plain
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -174,7 +174,7 @@ def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
     return bool(reports) and all(reports)
 
 
-def _progress(progress: Progress | None) -> str | None:
+def _progress(progress: JobProgress | None) -> str | None:
     """Describe how far a job is: `step 348 of 5000 (7 %), 200.4 steps/s, 23.2 s left`."""
     if progress is None:
         return None
@@ -187,7 +187,7 @@ def _progress(progress: Progress | None) -> str | None:
     return ", ".join(filter(None, parts))
 
 
-def _metrics(progress: Progress | None) -> str | None:
+def _metrics(progress: JobProgress | None) -> str | None:
     if progress is None:
         return None
     loss = {} if progress.loss is None else {"loss": progress.loss}

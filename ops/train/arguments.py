@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ops.package.declared import Pace
+from ops.package.declared import PlanFlags
 
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.
@@ -27,7 +27,7 @@ def data_paths(args: Sequence[str]) -> list[str]:
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
 
 
-def steps(args: Sequence[str], pace: Pace) -> int | None:
+def steps(args: Sequence[str], pace: PlanFlags) -> int | None:
     """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
     values = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
     if not values:

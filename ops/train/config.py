@@ -38,7 +38,7 @@ _SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", 
 
 
 @dataclass(frozen=True)
-class Flags:
+class JobFlags:
     """The command line's values of a job; for those that are None config.yaml counts."""
 
     job_id: str | None = None
@@ -65,14 +65,14 @@ class Flags:
     notify: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> Flags:
+    def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> JobFlags:
         """Select the flags among a task's parameters by name, and ignore the others."""
         options = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
         return cls(given["job"], more_args=more_args, **options)
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """A job ready to be rendered; `job_dir` is its output as the hosts see it, `reproduces` a job's id.
 
     `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is the package's
@@ -213,7 +213,7 @@ def arguments_of(given: Mapping[str, Any], text: str | None, more: Sequence[str]
     return [*split_args(text), *more], given.get("args", [])
 
 
-def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
+def _runtime(flags: JobFlags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
     """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
@@ -259,7 +259,7 @@ def _job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[s
     return told_job_dir(args, declared, files)
 
 
-def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
+def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
     """Return the hosts of a job that tunes hyperparameters.
 
     Raises:
@@ -273,7 +273,7 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
     return tuning.hosts(tuned, inventory)
 
 
-def _notify(flags: Flags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
+def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
     """Return the notification target by the command line, config.yaml or the package; empty for none."""
     if flags.notify is not None:
         return notify(flags.notify, "--notify")
@@ -297,13 +297,13 @@ def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: s
 
 
 def build_job(
-    flags: Flags,
+    flags: JobFlags,
     inventory: Inventory,
     package: str = "trainer",
     files: Mapping[str, bytes] | None = None,
     command: Sequence[str] = (),
     folder: str = "",
-) -> Job:
+) -> JobSpec:
     """Build the job of the flags and config.yaml; the flags take precedence.
 
     Args:
@@ -367,7 +367,7 @@ def build_job(
         "jobDir": chosen_dir or default_dir,
         **({"environment": added} if added else {}),
     }
-    return Job(
+    return JobSpec(
         id=job_id,
         module=module,
         args=tuple(args),

@@ -13,7 +13,7 @@ from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key
 from ops.package.package import Package
 from ops.package.runtimes import Runtime, pinned
-from ops.train.config import Job
+from ops.train.config import JobSpec
 from ops.train.schema import ROLE_KEYS
 
 _DIST = ".dist-info/"
@@ -22,7 +22,7 @@ _SHORT = ("cluster", "versions", "data", "reproduces")
 _OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", "runtime", *ROLE_KEYS)
 
 
-def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
+def manifest(inventory: Inventory, job: JobSpec, package: Package) -> dict[str, Any]:
     """Return a job's inputs before it starts; the chief's host adds `data` and `versions` (replica.facts)."""
     return {
         "job": job.id,

@@ -13,7 +13,7 @@ from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
-from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
+from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, JobOutput, find
 from ops.errors import OpsError, one_line
 from ops.logs.read import read_logs
 from ops.package.push import PYTHON
@@ -61,7 +61,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
         return {}
 
 
-def _of_file(output: Output) -> dict[str, str]:
+def _of_file(output: JobOutput) -> dict[str, str]:
     """Return the metrics of a file such as `{"steps": 5006, "loss": 0.228}`; ignore anything else in it."""
     try:
         document = json.loads(output.read(METRICS))
@@ -70,13 +70,13 @@ def _of_file(output: Output) -> dict[str, str]:
     return _as_text(document) if isinstance(document, dict) else {}
 
 
-def _of_summaries(cluster: Cluster, output: Output) -> dict[str, str]:
+def _of_summaries(cluster: Cluster, output: JobOutput) -> dict[str, str]:
     last = {name: points[-1] for name, points in scalars(cluster, output, 1).items()}
     steps = {"steps": max(step for step, _ in last.values())} if last else {}
     return _as_text({**steps, **{name: value for name, (_, value) in last.items()}})
 
 
-def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple[int, float]]]:
+def scalars(cluster: Cluster, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
     """Return the scalars of a job's summaries by `run/tag`, each as (step, value) by time; empty if none.
 
     If one has more than `most` points, that many are chosen, the last among them.

@@ -25,10 +25,10 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
 @dataclass(frozen=True)
-class Program:
+class JobProgram:
     """A package, and the `command` that runs in its folder; none for a module of it."""
 
-    source: package.Source
+    source: package.PackageSource
     command: tuple[str, ...] = ()
 
     @property
@@ -62,7 +62,7 @@ def readers(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> 
     return {script: files[script]} if script else files
 
 
-def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> Program:
+def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> JobProgram:
     """Find the named program, by default the shipped trainer.
 
     Raises:
@@ -78,18 +78,18 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
     here = Path("trainer")
     if folder is None and not here.is_dir():
         terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
-    return Program(package.find(folder or (here if here.is_dir() else SHIPPED)))
+    return JobProgram(package.find(folder or (here if here.is_dir() else SHIPPED)))
 
 
-def _script(folder: str | None, script: str) -> Program:
+def _script(folder: str | None, script: str) -> JobProgram:
     if folder is None:
         source = package.single(_file(script, "--script"))
         _check_python(next(iter(source.files.values())), script)
-        return Program(source, (PYTHON, Path(script).name))
+        return JobProgram(source, (PYTHON, Path(script).name))
     source = package.folder(folder)
     inside = _in_folder(folder, source, script, "--script")
     _check_python(source.files[f"{source.name}/{inside}"], script)
-    return Program(source, (PYTHON, inside))
+    return JobProgram(source, (PYTHON, inside))
 
 
 def _check_python(content: bytes, script: str) -> None:
@@ -98,7 +98,7 @@ def _check_python(content: bytes, script: str) -> None:
         raise UsageError(f"--script {script} is no Python, as its first line says: --command ./{Path(script).name}")
 
 
-def _command(folder: str | None, text: str) -> Program:
+def _command(folder: str | None, text: str) -> JobProgram:
     try:
         words = shlex.split(text.replace("\\\n", ""))
     except ValueError as error:
@@ -114,7 +114,7 @@ def _command(folder: str | None, text: str) -> Program:
     if "/" not in words[0] or words[0].startswith("/"):
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
-        return Program(source or package.Source(Path(words[0]).name, {}), tuple(words))
+        return JobProgram(source or package.PackageSource(Path(words[0]).name, {}), tuple(words))
     if folder is None or source is None:
         path = _file(words[0], "--command")
         source, name = package.single(path), path.name
@@ -123,7 +123,7 @@ def _command(folder: str | None, text: str) -> Program:
         path = Path(folder, name)
     if not os.access(path, os.X_OK):
         raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
-    return Program(source, (f"./{name}", *words[1:]))
+    return JobProgram(source, (f"./{name}", *words[1:]))
 
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ def _file(name: str, flag: str) -> Path:
     return Path(name)
 
 
-def _in_folder(folder: str, source: package.Source, name: str, flag: str) -> str:
+def _in_folder(folder: str, source: package.PackageSource, name: str, flag: str) -> str:
     """Return the path of a package's file below its folder; the input may include it or be absolute."""
     there = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
     if not there:

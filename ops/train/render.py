@@ -12,22 +12,22 @@ from infra.spec import Role
 from jobs import variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
-from ops.cluster.host_files import File, beat_seconds
+from ops.cluster.host_files import RemoteFile, beat_seconds
 from ops.train.arguments import data_paths
-from ops.train.config import Job
+from ops.train.config import JobSpec
 from ops.train.environment import USUAL, of_task
 
 SECRETS = "/var/lib/scaletier/secrets"
 
 
-def secret_files(job: Job) -> list[File]:
+def secret_files(job: JobSpec) -> list[RemoteFile]:
     """Return a job's secrets file, the same on every host and only readable by the replica; none without."""
     if not job.secrets:
         return []
-    return [File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
+    return [RemoteFile(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
 
 
-def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
+def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
     """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
     part = job.part(inventory)
     # Hosts are assigned later: until then each replica's address is its name.
@@ -54,7 +54,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
     )
 
 
-def task(inventory: Inventory, name: str, job: Job) -> Task:
+def task(inventory: Inventory, name: str, job: JobSpec) -> Task:
     """Return the task of one replica's trainer."""
     host = next(host for host in inventory.hosts if host.name == name)
     return Task(tf_config(inventory, host, job), environment(inventory, host, job))
@@ -65,7 +65,7 @@ def _alone(inventory: Inventory, host: Host) -> Inventory:
     return replace(inventory, hosts=(replace(host, role=Role.MASTER, index=0),))
 
 
-def python(inventory: Inventory, job: Job) -> str:
+def python(inventory: Inventory, job: JobSpec) -> str:
     """Return the job's own Python on the hosts; empty if theirs is used."""
     if not job.runtime:
         return ""
@@ -74,7 +74,7 @@ def python(inventory: Inventory, job: Job) -> str:
     return runtimes.python(inventory, job.runtime)
 
 
-def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
+def tf_config(inventory: Inventory, host: Host, job: JobSpec) -> str:
     """Return TF_CONFIG of one replica; the chief's role is `chief`, as in TensorFlow 2, or `master`."""
     chief_key = "chief" if job.use_chief else "master"
     values: dict[str, Any] = {
@@ -86,13 +86,13 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
     return templates.render("tf_config.json.j2", **values)
 
 
-def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
+def environment(inventory: Inventory, host: Host, job: JobSpec) -> dict[str, str]:
     """Return a trainer's environment, besides TF_CONFIG and secrets."""
     identity = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
     return {**USUAL, **job.environment, **identity}
 
 
-def data_folder(inventory: Inventory, job: Job) -> str:
+def data_folder(inventory: Inventory, job: JobSpec) -> str:
     """Return SCALETIER_DATA: the folder of the declared data set, or of all data."""
     data = job.declared.data
     return f"{inventory.bucket}/{DATA}{f'/{data.name}' if data else ''}"

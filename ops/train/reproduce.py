@@ -29,7 +29,7 @@ from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
 from ops.train import compare, manifest, part, train, tuning
 from ops.train.arguments import redirected
-from ops.train.config import Job, chosen_strategy, policy, told_job_dir
+from ops.train.config import JobSpec, chosen_strategy, policy, told_job_dir
 from ops.train.metrics import final_metrics
 from ops.train.program import readers, script_of
 from ops.train.schema import check_job_id, scheduling
@@ -150,7 +150,7 @@ def build_job(
     package: Package,
     runtime: Runtime | None = None,
     before: Study | None = None,
-) -> Job:
+) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
     With the study that it had `before`, trials are proposed as they were.
@@ -173,7 +173,7 @@ def build_job(
     if study and before:
         study = replace(study, seed=before.seed, earlier=before.earlier)
     input_record = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
-    return Job(
+    return JobSpec(
         id=new_id,
         module=whole["module"],
         args=tuple(args),

@@ -22,7 +22,7 @@ from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Lease
 from jobs.notification import Notification
 from jobs.notification import shown as shown_target
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.store import StoreError
@@ -39,7 +39,7 @@ from ops.package import package, push
 from ops.package.declared import Data
 from ops.train import manifest, render
 from ops.train.arguments import steps
-from ops.train.config import Job
+from ops.train.config import JobSpec
 from ops.train.part import would_do
 
 _PUSH_SECONDS = 300.0
@@ -56,7 +56,7 @@ class Submission:
     """
 
     inventory: Inventory
-    job: Job
+    job: JobSpec
     package: package.Package
     data: dict[str, Path]
     dead: frozenset[str] = frozenset()
@@ -105,7 +105,7 @@ def used_before(job_id: str) -> UsageError:
     return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
-def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entry]:
+def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
 
     A failure or an interrupt undoes it. If the process is killed, its lease expires, and the next reader of the queue undoes
@@ -158,7 +158,7 @@ def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
     return [name for name in inventory.names if name in mine]
 
 
-def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry]:
+def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
     try:
         try:
             return submitter.claim(may_wait)
@@ -172,7 +172,7 @@ def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry
         raise UsageError(f"{_busy(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
 
 
-def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
+def _left_behind(cluster: Cluster, ahead: Sequence[QueueEntry]) -> bool:
     """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
     ledger = cluster.ledger
 
@@ -192,7 +192,7 @@ def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
             time.sleep(1.0)
 
 
-def _busy(cluster: Cluster, ahead: Sequence[Entry]) -> str:
+def _busy(cluster: Cluster, ahead: Sequence[QueueEntry]) -> str:
     """Describe the holders of the hosts."""
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)

@@ -15,7 +15,7 @@ from jobs.chunks import LogFilter
 from jobs.ledger import Ledger, Stored
 from jobs.paths import DATA
 from jobs.placement import place
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
@@ -33,7 +33,7 @@ from ops.package import package, push
 from ops.package.declared import check_tensorflow
 from ops.package.imports import missing_line
 from ops.train import outcome, program, render, tuning
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.submit import Submission, submit, used_before
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
@@ -46,7 +46,7 @@ _FREE_BYTES = 100_000_000
 
 
 def train(
-    cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
+    cluster: Cluster, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
 ) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
 
@@ -56,7 +56,7 @@ def train(
     return run_told(cluster, lambda: prepared(cluster, flags, folder), may_wait, follow, as_json, plain)
 
 
-def prepared(cluster: Cluster, flags: Flags, folder: str | None) -> Submission:
+def prepared(cluster: Cluster, flags: JobFlags, folder: str | None) -> Submission:
     """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
     job_flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
     return with_earlier(cluster, prepare(cluster.inventory, job_flags, folder))
@@ -74,7 +74,7 @@ def run_told(
     return code
 
 
-def resumed(cluster: Cluster, flags: Flags, folder: str | None = None) -> Flags:
+def resumed(cluster: Cluster, flags: JobFlags, folder: str | None = None) -> JobFlags:
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
@@ -125,7 +125,7 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, 
     return watch(cluster, submission.record(), plain)
 
 
-def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entry]:
+def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Check the hosts and hand a job over to them.
 
     Returns: the jobs that it waits for, none if its hosts are its own.
@@ -135,7 +135,7 @@ def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entr
     return submit(cluster, check_hosts(cluster, submission), may_wait)
 
 
-def dry_run(cluster: Cluster, flags: Flags, folder: str | None, as_json: bool) -> int:
+def dry_run(cluster: Cluster, flags: JobFlags, folder: str | None, as_json: bool) -> int:
     """Show what `train` would send, and send nothing; query no host, and build no runtime."""
     from ops.train import preview
 
@@ -146,12 +146,12 @@ def dry_run(cluster: Cluster, flags: Flags, folder: str | None, as_json: bool) -
     return preview.show(submission, as_json)
 
 
-def prepare(inventory: Inventory, flags: Flags, folder: str | None, dry: bool = False) -> Submission:
+def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
     return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command), dry)
 
 
-def prepare_program(inventory: Inventory, flags: Flags, found: program.Program, dry: bool = False) -> Submission:
+def prepare_program(inventory: Inventory, flags: JobFlags, found: program.JobProgram, dry: bool = False) -> Submission:
     """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
     source = found.source
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
@@ -217,7 +217,7 @@ def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
     job = submission.job
     if find_job(ledger, job.id):
         raise used_before(job.id)
-    entry = Entry(job.id, [], wants=submission.wants, priority=job.priority)
+    entry = QueueEntry(job.id, [], wants=submission.wants, priority=job.priority)
     return sorted(ledger.queue().added(entry).entries[-1].may_use())
 
 
@@ -297,7 +297,7 @@ def _check_output(cluster: Cluster, submission: Submission) -> None:
         raise UsageError(
             f"--job-dir {submission.job.job_dir} is not empty, and trials must find nothing of others: give another"
         )
-    mine = Entry(submission.job.id, [], wants=submission.wants)
+    mine = QueueEntry(submission.job.id, [], wants=submission.wants)
     entries = cluster.ledger.queue().entries
     records = cluster.ledger.jobs_named(entry.jobId for entry in entries)
     for entry in entries:

@@ -11,7 +11,7 @@ import pytest
 from stores import Bucket, Far, FaultProxy, Kind, ask, serve_storage
 from waiting import limit
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.objects import Objects
 
 
@@ -38,7 +38,7 @@ def bucket(gcs: int, monkeypatch: pytest.MonkeyPatch) -> str:
 def folder(tmp_path: Path) -> Kind:
     root = tmp_path / "bucket"
     root.mkdir()
-    store = Folder(root, limit())
+    store = LocalStore(root, limit())
     return Kind(store, lambda: shutil.rmtree(root), store, "is not there", root)
 
 

@@ -22,7 +22,7 @@ from fake_storage import LoopbackServer, StorageServer
 from waiting import limit, wait_for
 
 from jobs import remote
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.store import Files, Store
 
 BACKEND_VARIABLE = "SCALETIER_STORAGE"
@@ -147,7 +147,7 @@ class Far(remote.Remote):
     def __init__(self, root: Path) -> None:
         self.channels: list[Pipe] = []
         super().__init__(lambda: self._open_pipe(root), limit())
-        files = Folder(root)
+        files = LocalStore(root)
         self.upload, self.download, self.sizes, self.delete = files.upload, files.download, files.sizes, files.delete
 
     def _open_pipe(self, root: Path) -> Pipe:

@@ -18,7 +18,7 @@ import pytest
 from stores import Bucket, FaultProxy, Kind, ask
 from waiting import limit
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.objects import Objects
 from jobs.open import open_store
 from jobs.store import Conflict, Store, StoreError
@@ -186,7 +186,7 @@ def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_folder_gets_none_of_a_job_that_was_deleted(tmp_path: Path) -> None:
-    store, root = Folder(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
+    store, root = LocalStore(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
     (tmp_path / "bucket").mkdir()
     (tmp_path / "source").write_bytes(b"late")
     for name in ("logs/ps-0/1", "diagnosis/ps-0.json", "package.tar.gz"):
@@ -402,7 +402,7 @@ def test_a_sign_in_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_store_by_its_url(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}"):
         store = open_store(url)
-        assert isinstance(store, Folder)
+        assert isinstance(store, LocalStore)
         store.create(url[:4].strip("/"), b"one")
     assert len(list(tmp_path.iterdir())) == 2
     assert isinstance(open_store("gs://bucket/a/b/"), Objects)

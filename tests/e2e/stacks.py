@@ -20,7 +20,7 @@ from waiting import limit, wait_for
 
 from infra.lxd import project
 from infra.lxd.api import client
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 from infra.lxd.orphans import claimed, leftovers, own
 from infra.lxd.seal import running
 
@@ -111,7 +111,7 @@ class Stack:
         self._remove()
 
     @property
-    def names(self) -> Names:
+    def names(self) -> LxdNames:
         """The names of its resources, once it is up."""
         (found,) = own(self.name)
         return found

@@ -15,7 +15,7 @@ from browser import Browser
 
 from jobs.records import Event, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.report.make import make
 from ops.report.page import page
 from ops.report.report import Evaluation, Mistake, Planned
@@ -76,7 +76,7 @@ def sources(job_id: str, rate: float) -> Sources:
     """Return a job of nine replicas, one of which was killed: 15 minutes, 600 lines of each that trains."""
     logs = {}
     for place, name in enumerate(NAMES):
-        logs[name] = [Line(moment(5), "INFO", name, f"started trainer pid {100 + place}")]
+        logs[name] = [LogLine(moment(5), "INFO", name, f"started trainer pid {100 + place}")]
         if name.startswith(("master", "worker")):
             role = name.replace("-", "/")
             for n in range(1, 601):
@@ -86,13 +86,15 @@ def sources(job_id: str, rate: float) -> Sources:
                 told = f"loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f} ({n * 1.4:.3f} sec)"
                 local = 20 + place + 3 * math.sin(n / 9 + place)
                 speeds = f"{100 + 9 * math.sin(n / 50):.1f} global steps/s, {local:.1f} local steps/s"
-                logs[name].append(Line(moment(15 + n * 1.4), "INFO", name, f"Train [{role}], step {n * 10}: {told} {speeds}"))
+                logs[name].append(
+                    LogLine(moment(15 + n * 1.4), "INFO", name, f"Train [{role}], step {n * 10}: {told} {speeds}")
+                )
     for n in range(1, 21):
         loss = 2.3 * math.exp(-n * 30 * rate / 100) + 0.05
         said = f"Eval, step {n * 300}: loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f}"
-        logs["evaluator-0"].append(Line(moment(15 + n * 42), "INFO", "evaluator-0", said))
+        logs["evaluator-0"].append(LogLine(moment(15 + n * 42), "INFO", "evaluator-0", said))
     logs["worker-1"].append(
-        Line(moment(440), "ERROR", "worker-1", "a <script>line</script> of an error " + "without_a_gap" * 20)
+        LogLine(moment(440), "ERROR", "worker-1", "a <script>line</script> of an error " + "without_a_gap" * 20)
     )
     record = JobRecord(
         job_id,

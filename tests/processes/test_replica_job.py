@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
 
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.states import JobState
 
 # The worker kills itself, but not before the chief has started as often as it has to: once for PER runs of the worker.
@@ -328,7 +328,7 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
     (second / "plan.json").write_text(plan.read_text().replace("job01", "job02"))
     home = cluster.host("master-0") / "state" / "jobs"
     (home / "job02").symlink_to(home / "job01")
-    cluster.write_queue(Entry("job01", ["master-0"], held=True), Entry("job02", ["master-0"]))
+    cluster.write_queue(QueueEntry("job01", ["master-0"], held=True), QueueEntry("job02", ["master-0"]))
     cluster.start()
     until(lambda: cluster.runs("master-0"))
     assert '"QUEUED"' in (second / "job.json").read_text()
@@ -343,7 +343,7 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
 
 def test_a_host_that_no_job_wants_has_nothing_to_do(make: Make) -> None:
     cluster = make(SLEEPS)
-    cluster.write_queue(Entry("job02", ["worker-0"], held=True))
+    cluster.write_queue(QueueEntry("job02", ["worker-0"], held=True))
     cluster.start()
     assert cluster.wait() == [0]
     assert cluster.job.state == "PREPARING"

@@ -10,7 +10,7 @@ from unittest import mock
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.ledger import Stored
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.store import Conflict
@@ -21,7 +21,7 @@ from replica.leader import Leader
 class BlockedForEver(QueueMonitor):
     """A submitter's leftovers are never cleared: a fab train that died blocks the cluster."""
 
-    def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+    def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         if stored is None or (isinstance(stored, Stored) and stored.record.lease.submitter):
             return False
         return super()._is_over(entry, stored)

@@ -19,8 +19,8 @@ from stackmocks import PROJECT, ZONE, Program, Stack, declared, operator_files, 
 
 from infra.gcp import target as gcp_target
 from infra.lxd import target as lxd_target
-from infra.lxd.layout import Names
-from infra.lxd.preflight import Found
+from infra.lxd.layout import LxdNames
+from infra.lxd.preflight import PreflightResult
 from infra.templates import ROOT
 
 _STACKS: dict[str, Stack] = {}
@@ -30,7 +30,9 @@ _STACKS: dict[str, Stack] = {}
 @pytest.fixture(autouse=True)
 def no_outside() -> Iterator[None]:
     """Replace all calls to LXD and Google; not by `monkeypatch`, which tests use for their own."""
-    found = Found(Names("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24"))
+    found = PreflightResult(
+        LxdNames("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24")
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lxd_target, "preflight", lambda *_: found)
         patch.setattr(gcp_target, "survey", unseen)

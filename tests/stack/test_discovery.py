@@ -12,7 +12,7 @@ from fakegoogle import FakeGoogle
 
 from infra.gcp.api import GcpError
 from infra.gcp.discovery import Discovery, ExistingHost, survey
-from infra.gcp.machines import Machine
+from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import preflight
 from infra.gcp.zones import Place, places
@@ -49,7 +49,7 @@ def types(zone: str) -> str:
     return f"{COMPUTE}/zones/{zone}/machineTypes"
 
 
-def listed(*machines: Machine, more: str = "") -> tuple[int, dict[str, Any]]:
+def listed(*machines: MachineType, more: str = "") -> tuple[int, dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for machine in machines:
         item: dict[str, Any] = {"name": machine.name, "guestCpus": machine.cpus, "memoryMb": int(machine.memory * 1024)}
@@ -92,17 +92,17 @@ def look(fake: Google, spec: ClusterSpec, *choice: Place, subnetwork: str | None
     return survey(spec, choice or (A,), OWN, subnetwork, fake.config)
 
 
-H100 = Machine("a3-highgpu-8g", 208, 1872, Accelerator("nvidia-h100-80gb", 8))
+H100 = MachineType("a3-highgpu-8g", 208, 1872, Accelerator("nvidia-h100-80gb", 8))
 
 
 def test_machine_types_are_those_that_google_lists(fake: Google) -> None:
     fake.answers[types(A.zone)] = [
-        listed(Machine("c2-standard-8", 8, 32), more="next"),
-        listed(H100, Machine("n2d-highmem-2", 2, 16)),
+        listed(MachineType("c2-standard-8", 8, 32), more="next"),
+        listed(H100, MachineType("n2d-highmem-2", 2, 16)),
     ]
     fake.answers[GPUS] = gpus(us_central1_a=["nvidia-h100-80gb"])
     found = look(fake, one("c2-standard-8"))
-    assert found.catalogue.machines["n2d-highmem-2"] == Machine("n2d-highmem-2", 2, 16)
+    assert found.catalogue.machines["n2d-highmem-2"] == MachineType("n2d-highmem-2", 2, 16)
     assert [path for path in fake.asked if "pageToken=next" in path], "a list goes on where a page ends"
     fake.answers[types(A.zone)] = listed(H100)
     assert look(fake, one("a3-highgpu-8g")).spec.roles[Role.MASTER].accelerator == H100.accelerator
@@ -122,12 +122,12 @@ def test_the_copy_stands_in_where_google_does_not_say(fake: Google) -> None:
 
 def test_the_first_zone_that_has_all_is_taken(fake: Google) -> None:
     spec = one("n1-standard-8", Accelerator("nvidia-tesla-t4", 1))
-    n1 = Machine("n1-standard-8", 8, 30)
+    n1 = MachineType("n1-standard-8", 8, 30)
     fake.answers |= {types(A.zone): listed(n1), types(B.zone): listed(n1), GPUS: gpus(us_central1_b=["nvidia-tesla-t4"])}
     assert look(fake, spec, A, B).place == B
     with pytest.raises(SpecError, match="zone us-central1-a has no nvidia-tesla-t4; in its region it is in us-central1-b"):
         look(fake, spec, A)
-    fake.answers[types(B.zone)] = listed(Machine("n1-standard-1", 1, 3.75))
+    fake.answers[types(B.zone)] = listed(MachineType("n1-standard-1", 1, 3.75))
     with pytest.raises(
         SpecError, match=r"us-central1-a: zone .* has no nvidia-tesla-t4.*; us-central1-b: master: machine type"
     ):

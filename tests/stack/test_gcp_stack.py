@@ -15,7 +15,7 @@ from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.cluster import _warn
-from infra.state import State
+from infra.state import StackState
 from infra.target import TargetError
 
 
@@ -101,7 +101,7 @@ def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch:
     monkeypatch.setattr("pulumi.log.warn", said.append)
     there = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
     kind = "gcp:compute/instance:Instance"
-    state = State({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
+    state = StackState({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
     target._warn_unrecorded(SimpleNamespace(there=there[:2]), state)  # type: ignore[arg-type]
     target._warn_unrecorded(SimpleNamespace(there=None), state)  # type: ignore[arg-type]
     assert said == []
@@ -126,7 +126,7 @@ def test_no_bucket_that_holds_anything_is_left_for_another(
 ) -> None:
     monkeypatch.setattr(target, "keeps", lambda *_: holds)
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": there}}
-    state = State({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if there else {})
+    state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if there else {})
     words = "this stack's bucket old holds something, and new would take its place: `pulumi config set bucket old` keeps it"
     with pytest.raises(TargetError, match=words) if refused else nullcontext():
         target._check_kept(target._bucket_of(state), "new", retain, lambda _: None)

@@ -83,7 +83,7 @@ def test_the_state_is_read_once_a_run(fresh_program: Program, monkeypatch: pytes
     """Two readings may disagree, as somebody else's update ends in between."""
     read, names = state._read, list[str]()
 
-    def counted(name: str) -> state.State:
+    def counted(name: str) -> state.StackState:
         names.append(name)
         return read(name)
 

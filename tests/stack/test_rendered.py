@@ -13,7 +13,7 @@ from test_firewall_answers import CUSTOM
 from infra.inventory import Inventory
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.render import plan
 
 # A local host has its share of the machine; here both have what the machine type has, 15 GiB.
@@ -25,7 +25,7 @@ GPUS = {**CUSTOM, "acceleratorType": '{"worker": "nvidia-tesla-t4"}', "provision
 def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tuple[object, ...]]]]:
     """Return each host's files, and as one more its trainer's environment."""
     inventory = parse(json.dumps(stack.inventory), folder)
-    job = build_job(Flags("job01", args="--batch-size 100"), inventory)
+    job = build_job(JobFlags("job01", args="--batch-size 100"), inventory)
     tasks = plan(inventory, job, "").tasks
     return inventory, {
         host: {

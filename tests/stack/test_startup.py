@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gcp.image import Archive, startup_script, version
+from infra.gcp.image import ImageArchive, startup_script, version
 from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
 from infra.spec import Accelerator
 
@@ -19,7 +19,7 @@ NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
 def script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
-    archive = Archive(recipe("2.21.0", accelerator), "a-bucket", sha256)
+    archive = ImageArchive(recipe("2.21.0", accelerator), "a-bucket", sha256)
     return startup_script(archive, accelerator, idle_seconds, NETWORK)
 
 
@@ -75,7 +75,7 @@ def test_the_name_of_a_host_is_its_address_in_the_cluster(tmp_path: Path, first:
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reached: bool) -> None:
-    archive = Archive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
+    archive = ImageArchive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
     text = part(startup_script(archive, None, 0, NETWORK, closed=False), "packages")
     asked = tmp_path / "asked"
     tools = {

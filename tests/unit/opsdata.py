@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jobs.chunks import Chunk, Folder, chunks_of
+from jobs.chunks import Chunk, ChunkFolder, chunks_of
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 
 HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
 SERVERS = (("serving-0", 192), ("serving-1", 193))
@@ -47,10 +47,10 @@ def put_job(ledger: Ledger, record: JobRecord) -> None:
         ledger.create_job(record)
 
 
-def put_log(folder: Path, lines: Iterable[Line], life: int = 1769860800) -> None:
+def put_log(folder: Path, lines: Iterable[LogLine], life: int = 1769860800) -> None:
     """Write more lines of a replica's log, as one chunk of its folder, on a host or in the bucket."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = [chunk for chunk in chunks_of(Folder(folder).sizes()) if chunk.life == life]
+    there = [chunk for chunk in chunks_of(ChunkFolder(folder).sizes()) if chunk.life == life]
     offset = there[-1].end if there else 0
     before = sum((folder / chunk.name).read_bytes().count(b"\n") for chunk in there)
     (folder / Chunk(life, offset, before, 0).name).write_text("".join(line.to_json() + "\n" for line in lines))

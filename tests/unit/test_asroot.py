@@ -26,7 +26,7 @@ from infra.inventory import Inventory
 from infra.lxd.layout import BUCKET
 from jobs import paths
 from ops.cluster import host_files, root_helper
-from ops.cluster.host_files import File
+from ops.cluster.host_files import RemoteFile
 from ops.cluster.inventory import parse
 from ops.models import server
 from ops.package import push
@@ -94,7 +94,7 @@ class Machine:
         """The calls of systemd."""
         return (self.root / "told").read_text().splitlines()
 
-    def files(self, memory: int = 1, more: Iterable[File] = ()) -> list[File]:
+    def files(self, memory: int = 1, more: Iterable[RemoteFile] = ()) -> list[RemoteFile]:
         """Return a host's own part of a push."""
         own = {
             "etc/scaletier/host.json": '{"bucket": "/bucket"}',
@@ -102,7 +102,7 @@ class Machine:
             "etc/systemd/system/scaletier.timer.d/host.conf": "[Timer]\nOnUnitInactiveSec=60\n",
             "etc/systemd/system/scaletier-trainer.service.d/host.conf": "[Service]\n",
         }
-        return [*(File(f"{self.root}/{path}", content) for path, content in own.items()), *more]
+        return [*(RemoteFile(f"{self.root}/{path}", content) for path, content in own.items()), *more]
 
     def take_in(
         self,
@@ -112,7 +112,7 @@ class Machine:
         package: Mapping[str, bytes] | None = None,
         mark: str = "",
         job: str = "job01",
-        more: Iterable[File] = (),
+        more: Iterable[RemoteFile] = (),
     ) -> tuple[list[str], set[str]]:
         """Return the calls of systemd, and the files of the code that are there afterwards."""
         stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
@@ -456,7 +456,7 @@ def test_a_package_takes_the_place_of_another_whole_and_of_its_own_never(machine
 def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text("root")
     (machine.home / "secrets/job01.json").symlink_to(tmp_path / "shadow")
-    machine.take_in("1", CODE, more=[File(f"{machine.home}/secrets/job01.json", "{}")])
+    machine.take_in("1", CODE, more=[RemoteFile(f"{machine.home}/secrets/job01.json", "{}")])
     assert (tmp_path / "shadow").read_text() == "root"
     assert not (machine.home / "secrets/job01.json").is_symlink()
     assert oct((machine.home / "secrets/job01.json").stat().st_mode) == "0o100600"
@@ -486,8 +486,8 @@ def test_a_job_s_package_has_to_come_along(machine: Machine) -> None:
 
 def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) -> None:
     def serve(version: str, memory: int) -> list[str]:
-        code = [File(f"{machine.root}/opt/scaletier/.server/serving/__main__.py", version)]
-        conf = File(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
+        code = [RemoteFile(f"{machine.root}/opt/scaletier/.server/serving/__main__.py", version)]
+        conf = RemoteFile(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
         done = machine.call("serve", version, stdin=push.host_stream([*code, conf]))
         assert done.returncode == 0, done.stderr
         assert (machine.root / "opt/scaletier/server/serving/__main__.py").read_text() == version

@@ -18,7 +18,7 @@ from benchmarks.stack import job_id
 from infra.inventory import Inventory
 from infra.lxd import image
 from infra.spec import ScaleTier
-from ops.cluster.host_files import File
+from ops.cluster.host_files import RemoteFile
 
 HERE = Path("/")
 ENV = {"PATH": os.environ["PATH"]}
@@ -166,10 +166,10 @@ def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_pushed_is_never_the_same_twice() -> None:
-    unit = File("/etc/systemd/system/scaletier.service.d/host.conf", "[Service]\n")
+    unit = RemoteFile("/etc/systemd/system/scaletier.service.d/host.conf", "[Service]\n")
     assert unlike(unit).content.startswith("[Service]\n# ")
     assert unlike(unit) != unlike(unit)
-    other = File("/etc/scaletier/host.json", "{}")
+    other = RemoteFile("/etc/scaletier/host.json", "{}")
     assert unlike(other) is other
 
 

@@ -175,7 +175,7 @@ def test_the_same_letter_means_the_same_everywhere() -> None:
 COLLECTION = Collection.from_module(fabfile)
 CONTEXTS = {context.name: context for context in COLLECTION.to_contexts()}
 WORDS = {name: COLLECTION[name].words for name in CONTEXTS}
-CORE = commandline.flags_with_values(commandline.Program().initial_context)
+CORE = commandline.flags_with_values(commandline.CommandLine().initial_context)
 VALUED = {name: commandline.flags_with_values(context) | CORE for name, context in CONTEXTS.items()}
 
 
@@ -216,7 +216,7 @@ def test_an_example_is_a_command_line(task: str, line: str, monkeypatch: pytest.
     """Parsed by the program itself, which runs nothing."""
     words = shlex.split(line.partition(" < ")[0], comments=True)
     monkeypatch.setattr(sys, "argv", words)
-    program = commandline.Program(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config)
+    program = commandline.CommandLine(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config)
     program.create_config()
     program.parse_core(words)
     program.parse_collection()

@@ -17,7 +17,7 @@ from infra.spec import ScaleTier, preset
 from infra.target import TargetError
 from jobs import paths
 from jobs.paths import QUEUE
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import Plan, Task
 
 BASIC = preset(ScaleTier.BASIC)
@@ -35,10 +35,10 @@ def queue() -> Queue:
     either = {"master-0": ["worker-0", "master-0"]}
     return (
         Queue()
-        .added(Entry("peers", ["worker-0", "worker-1"]))
-        .added(Entry("one", ["master-0"]))
-        .added(Entry("large", ["master-0", "ps-0"]))
-        .added(Entry("small", [], wants=either))
+        .added(QueueEntry("peers", ["worker-0", "worker-1"]))
+        .added(QueueEntry("one", ["master-0"]))
+        .added(QueueEntry("large", ["master-0", "ps-0"]))
+        .added(QueueEntry("small", [], wants=either))
     )
 
 
@@ -185,7 +185,7 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.lxd import seal, target
-    from infra.lxd.layout import Names
+    from infra.lxd.layout import LxdNames
 
     put: list[tuple[str, str]] = []
 
@@ -198,7 +198,7 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
         files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
-    found: Any = SimpleNamespace(names=Names("scaletier-local-abcdef"))
+    found: Any = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))
     monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(seal, "hosts_of", lambda _, there=there: there)

@@ -14,7 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import chunks
-from jobs.chunks import BEGINNING, Chunk, Entry, Folder, LogFilter, Position, Reader, SlowError, chunks_of, cut, first, newest
+from jobs.chunks import (
+    BEGINNING,
+    Chunk,
+    ChunkFolder,
+    ChunkReader,
+    LogEntry,
+    LogFilter,
+    Position,
+    SlowError,
+    chunks_of,
+    cut,
+    first,
+    newest,
+)
 
 LIFE = 1769860800
 
@@ -53,7 +66,7 @@ def split(many: int) -> list[int]:
     return [many // 3, 0, many // 3, many - 2 * (many // 3)]
 
 
-def lines_of(entries: list[Entry] | Iterator[Entry]) -> list[bytes]:
+def lines_of(entries: list[LogEntry] | Iterator[LogEntry]) -> list[bytes]:
     return [entry.line for entry in entries]
 
 
@@ -70,7 +83,7 @@ def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes],
     finally:
         chunks._FROM_THE_END = before
     assert lines_of(found) == log[max(len(log) - many, 0) :]
-    reader = Reader(source, behind)
+    reader = ChunkReader(source, behind)
     assert list(reader.entries()) == []
     source.files[max(source.files)] += b" done\n"
     assert lines_of(reader.entries()) == [b"half done"]
@@ -81,15 +94,15 @@ def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes],
 @settings(max_examples=60)
 def test_from_any_line_on_come_the_others_once(log: list[bytes], at: int) -> None:
     source = Memory(log, split(len(log)))
-    every = list(Reader(source).entries())
+    every = list(ChunkReader(source).entries())
     assert lines_of(every) == log
     position = every[at].position if at < len(every) else BEGINNING
-    assert lines_of(Reader(source, position).entries()) == (log[at + 1 :] if at < len(every) else log)
+    assert lines_of(ChunkReader(source, position).entries()) == (log[at + 1 :] if at < len(every) else log)
 
 
 def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -> None:
     source = Memory([b"one", b"two"], [2])
-    reader = Reader(source)
+    reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"one", b"two"]
     source.files = {Chunk(LIFE + 9, 0, 0, 0).name: b"three\n"}  # of which the bucket had never heard of two
     assert lines_of(reader.entries()) == [b"three"]
@@ -97,13 +110,13 @@ def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -
 
 def test_what_is_fetched_of_an_earlier_host_comes_late_to_nobody_twice() -> None:
     source = Memory([b"two"], [1])
-    reader = Reader(source)
+    reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"two"]
     source.files[Chunk(LIFE - 9, 0, 0, 0).name] = b"one\n"
     assert list(reader.entries()) == []
     source.files[max(source.files)] += b"three\n"
     assert lines_of(reader.entries()) == [b"three"]
-    assert lines_of(Reader(source).entries()) == [b"one", b"two", b"three"]
+    assert lines_of(ChunkReader(source).entries()) == [b"one", b"two", b"three"]
 
 
 sizes = st.lists(st.integers(1, 1000), max_size=30)
@@ -135,21 +148,21 @@ def test_what_was_cut_is_told_in_its_place() -> None:
         "replica": "",
         "message": f"… 20 lines, {size} bytes cut …",
     }
-    whole = lines_of(Reader(source).entries())
+    whole = lines_of(ChunkReader(source).entries())
     assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
     assert lines_of(newest(source, LogFilter(100))[0]) == whole
     assert lines_of(newest(source, LogFilter(5))[0]) == log[25:]
     time = json.loads(log[26])["time"]
     assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "it was before that"
     source.files.pop(names[0])
-    assert "25 lines" in json.loads(lines_of(Reader(source).entries())[0])["message"]
-    assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(Reader(source).entries())
+    assert "25 lines" in json.loads(lines_of(ChunkReader(source).entries())[0])["message"]
+    assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(ChunkReader(source).entries())
 
 
 def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
     log = [text(n) for n in range(30)]
     source = Memory(log, [10, 10, 10])
-    entries = Reader(source).entries()
+    entries = ChunkReader(source).entries()
     before = [next(entries) for _ in range(5)]
     source.files.pop(sorted(source.files)[1])
     after = lines_of(entries)
@@ -164,7 +177,7 @@ def test_a_time_is_found_without_reading_all(since: int, until: int, many: int |
     log = [text(n) for n in range(60)]
     source = Memory(log, [6] * 10)
     wanted = LogFilter(many, json.loads(text(since))["time"], json.loads(text(until))["time"])
-    entries = newest(source, wanted)[0] if many else Reader(source, first(source, wanted), wanted).entries()
+    entries = newest(source, wanted)[0] if many else ChunkReader(source, first(source, wanted), wanted).entries()
     expected = log[since : until + 1]
     assert lines_of(entries) == (expected[-many:] if many else expected)
 
@@ -174,14 +187,14 @@ def test_the_end_of_a_long_log_is_read_alone() -> None:
     assert len(newest(source, LogFilter(100))[0]) == 100
     assert source.asked <= 1 << 15
     source.asked = 0
-    list(Reader(source, first(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
+    list(ChunkReader(source, first(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
     assert source.asked <= len(source.files[min(source.files)]) + 5 * 256
 
 
 def test_severities_and_patterns() -> None:
     log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
     source = Memory(log, [4, 6])
-    assert lines_of(Reader(source, wanted=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
+    assert lines_of(ChunkReader(source, wanted=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
     assert LogFilter(severity="ERROR", pattern="no").fits(b"no line of a log")
@@ -211,7 +224,7 @@ def test_the_program_on_a_host(tmp_path: Path) -> None:
     (folder / ".part").write_text("x")
     for name, content in Memory(log, [3, 3]).files.items():
         (folder / name).write_bytes(content)
-    every = [b"%d %d %b" % (*entry.position, entry.line) for entry in Reader(Folder(folder)).entries()]
+    every = [b"%d %d %b" % (*entry.position, entry.line) for entry in ChunkReader(ChunkFolder(folder)).entries()]
     end = b" ".join(every[-1].split()[:2]) + b" "
     assert ran(str(folder), "[2]", "read") == (0, [*every[4:], end])
     assert ran(str(folder), "[2]", "follow") == (0, [*every[4:], end])
@@ -244,8 +257,8 @@ def test_nobody_reads_what_the_program_prints(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
-    folder, one, two = Folder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
-    reader = Reader(folder)
+    folder, one, two = ChunkFolder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
+    reader = ChunkReader(folder)
     (tmp_path / "x").write_text("no chunk")
     (tmp_path / one).write_bytes(b"one\n")
     assert lines_of(reader.entries()) == [b"one"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
-from ops.logs.lines import FIRST, Format, Line
+from ops.logs.lines import FIRST, Format, LogLine
 from ops.logs.read import FirstOf
 from replica.lines import Messages
 
@@ -13,7 +13,7 @@ TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', " 
 CHAINED = [*TRACE, "", "The above exception was the direct cause of the following exception:", "", *TRACE[:3], "KeyError: 'x'"]
 
 
-def lines(*texts: str, replica: str = "ps-0") -> list[Line]:
+def lines(*texts: str, replica: str = "ps-0") -> list[LogLine]:
     """Return a replica's lines, a second after each other where `pause` stands between them."""
     messages, now, found = Messages(), 100.0, []
     for text in texts:
@@ -21,7 +21,7 @@ def lines(*texts: str, replica: str = "ps-0") -> list[Line]:
             now += 5
             continue
         said = messages.add(text, now)
-        found.append(Line(f"{said.time:07.1f}", said.severity, replica, text))
+        found.append(LogLine(f"{said.time:07.1f}", said.severity, replica, text))
     return found
 
 
@@ -62,13 +62,13 @@ def test_the_line_is_marked_once() -> None:
     known = FirstOf(("ps-1", FirstError("00105.0", "ValueError: bad shape")))
     assert [line.message for line in [*there, *there] if known(line)] == ["ValueError: bad shape"]
     following = FirstOf(None, live=True)
-    there[1] = Line(there[1].time, "ERROR", "ps-0", "job FAILED")
+    there[1] = LogLine(there[1].time, "ERROR", "ps-0", "job FAILED")
     assert [line.message for line in [*there, *there] if following(line)] == ["ValueError: bad shape"]
     assert not any(map(FirstOf(None), there))
 
 
 def test_how_it_is_marked() -> None:
-    line = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "bad")
+    line = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "bad")
     assert Format(["ps-0"], colours=False)(line, first_error=True).endswith(f"bad{FIRST}")
     assert line.to_json(first_error=True).endswith(', "message": "bad", "firstError": true}')
     assert "firstError" not in line.to_json()

@@ -10,9 +10,9 @@ from replicahosts import Flaky
 
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
@@ -20,7 +20,7 @@ from jobs.store import Conflict, StoreError
 
 @pytest.fixture
 def store(tmp_path: Path) -> Flaky:
-    return Flaky(Folder(tmp_path))
+    return Flaky(LocalStore(tmp_path))
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
 
 
 def test_a_change_of_the_queue_is_made_of_the_newest(ledger: Ledger, store: Flaky, tmp_path: Path) -> None:
-    other = Ledger(Folder(tmp_path))
-    rivals = [Entry("b", ["w"]), Entry("c", ["x"])]
+    other = Ledger(LocalStore(tmp_path))
+    rivals = [QueueEntry("b", ["w"]), QueueEntry("c", ["x"])]
 
     def meanwhile(method: str, name: str) -> None:
         if method in ("create", "replace") and rivals:
@@ -110,7 +110,7 @@ def test_a_change_of_the_queue_is_made_of_the_newest(ledger: Ledger, store: Flak
             other.change_queue(lambda queue: queue.added(rival))
 
     store.before = meanwhile
-    after = ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))
+    after = ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))
     assert [entry.jobId for entry in after.entries] == ["b", "c", "a"]
     assert ledger.queue() == after
     store.calls.clear()
@@ -125,7 +125,7 @@ def test_a_queue_that_is_never_free_is_given_up(ledger: Ledger, store: Flaky) ->
 
     store.before = always
     with pytest.raises(Conflict):
-        ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))
+        ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))
 
 
 @pytest.mark.parametrize("garbled", [b"", b"{", b'{"entries": [{"jobId": 1}]}', b'{"schema":2,"entries":3}'])
@@ -153,7 +153,7 @@ def test_a_garbled_queue_is_rebuilt_from_the_jobs(ledger: Ledger, tmp_path: Path
 def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
     newer = b'{"schema":99,"entries":{}}'
     write(tmp_path, paths.QUEUE, newer)
-    for call in (ledger.queue, lambda: ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))):
+    for call in (ledger.queue, lambda: ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))):
         with pytest.raises(RecordError, match="newer scaletier"):
             call()
     assert (tmp_path / paths.QUEUE).read_bytes() == newer

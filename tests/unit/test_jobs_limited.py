@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Flaky, until
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.limited import Limited
 from jobs.store import Conflict, StoreError
 
@@ -20,7 +20,7 @@ class Hanging(Flaky):
     """A store whose next call hangs until it is let go."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(Folder(root))
+        super().__init__(LocalStore(root))
         self.let_go = threading.Event()
         self.before = lambda method, name: self.let_go.wait(PATIENCE)
 
@@ -33,7 +33,7 @@ def hanging(tmp_path: Path) -> Iterator[Hanging]:
 
 
 def test_every_call_goes_through(tmp_path: Path) -> None:
-    store = Limited(Folder(tmp_path), PATIENCE)
+    store = Limited(LocalStore(tmp_path), PATIENCE)
     version = store.create("a/b", b"one")
     assert store.read("a/b") == (b"one", version)
     assert store.read("a/c") is None
@@ -45,7 +45,7 @@ def test_every_call_goes_through(tmp_path: Path) -> None:
     with pytest.raises(Conflict):
         store.replace("a/b", b"three", version)
     with pytest.raises(StoreError, match="is not there"):
-        Limited(Folder(tmp_path / "none"), PATIENCE).read("a")
+        Limited(LocalStore(tmp_path / "none"), PATIENCE).read("a")
 
 
 CALLS: list[Callable[[Any], object]] = [

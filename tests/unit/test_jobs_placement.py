@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jobs.checked import RecordError
 from jobs.placement import place
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, Task
 
 HOSTS = ("m", "w0", "w1", "w2", "p")
@@ -57,7 +57,7 @@ def queues(draw: st.DrawFn) -> Queue:
     queue = Queue()
     for number in range(draw(st.integers(1, 8))):
         asked = wants(draw(st.integers(0, 3)), draw(st.integers(0, 1)))
-        queue = queue.added(Entry(f"job{number}", [], priority=draw(st.integers(0, 1)), wants=asked))
+        queue = queue.added(QueueEntry(f"job{number}", [], priority=draw(st.integers(0, 1)), wants=asked))
         if draw(st.booleans()):
             queue = queue.without(draw(st.sampled_from(queue.entries)))
     return queue
@@ -86,16 +86,16 @@ def test_every_job_has_its_turn(queue: Queue) -> None:
 def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() -> None:
     queue = Queue()
     for number in range(4):
-        queue = queue.added(Entry(f"one{number}", [], wants=wants(0)))
+        queue = queue.added(QueueEntry(f"one{number}", [], wants=wants(0)))
     assert [entry.placement for entry in queue.entries] == [{"master-0": host} for host in ("m", "w0", "w1", "w2")]
-    queue = queue.added(Entry("three", [], wants=wants(2))).added(Entry("late", [], wants=wants(0)))
+    queue = queue.added(QueueEntry("three", [], wants=wants(2))).added(QueueEntry("late", [], wants=wants(0)))
     assert [entry.jobId for entry in queue.ahead_of("late")] == ["one0", "one1", "one2", "one3", "three"]
     assert queue.kept() == {}
-    assert queue.without(Entry("one3", [])).kept() == {"w2": "three"}
+    assert queue.without(QueueEntry("one3", [])).kept() == {"w2": "three"}
     for gone in ("one3", "one1"):
-        queue = queue.without(Entry(gone, []))
+        queue = queue.without(QueueEntry(gone, []))
         assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
-    queue = queue.without(Entry("one0", []))
+    queue = queue.without(QueueEntry("one0", []))
     three = queue.entry("three")
     assert three is not None
     assert three.placement == {"master-0": "m", "worker-0": "w0", "worker-1": "w2"}

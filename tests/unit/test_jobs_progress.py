@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import progress
-from jobs.progress import REPORT_KEY, Mark, Progress, ProgressFinder, of_job, read_report
+from jobs.progress import REPORT_KEY, JobProgress, Mark, ProgressFinder, of_job, read_report
 from jobs.records import JobRecord
 from scaletier import lines, period
 
@@ -77,8 +77,10 @@ def report(**keys: Any) -> str:
 
 
 def test_a_report_is_read_and_any_other_line_is_none() -> None:
-    assert read_report(report(step=3, totalSteps=9.0, loss=1, metrics={"a": 2})) == Progress(3, 9, None, None, 1.0, {"a": 2.0})
-    assert read_report(f'  {{ "{REPORT_KEY}" : {{"step": 0, "loss": null}}}}') == Progress(0)
+    assert read_report(report(step=3, totalSteps=9.0, loss=1, metrics={"a": 2})) == JobProgress(
+        3, 9, None, None, 1.0, {"a": 2.0}
+    )
+    assert read_report(f'  {{ "{REPORT_KEY}" : {{"step": 0, "loss": null}}}}') == JobProgress(0)
     for line in ("", "{}", '{"progress": 0.5}', f"see {REPORT_KEY}", json.dumps({"level": "INFO", REPORT_KEY: {"step": 1}})):
         assert read_report(line) is None
 
@@ -113,21 +115,21 @@ def test_a_report_that_is_wrong_is_dropped_and_told_once(line: str, says: str) -
     finder.see(report(step=7), 0.0, "t")
     told = [finder.see(line, seconds, "t") for seconds in (1.0, 2.0)]
     assert told == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
-    assert finder.progress == Progress(7, time="t")
+    assert finder.progress == JobProgress(7, time="t")
 
 
 def test_what_a_report_leaves_out_stays_and_rate_and_eta_are_computed() -> None:
     finder = ProgressFinder()
     finder.see(report(step=0, totalSteps=100, loss=2.0, metrics={"a": 1.0}), 10.0, "t0")
-    assert finder.progress == Progress(0, 100, None, None, 2.0, {"a": 1.0}, "t0")
+    assert finder.progress == JobProgress(0, 100, None, None, 2.0, {"a": 1.0}, "t0")
     finder.see(report(step=20, metrics={"b": 2.0}), 14.0, "t1")
-    assert finder.progress == Progress(20, 100, 5.0, 16.0, 2.0, {"a": 1.0, "b": 2.0}, "t1")
+    assert finder.progress == JobProgress(20, 100, 5.0, 16.0, 2.0, {"a": 1.0, "b": 2.0}, "t1")
     for step in range(21, 99):
         finder.see(report(step=step), step + 10.0, "t2")
     assert finder.progress is not None
     assert finder.progress.stepsPerSecond == 1.0
     finder.see(report(step=30), 120.0, "t3")  # from its checkpoint
-    assert finder.progress == Progress(30, 100, None, None, 2.0, {"a": 1.0, "b": 2.0}, "t3")
+    assert finder.progress == JobProgress(30, 100, None, None, 2.0, {"a": 1.0, "b": 2.0}, "t3")
     finder.see(report(step=31, stepsPerSecond=3, etaSeconds=0), 120.0, "t4")
     assert (finder.progress.stepsPerSecond, finder.progress.etaSeconds) == (3.0, 0.0)
 
@@ -151,7 +153,7 @@ def test_the_library_s_own_lines_are_reports() -> None:
     finder = ProgressFinder()
     for seconds, step in ((0.0, 1), (2.0, 201)):
         finder.see(lines.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
-    assert finder.progress == Progress(201, None, 100.0, None, 0.5, {"accuracy": 0.75}, "t")
+    assert finder.progress == JobProgress(201, None, 100.0, None, 0.5, {"accuracy": 0.75}, "t")
     finder.see(lines.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
     expected = replace(finder.progress, metrics={"accuracy": 0.75, "eval_loss": 0.25, "eval_accuracy": 0.875})
     assert finder.progress == expected
@@ -160,12 +162,16 @@ def test_the_library_s_own_lines_are_reports() -> None:
 
 
 def test_a_job_is_as_far_as_its_chief_or_who_is_farthest() -> None:
-    chief, worker, other = Progress(10, None, 2.0, metrics={"a": 1.0}), Progress(90), Progress(30, metrics={"a": 9.0, "b": 2.0})
+    chief, worker, other = (
+        JobProgress(10, None, 2.0, metrics={"a": 1.0}),
+        JobProgress(90),
+        JobProgress(30, metrics={"a": 9.0, "b": 2.0}),
+    )
     reports = {"master-0": chief, "worker-0": worker, "worker-1": other, "ps-0": None}
-    assert of_job(reports, "master-0", 100, True) == Progress(10, 100, 2.0, 45.0, metrics={"b": 2.0, "a": 1.0})
-    assert of_job(reports, "master-0", 100, False) == Progress(10, 100, 2.0, None, metrics={"b": 2.0, "a": 1.0})
-    assert of_job({**reports, "master-0": None}, "master-0", 5, True) == Progress(90, 5, metrics={"a": 9.0, "b": 2.0})
-    assert of_job({"master-0": Progress(5, 7, 1.0)}, "master-0", 100, True) == Progress(5, 7, 1.0, 2.0)
+    assert of_job(reports, "master-0", 100, True) == JobProgress(10, 100, 2.0, 45.0, metrics={"b": 2.0, "a": 1.0})
+    assert of_job(reports, "master-0", 100, False) == JobProgress(10, 100, 2.0, None, metrics={"b": 2.0, "a": 1.0})
+    assert of_job({**reports, "master-0": None}, "master-0", 5, True) == JobProgress(90, 5, metrics={"a": 9.0, "b": 2.0})
+    assert of_job({"master-0": JobProgress(5, 7, 1.0)}, "master-0", 100, True) == JobProgress(5, 7, 1.0, 2.0)
     assert of_job({"master-0": None}, "master-0", 5, True) is None
 
 
@@ -173,7 +179,7 @@ def test_a_record_without_progress_is_read() -> None:
     old = JobRecord("job01").to_dict()
     del old["progress"]
     assert JobRecord.from_dict(old).progress is None
-    told = JobRecord("job01", progress=Progress(5, metrics={"a": 1.0}))
+    told = JobRecord("job01", progress=JobProgress(5, metrics={"a": 1.0}))
     assert JobRecord.from_json(told.to_json()) == told
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.checked import SCHEMA, Record, RecordError
 from jobs.lease import Lease
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, kept
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.times import now, seconds_between
@@ -128,7 +128,7 @@ _records = st.one_of(
         st.dictionaries(_text, st.builds(Task, _text, st.dictionaries(_text, _text, max_size=2)), max_size=2),
         expendable=_texts, stallTimeout=st.none() | _float, maxRestarts=_number, leaseSeconds=_float,
     ),
-    st.builds(Queue, st.lists(st.builds(Entry, _text, _texts, st.booleans(), maxWaitTime=st.none() | _float), max_size=3)),
+    st.builds(Queue, st.lists(st.builds(QueueEntry, _text, _texts, st.booleans(), maxWaitTime=st.none() | _float), max_size=3)),
     st.builds(HostFile, _text, _text, _float, _text),
 )  # fmt: skip
 

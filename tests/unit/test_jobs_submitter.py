@@ -11,11 +11,11 @@ import pytest
 from replicahosts import Clock, Flaky
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
 from jobs.power import HostStarter
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
@@ -37,11 +37,11 @@ class Bucket:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.clock = Clock()
-        self.ledger = Ledger(Folder(root), sleep=lambda _: None)
+        self.ledger = Ledger(LocalStore(root), sleep=lambda _: None)
         self.tender = QueueMonitor(self.ledger, ChangeTimer(self.clock), "tender", LEASE)
 
     def submitter(self, me: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object) -> Submitter:
-        self.store = Flaky(Folder(self.root))
+        self.store = Flaky(LocalStore(self.root))
         record = JobRecord(job_id, hosts=HOSTS, createTime="2026-01-31T12:00:00Z", submittedBy="me", **job)  # type: ignore[arg-type]
         return Submitter(Ledger(self.store, sleep=lambda _: None), record, me, max_wait)
 
@@ -81,7 +81,7 @@ def test_a_job_from_its_claim_until_it_is_handed_over(bucket: Bucket) -> None:
     assert submitter.claim(may_wait=False) == []
     assert bucket.job().lease == Lease("fab 1", 1, 0, True)
     assert bucket.ledger.queue().entries == [
-        Entry("job01", HOSTS, True, 3, "fab 1", "me", "2026-01-31T12:00:00Z", 60.0)
+        QueueEntry("job01", HOSTS, True, 3, "fab 1", "me", "2026-01-31T12:00:00Z", 60.0)
     ]  # fmt: skip
     submitter.renew()
     assert bucket.job().lease.beat == 1
@@ -333,7 +333,7 @@ def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
 
 def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
     bucket.submitter().claim(may_wait=True)
-    store = Flaky(Folder(bucket.root))
+    store = Flaky(LocalStore(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
         bucket.tender.tend()

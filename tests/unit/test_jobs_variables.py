@@ -13,7 +13,7 @@ from test_tuner_run import World
 from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import LogFilter
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.bucket import open_bucket
@@ -21,7 +21,7 @@ from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import package, push
 from ops.train import program, render
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.submit import Submission, submit
 from replica.site import HostSite
 
@@ -78,13 +78,16 @@ def test_a_shell_that_runs_a_file_is_no_exception(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (Flags("j", args="--out '${JOBDIR}/x'"), "an argument has ${JOBDIR}, which nobody fills in; did you mean JOB_DIR?: "),
-        (Flags("j", more_args=["${JOB_DIR:-x}"]), "an argument has ${JOB_DIR:-x}, which nobody fills in"),
-        (Flags("j", more_args=["${}"]), "an argument has ${}, which nobody fills in"),
-        (Flags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which nobody fills in"),
+        (
+            JobFlags("j", args="--out '${JOBDIR}/x'"),
+            "an argument has ${JOBDIR}, which nobody fills in; did you mean JOB_DIR?: ",
+        ),
+        (JobFlags("j", more_args=["${JOB_DIR:-x}"]), "an argument has ${JOB_DIR:-x}, which nobody fills in"),
+        (JobFlags("j", more_args=["${}"]), "an argument has ${}, which nobody fills in"),
+        (JobFlags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which nobody fills in"),
     ],
 )
-def test_an_unknown_name_is_refused(inventory: Inventory, flags: Flags, says: str) -> None:
+def test_an_unknown_name_is_refused(inventory: Inventory, flags: JobFlags, says: str) -> None:
     with pytest.raises(UsageError) as error:
         build_job(flags, inventory)
     assert str(error.value).startswith(says)
@@ -95,9 +98,9 @@ def test_an_unknown_name_is_refused(inventory: Inventory, flags: Flags, says: st
 
 def test_what_is_no_reference_of_ours_passes(inventory: Inventory) -> None:
     words = ["$HOME", "$${x}", r"\${x}", "cost 5$", "${JOB_DIR}", "{JOB_DIR}"]
-    assert build_job(Flags("j", more_args=words), inventory).args == tuple(words)
+    assert build_job(JobFlags("j", more_args=words), inventory).args == tuple(words)
     command = ("sh", "-c", "echo ${X:-1} $HOME")
-    assert build_job(Flags("j"), inventory, command=command).command == command
+    assert build_job(JobFlags("j"), inventory, command=command).command == command
 
 
 def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
@@ -107,7 +110,7 @@ def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
     plan = Plan(
         "job01", ["worker-3"], "m", ["--out", "$JOB_DIR/$INDEX"], {"worker-3": Task("{}", given)}, "abc", data=["/none"]
     )
-    store = Folder(tmp_path)
+    store = LocalStore(tmp_path)
     found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
     assert found.argv[-2:] == ["--out", f"{tmp_path}/out/3"]
     assert found.environment["LOGS"] == f"{tmp_path}/out/logs"
@@ -117,7 +120,7 @@ def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
 def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventory) -> None:
     """Each may stand in an argument, as torchrun's own do: none stays as it is."""
     words = [f"--x=${name}" for name in variables.NAMES]
-    plan = render.plan(inventory, build_job(Flags("job01", more_args=words), inventory), "").placed({})
+    plan = render.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").placed({})
     for name in ("master-0", "worker-0"):
         assert not [word for word in variables.expand_command(words, plan.tasks[name].environment) if "$" in word]
     worker = plan.tasks["worker-0"].environment
@@ -133,7 +136,7 @@ def test_secrets_are_as_they_are(tmp_path: Path) -> None:
     plan = Plan(
         "job01", ["worker-3"], "m", [], {"worker-3": Task("{}", {"JOB_ID": "x"})}, "abc", secrets=["TOKEN"], data=["/none"]
     )
-    store = Folder(tmp_path)
+    store = LocalStore(tmp_path)
     found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
     assert found.environment["TOKEN"] == "a$JOB_ID"
 
@@ -151,7 +154,7 @@ def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_data_that_arguments_name_by_a_variable_is_known(inventory: Inventory) -> None:
-    job = build_job(Flags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
+    job = build_job(JobFlags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
     assert render.plan(inventory, job, "").data == ["/bucket/data/x"]
 
 
@@ -161,19 +164,19 @@ def alone(inventory: Inventory, tmp_path: Path) -> Submission:
     inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     (tmp_path / "bucket").mkdir()
     found = program.find(None, None, None, "echo hi")
-    job = build_job(Flags("job01"), inventory, found.source.name, found.source.files, found.command, found.folder)
+    job = build_job(JobFlags("job01"), inventory, found.source.name, found.source.files, found.command, found.folder)
     return Submission(inventory, job, package.build(found.source, job.module, found.script), {})
 
 
 def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: Submission, tmp_path: Path) -> None:
     bucket = Path(alone.inventory.operator_bucket)
-    ledger, fleet = Ledger(Folder(bucket)), FakeFleet(alone.inventory)
+    ledger, fleet = Ledger(LocalStore(bucket)), FakeFleet(alone.inventory)
     submit(on(fleet, ledger), alone, may_wait=True)
     told = {command for name, command in fleet.told}
     assert not [command for command in told if command.endswith(" job01")], "a host refuses a job's package that is not there"
     plan = ledger.plan("job01")
     assert plan
-    site = HostSite(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(Folder(bucket)), Folder(bucket), {})
+    site = HostSite(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(LocalStore(bucket)), LocalStore(bucket), {})
     plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
     found = site.prepare(plan, "master-0")
     assert found.directory.is_dir()
@@ -183,7 +186,7 @@ def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: 
 
 def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: Path) -> None:
     bucket = alone.inventory.operator_bucket
-    cluster: Any = on(FakeFleet(alone.inventory), Ledger(Folder(Path(bucket))))
+    cluster: Any = on(FakeFleet(alone.inventory), Ledger(LocalStore(Path(bucket))))
     cluster.bucket = open_bucket(bucket, lambda: None)
     record = alone.record().ended("master-0 could not start its replica.\nmore")
     with pytest.raises(OpsError) as error:

@@ -17,15 +17,15 @@ from shapes import DOCS, PRINTED, check, documented, wrong
 import fabfile
 from infra.inventory import Inventory
 from jobs.firsterror import FirstError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.notification import Notification
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import Cluster
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
 from ops.train import train, tuning
 from ops.train.trials import Tuned
@@ -63,7 +63,7 @@ def test_every_table_is_read() -> None:
 
 
 def test_a_line_of_a_log() -> None:
-    line = Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "text")
+    line = LogLine("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "text")
     for is_first in (False, True):
         assert list(wrong(json.loads(line.to_json(is_first)), documented()["fab logs"])) == []
 
@@ -72,7 +72,7 @@ def test_records_with_all_that_they_may_have() -> None:
     events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
     replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, 9, True, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
     sent = Notification("POST https://example.com/…", "2026-01-31T12:00:00.000Z", 1)
-    progress = Progress(5, 10, 1.5, 3.3, 0.5, {"accuracy": 0.5}, "2026-01-31T12:00:00.000Z")
+    progress = JobProgress(5, 10, 1.5, 3.3, 0.5, {"accuracy": 0.5}, "2026-01-31T12:00:00.000Z")
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
     left = UnsavedFiles(True, ["model"], 1, 7, ["big (2.1 GB)"], 1, "it took too long")
     replica = replace(replica, firstError=error, progress=progress, connections=["listening on 2222"], unsaved=left)
@@ -111,7 +111,7 @@ def test_a_job_that_tunes() -> None:
 def test_a_job_that_is_followed_is_told_of_at_its_end(
     as_json: bool, inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     put_job(ledger, JobRecord("job01"))
     submission = SimpleNamespace(job=SimpleNamespace(id="job01"))
 

@@ -33,7 +33,7 @@ from replica import launched
 from replica.__main__ import spawn
 from replica.launched import Launched, Launcher, request
 from replica.log import Log
-from replica.process import Child, Run
+from replica.process import Child, ProcessRun
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
 
@@ -60,8 +60,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
     made.close()
 
 
-def run(host: Host, code: str, *args: str, **env: str) -> Run:
-    return Run("job01", [sys.executable, "-c", code, *args], host.package, {"PATH": os.environ["PATH"], **env})
+def run(host: Host, code: str, *args: str, **env: str) -> ProcessRun:
+    return ProcessRun("job01", [sys.executable, "-c", code, *args], host.package, {"PATH": os.environ["PATH"], **env})
 
 
 def finished(trainer: Trainer) -> int:
@@ -423,7 +423,7 @@ def test_a_program_runs_from_its_first_word_to_its_last(host: Host, tmp_path: Pa
 
 def test_a_program_finds_the_signals_as_they_usually_are(host: Host, tmp_path: Path) -> None:
     seen = Trainer(
-        Run("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]}),
+        ProcessRun("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]}),
         Log(tmp_path / "logs", "job01", "master-0"),
         Launcher(host.address, str(host.bucket)),
     )
@@ -501,7 +501,7 @@ def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_p
 
 def test_a_program_that_is_not_there_says_so(host: Host, tmp_path: Path) -> None:
     log = Log(tmp_path / "logs", "job01", "master-0")
-    trainer = Trainer(Run("job01", ["/no/such", "x"], host.package, {}), log, Launcher(host.address, str(host.bucket)))
+    trainer = Trainer(ProcessRun("job01", ["/no/such", "x"], host.package, {}), log, Launcher(host.address, str(host.bucket)))
     assert finished(trainer) == 127
     assert printed(tmp_path) == ["the trainer cannot start: /no/such: No such file or directory"]
 

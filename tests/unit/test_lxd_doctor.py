@@ -19,12 +19,12 @@ from infra.findings import Finding, Severity, broken, look
 from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
-from infra.lxd.layout import Names, address
+from infra.lxd.layout import LxdNames, address
 from infra.lxd.orphans import Orphan
 from infra.lxd.project import Owner
 from infra.spec import ScaleTier, preset
 
-NAMES = Names("scaletier-local-abcdef")
+NAMES = LxdNames("scaletier-local-abcdef")
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 SPEC = preset(ScaleTier.STANDARD_1)
 INVENTORY: dict[str, Any] = {

@@ -9,15 +9,15 @@ import pytest
 
 from infra.lxd import identity, orphans, project
 from infra.lxd.api import LxdError
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 from infra.lxd.project import Owner, kept
-from infra.state import State
+from infra.state import StackState
 
 HERE = Path("/home/me/scaletier")
 
 
-def state(**resources: dict[str, str]) -> State:
-    return State(
+def state(**resources: dict[str, str]) -> StackState:
+    return StackState(
         {f"urn::{kind}": {"type": f"pulumi-python:dynamic/lxd:{kind}", "outputs": it} for kind, it in resources.items()}
     )
 
@@ -43,9 +43,9 @@ def test_the_state_says_what_a_stack_is_called(owners: list[Owner]) -> None:
 
 def test_a_new_stack_is_called_as_no_other(owners: list[Owner]) -> None:
     owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(HERE), kept=False))
-    first, second = (identity.names_of("My.Stack", HERE, State()) for _ in range(2))
+    first, second = (identity.names_of("My.Stack", HERE, StackState()) for _ in range(2))
     assert re.fullmatch(r"scaletier-my-stack-[0-9a-f]{6}", first.project)
-    assert first != second != Names("scaletier-my-stack-000000"), "that one is up, of a stack that was renamed since"
+    assert first != second != LxdNames("scaletier-my-stack-000000"), "that one is up, of a stack that was renamed since"
 
 
 def test_a_bucket_that_was_kept_is_taken_up_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_bucket_that_was_kept_is_taken_up_by_the_next_stack_of_its_name(owners
         Owner("scaletier-local-111111", "local", "/gone/scaletier", kept=True),
         Owner("scaletier-local-222222", "local", str(HERE), kept=True),
     ]
-    assert identity.names_of("local", HERE, State()).project == "scaletier-local-222222"
+    assert identity.names_of("local", HERE, StackState()).project == "scaletier-local-222222"
     assert kept(owners[:2], "local", HERE) == "scaletier-local-111111", "its checkout was moved"
     assert kept(owners[:1], "local", HERE) is None, "another checkout's, which is there"
     assert kept(owners, "prod", HERE) is None
@@ -93,15 +93,15 @@ def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], 
     assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *astray]
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", here, True)]
     assert orphans.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
-    assert orphans.own("prod") == [Names("scaletier-prod-bbbbbb")]
+    assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
     owners.append(Owner("scaletier-prod-ffffff", "prod", here, False, "gs://team"))
     assert len(orphans.own("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    assert orphans.own("prod") == [Names("scaletier-prod-ffffff")], "that of the state in use"
+    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")], "that of the state in use"
     owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
-    assert orphans.own("prod") == [Names("scaletier-prod-ffffff")]
+    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")]
     monkeypatch.delenv("PULUMI_BACKEND_URL")
-    assert orphans.own("prod") == [Names("scaletier-prod-bbbbbb")]
+    assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
 
 
 def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:

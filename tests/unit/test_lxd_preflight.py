@@ -18,12 +18,12 @@ from infra.lxd import api, image, network, preflight
 from infra.lxd.api import LxdError
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import forward_drops
-from infra.lxd.layout import Names
+from infra.lxd.layout import LxdNames
 from infra.spec import ClusterSpec, ScaleTier, preset
-from infra.state import State
+from infra.state import StackState
 
-NAMES = Names("scaletier-local-abcdef")
-OURS = State({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "outputs": {"project": NAMES.project}}})
+NAMES = LxdNames("scaletier-local-abcdef")
+OURS = StackState({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "outputs": {"project": NAMES.project}}})
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def _machine(
     monkeypatch.setattr(preflight, "used", lambda _: held)
 
 
-def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.Found:
+def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.PreflightResult:
     return preflight.preflight("local", spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), OURS)
 
 

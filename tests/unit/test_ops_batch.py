@@ -12,7 +12,7 @@ import pytest
 
 from infra.inventory import Inventory
 from infra.spec import Role
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
@@ -35,7 +35,7 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
         (bucket / name).write_text("1\n")
     here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
-    made = Cluster(here, None, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))
+    made = Cluster(here, None, open_bucket(str(bucket), lambda: None), Ledger(LocalStore(bucket)))
     catalog = catalog_of(made)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)

@@ -16,7 +16,7 @@ from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
 from jobs.firsterror import FirstError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -27,7 +27,7 @@ from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import parse
 from ops.cluster.remote import Ran
 from ops.errors import HostError, UsageError
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.report import bundle as module
 from ops.report import command
 from ops.report.bundle import ask_command, bundle
@@ -70,7 +70,7 @@ class Job:
     def __init__(self, tmp_path: Path) -> None:
         self.bucket = tmp_path / "bucket"
         self.bucket.mkdir()
-        self.ledger = Ledger(Folder(self.bucket))
+        self.ledger = Ledger(LocalStore(self.bucket))
         self.fleet = Fleet()
         inventory = parse(inventory_json(bucket=str(self.bucket), operatorBucket=str(self.bucket)), tmp_path)
         files = open_bucket(str(self.bucket), lambda: None)
@@ -84,7 +84,9 @@ class Job:
         self.ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, 143), None)
         self.put(paths.plan("job01"), b'{"plan": 1}')
         self.put(paths.diagnosis("job01", "worker-0"), json.dumps(DIAGNOSIS).encode())
-        put_log(self.bucket / paths.log("job01", "master-0"), [Line(NOON, "INFO", "master-0", f"line {n}") for n in range(300)])
+        put_log(
+            self.bucket / paths.log("job01", "master-0"), [LogLine(NOON, "INFO", "master-0", f"line {n}") for n in range(300)]
+        )
 
     def becomes(self, state: JobState, **changes: Any) -> None:
         hosts = [hosts[0] for hosts in HOSTS.values()]

@@ -12,9 +12,9 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(Folder(tmp_path))
+    return Ledger(LocalStore(tmp_path))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRec
 def put(ledger: Ledger, record: JobRecord) -> None:
     """Write a job that has its hosts, and one behind it."""
     put_job(ledger, record)
-    ledger.change_queue(lambda _: Queue([Entry("job01", HOSTS, held=True), Entry("job02", HOSTS)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job01", HOSTS, held=True), QueueEntry("job02", HOSTS)]))
 
 
 def beats(ledger: Ledger) -> None:
@@ -127,7 +127,9 @@ def test_a_queued_job_is_cancelled_at_once(
     cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_job(ledger, job(JobState.QUEUED, holder=""))
-    ledger.change_queue(lambda _: Queue([Entry("job00", HOSTS, held=True), Entry("job01", HOSTS), Entry("job02", HOSTS)]))
+    ledger.change_queue(
+        lambda _: Queue([QueueEntry("job00", HOSTS, held=True), QueueEntry("job01", HOSTS), QueueEntry("job02", HOSTS)])
+    )
     assert cancel(cluster, "job01", as_json=True) == DONE
     assert json.loads(capsys.readouterr().out)["state"] == "CANCELLED"
     assert clock.now == 100
@@ -203,12 +205,12 @@ def test_the_only_job_that_goes_on_needs_no_name(
         cancel(cluster, None)
     assert not ledger.cancel_requested("job01")
     put_job(ledger, JobRecord("job02", hosts=HOSTS))
-    ledger.change_queue(lambda _: Queue([Entry("job02", HOSTS)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job02", HOSTS)]))
     assert cancel(cluster, None) == DONE
     assert capsys.readouterr().out == "job02 CANCELLED\n"
 
 
-class Failing(Folder):
+class Failing(LocalStore):
     """A bucket that does not answer for a while."""
 
     away = 0

@@ -12,9 +12,9 @@ from opsdata import put_job
 import fabfile
 from infra.inventory import Inventory
 from jobs.firsterror import FirstError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
@@ -24,17 +24,17 @@ from ops.cluster.cluster import Cluster
 from ops.errors import OpsError, UsageError
 from ops.logs import follow, read
 from ops.logs.follow import Note
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.train import train
 from ops.train.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-LINES = [Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]
+LINES = [LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(Folder(tmp_path))
+    return Ledger(LocalStore(tmp_path))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
 
 
 def test_a_job_with_its_replicas(cluster: Cluster, ledger: Ledger) -> None:
-    progress = Progress(5, 10)
+    progress = JobProgress(5, 10)
     record = JobRecord("job01", JobState.FAILED, wants={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress)
     put_job(ledger, record)
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")

@@ -15,7 +15,7 @@ from infra.inventory import Inventory
 from jobs import records
 from ops.errors import UsageError
 from ops.package.declared import FILE, read
-from ops.train.config import Flags, build_job, split_args, split_labels
+from ops.train.config import JobFlags, build_job, split_args, split_labels
 from ops.train.render import plan
 
 DECLARES = {
@@ -41,19 +41,19 @@ def config(tmp_path: Path, text: str) -> str:
 
 def refused(inventory: Inventory, tmp_path: Path, text: str) -> str:
     with pytest.raises(UsageError) as error:
-        build_job(Flags("job01", config=config(tmp_path, text)), inventory)
+        build_job(JobFlags("job01", config=config(tmp_path, text)), inventory)
     message = str(error.value)
     assert "\n" not in message
     return message.removeprefix(f"{tmp_path}/")
 
 
 def test_a_job_needs_no_config(inventory: Inventory) -> None:
-    job = build_job(Flags("job01"), inventory)
+    job = build_job(JobFlags("job01"), inventory)
     assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
 
 
 def test_the_seeds_config(standard: Inventory, tmp_path: Path) -> None:
-    job = build_job(Flags("mnist_distributed_ann", config=config(tmp_path, SEED)), standard)
+    job = build_job(JobFlags("mnist_distributed_ann", config=config(tmp_path, SEED)), standard)
     assert job.training_input["scaleTier"] == "STANDARD_1"
 
 
@@ -70,7 +70,7 @@ trainingInput:
   useChiefInTfConfig: false
   scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
 """
-    flags = Flags("j", "m.n", config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere")
+    flags = JobFlags("j", "m.n", config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere")
     job = build_job(flags, standard)
     assert job.module == "m.n"
     assert job.args == ("--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
@@ -94,7 +94,7 @@ def test_custom_that_is_what_is_up(inventory: Inventory, tmp_path: Path) -> None
 trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-highcpu-8, workerCount: "2",
   parameterServerType: n1-standard-4, parameterServerCount: 1}
 """
-    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).training_input["workerCount"] == 2
+    assert build_job(JobFlags("j", config=config(tmp_path, text)), inventory).training_input["workerCount"] == 2
 
 
 @pytest.mark.parametrize(
@@ -174,15 +174,15 @@ def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, 
 )
 def test_a_trainer_that_knows_job_dir_is_told_it(inventory: Inventory, code: bytes, args: list[str], passed: list[str]) -> None:
     files = {"mine/__init__.py": b"", "mine/task.py": code, "mine/notes.txt": b"'--job-dir'"}
-    job = build_job(Flags("j", more_args=args), inventory, "mine", files)
+    job = build_job(JobFlags("j", more_args=args), inventory, "mine", files)
     assert (job.args, plan(inventory, job, "").args) == (tuple(args), [*args, *passed])
-    off = build_job(Flags("j", more_args=args), inventory, "mine", files | {f"mine/{FILE}": b"passJobDir: false"})
+    off = build_job(JobFlags("j", more_args=args), inventory, "mine", files | {f"mine/{FILE}": b"passJobDir: false"})
     assert plan(inventory, off, "").args == args
 
 
 def test_a_job_dir_that_is_named_is_passed_in_any_case(inventory: Inventory) -> None:
     files = {"mine/task.py": b"p.add_argument('--job_dir')"}
-    flags = Flags("j", job_dir="/bucket/there")
+    flags = JobFlags("j", job_dir="/bucket/there")
     for known, flag in ((files, "--job_dir"), ({}, "--job-dir")):
         job = build_job(flags, inventory, "mine", known)
         assert list(job.args) == plan(inventory, job, "").args == [flag, "/bucket/there"]
@@ -191,7 +191,7 @@ def test_a_job_dir_that_is_named_is_passed_in_any_case(inventory: Inventory) -> 
 def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
     where = config(tmp_path, "trainingInput: {environment: {A: one, B: 2, C: x}}")
     (tmp_path / "vars").write_text("B=from the file\n  # no\n\nC=c=c\n")
-    job = build_job(Flags("j", config=where, env_file=str(tmp_path / "vars"), env=["C=", "_d=1"]), inventory)
+    job = build_job(JobFlags("j", config=where, env_file=str(tmp_path / "vars"), env=["C=", "_d=1"]), inventory)
     assert job.environment == {"A": "one", "B": "from the file", "C": "", "_d": "1"}
     assert job.training_input["environment"] == job.environment
 
@@ -214,7 +214,7 @@ def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
 )
 def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, list[str]], says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
-        build_job(Flags("j", **changes), inventory)  # type: ignore[arg-type]
+        build_job(JobFlags("j", **changes), inventory)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -228,17 +228,17 @@ def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, l
 )
 def test_an_environment_in_config_that_is_wrong(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
-        build_job(Flags("j", config=config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
+        build_job(JobFlags("j", config=config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
 
 
 @pytest.mark.parametrize("line", ["hunter2", "hunter2=", "TOKEN=", "TOKEN=a\0b", "hun/ter=2"])
 def test_a_message_about_secrets_never_shows_one(inventory: Inventory, tmp_path: Path, line: str) -> None:
     (tmp_path / "secrets").write_text(f"{line}\n")
     with pytest.raises(UsageError) as error:
-        build_job(Flags("j", secret_file=str(tmp_path / "secrets")), inventory)
+        build_job(JobFlags("j", secret_file=str(tmp_path / "secrets")), inventory)
     assert line.partition("=")[0] not in str(error.value)
     with pytest.raises(UsageError) as error:
-        build_job(Flags("j", secret=["TOKEN=hunter2"]), inventory)
+        build_job(JobFlags("j", secret=["TOKEN=hunter2"]), inventory)
     assert "hunter2" not in str(error.value)
 
 
@@ -246,20 +246,20 @@ def test_a_message_about_secrets_never_shows_one(inventory: Inventory, tmp_path:
 def test_a_job_that_goes_on_is_told_its_output_as_any_other(inventory: Inventory, off: bool) -> None:
     files = {"mine/task.py": b"p.add_argument('--job_dir')", f"mine/{FILE}": b"passJobDir: false" if off else b""}
     for known, passed in ((files, [] if off else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
-        job = build_job(Flags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", known)
+        job = build_job(JobFlags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", known)
         assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
 
 
 def test_a_file_of_variables_names_its_bad_line(inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "vars").write_text("A=1\nexport B=2\n")
     with pytest.raises(UsageError, match=r"--env-file .*vars:2: 'export B' is no name of a variable"):
-        build_job(Flags("j", env_file=str(tmp_path / "vars")), inventory)
+        build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory)
 
 
 def test_a_strategy_goes_to_the_trainer_behind_what_is_written_and_before_what_is_typed(
     inventory: Inventory, tmp_path: Path
 ) -> None:
-    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), strategy="any")
+    flags = JobFlags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), strategy="any")
     job = build_job(flags, inventory)
     assert job.args == ("--strategy", "async", "--strategy", "any")
     assert job.training_input["args"] == list(job.args)
@@ -281,7 +281,7 @@ USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
 def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
     inventory: Inventory, strategy: str | None, args: list[str], policy: str, expendable: tuple[str, ...]
 ) -> None:
-    job = build_job(Flags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
+    job = build_job(JobFlags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
     assert (job.policy["restartPolicy"], tuple(job.policy["expendable"])) == (policy, tuple(expendable))
     assert job.policy == {"restartPolicy": policy, "expendable": list(expendable), **USUAL}
     assert job.declared == read(DECLARES, "mine")
@@ -292,7 +292,7 @@ def test_config_wins_over_what_the_package_declares(inventory: Inventory, tmp_pa
 trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
   stallTimeout: 90, maxRestarts: 2, logLimit: 1.5 GB, priority: -3}}
 """
-    job = build_job(Flags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
+    job = build_job(JobFlags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
     limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2, "logLimit": 1_500_000_000}
     assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits, **USUAL}
     assert job.priority == -3
@@ -300,7 +300,7 @@ trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWa
 
 
 def test_without_a_word_of_it_only_the_evaluator_is_expendable(inventory: Inventory) -> None:
-    job = build_job(Flags("j"), inventory)
+    job = build_job(JobFlags("j"), inventory)
     assert (job.policy, job.priority) == ({"restartPolicy": "replica", "expendable": ["evaluator"], **USUAL}, 0)
 
 
@@ -312,16 +312,16 @@ def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_packa
     inventory: Inventory, tmp_path: Path
 ) -> None:
     files = declares("{gracePeriod: 5, restartCodes: [7, 8], stopSignal: all, strategies: {one: {gracePeriod: 60s}}}")
-    plain = build_job(Flags("j"), inventory, "mine", files).policy
+    plain = build_job(JobFlags("j"), inventory, "mine", files).policy
     assert (plain["gracePeriod"], plain["restartCodes"], plain["stopSignal"]) == (5, [7, 8], "all")
-    one = build_job(Flags("j", strategy="one"), inventory, "mine", files).policy
+    one = build_job(JobFlags("j", strategy="one"), inventory, "mine", files).policy
     assert (one["gracePeriod"], one["restartCodes"]) == (60, [7, 8])
     text = "trainingInput: {scheduling: {permanentCodes: [8, 42], gracePeriod: 0, successPolicy: all}}"
-    ours = build_job(Flags("j", strategy="one", config=config(tmp_path, text)), inventory, "mine", files).policy
+    ours = build_job(JobFlags("j", strategy="one", config=config(tmp_path, text)), inventory, "mine", files).policy
     assert (ours["gracePeriod"], ours["restartCodes"], ours["permanentCodes"]) == (0, [7], [8, 42])
     assert ours["successPolicy"] == "all"
     assert ours.keys() <= {each.name for each in fields(records.Plan)}
-    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).policy["restartCodes"] == []
+    assert build_job(JobFlags("j", config=config(tmp_path, text)), inventory).policy["restartCodes"] == []
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_wrong_word_about_how_a_job_ends_is_one_line(
     text = f"trainingInput: {{scheduling: {scheduling if scheduling[0] == '{' else f'{{{scheduling}}}'}}}"
     path = config(tmp_path, text)
     with pytest.raises(UsageError) as error:
-        build_job(Flags("j", config=path), inventory, "mine", declares(exits))
+        build_job(JobFlags("j", config=path), inventory, "mine", declares(exits))
     said = str(error.value)
     assert said.startswith(f"{path}: trainingInput.scheduling")
     assert says in said
@@ -382,19 +382,19 @@ def test_by_the_policy_all_every_role_that_has_an_end_is_waited_for(
     inventory: Inventory, tmp_path: Path, chosen: str, expendable: list[str]
 ) -> None:
     text = f"trainingInput: {{scheduling: {{successPolicy: all{chosen}}}}}"
-    made = build_job(Flags("j", config=config(tmp_path, text)), inventory).policy
+    made = build_job(JobFlags("j", config=config(tmp_path, text)), inventory).policy
     assert (made["successPolicy"], made["expendable"]) == ("all", expendable)
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        Flags("j", strategy="asink"),
-        Flags("j", more_args=["--strategy=asink"]),
-        Flags("j", more_args=["--strategy=alone"], strategy="asink"),
+        JobFlags("j", strategy="asink"),
+        JobFlags("j", more_args=["--strategy=asink"]),
+        JobFlags("j", more_args=["--strategy=alone"], strategy="asink"),
     ],
 )
-def test_a_strategy_that_the_package_does_not_declare(inventory: Inventory, flags: Flags) -> None:
+def test_a_strategy_that_the_package_does_not_declare(inventory: Inventory, flags: JobFlags) -> None:
     with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are alone, together$"):
         build_job(flags, inventory, "mine", DECLARES)
     assert build_job(flags, inventory, "mine", {"mine/__init__.py": b""}).args
@@ -404,23 +404,23 @@ def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
     alone = replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name == "master-0"))
     lacking = r"^--strategy together needs a worker, and stack test \(CUSTOM\) has none: "
     with pytest.raises(UsageError, match=lacking + "take --strategy alone, or run pulumi config set scaleTier STANDARD_1"):
-        build_job(Flags("j", strategy="together"), alone, "mine", DECLARES)
+        build_job(JobFlags("j", strategy="together"), alone, "mine", DECLARES)
     only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}}}"}
     with pytest.raises(UsageError, match=lacking + "run pulumi config set scaleTier STANDARD_1"):
-        build_job(Flags("j"), alone, "mine", only)
+        build_job(JobFlags("j"), alone, "mine", only)
     other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}, alone: }}"}
-    assert build_job(Flags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
-    assert build_job(Flags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
+    assert build_job(JobFlags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
+    assert build_job(JobFlags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
 
 
 def test_no_config_file(inventory: Inventory) -> None:
     with pytest.raises(UsageError, match="there is no file nowhere"):
-        build_job(Flags("j", config="nowhere.yaml"), inventory)
+        build_job(JobFlags("j", config="nowhere.yaml"), inventory)
 
 
 @pytest.mark.parametrize(("package", "begins"), [("trainer", "trainer_"), ("9my-pkg", "my_pkg_"), ("_x", "x_"), ("é", "job_")])
 def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, begins: str) -> None:
-    job = build_job(Flags(), inventory, package)
+    job = build_job(JobFlags(), inventory, package)
     assert re.fullmatch(rf"{begins}20\d{{6}}_\d{{6}}", job.id)
     assert job.job_dir == f"/bucket/jobs/{job.id}/output"
 
@@ -428,7 +428,7 @@ def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, begins
 @pytest.mark.parametrize("job_id", ["", "1job", "job-1", "job 1", "job1\n", "jöb", "x" * 129, "../x"])
 def test_a_job_id_that_breaks_the_rule(inventory: Inventory, job_id: str) -> None:
     with pytest.raises(UsageError, match="breaks the rule: a letter, then letters, digits and underscores"):
-        build_job(Flags(job_id), inventory)
+        build_job(JobFlags(job_id), inventory)
 
 
 @pytest.mark.parametrize("text", ["owner", "=x", "Owner=x", "owner=X", "a=b,c"])
@@ -450,7 +450,7 @@ def test_args_arrive_as_they_were_quoted(words: list[str]) -> None:
 @pytest.mark.parametrize(("text", "says"), [("2.2", "2.2 or 2.20? YAML makes one number of both"), ("2.20", "2.2 or 2.20")])
 def test_a_version_that_yaml_takes_for_a_number(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
-        build_job(Flags("j", config=config(tmp_path, f"trainingInput: {{runtimeVersion: {text}}}")), inventory)
+        build_job(JobFlags("j", config=config(tmp_path, f"trainingInput: {{runtimeVersion: {text}}}")), inventory)
 
 
 def test_every_flag_of_a_task_is_heard() -> None:
@@ -460,8 +460,8 @@ def test_every_flag_of_a_task_is_heard() -> None:
 
     own = {"_", "job", "package", "queue", "follow", "plain", "dry_run", "json"}
     taken = set(inspect.signature(inspect.unwrap(fabfile.train.body)).parameters) - own
-    assert taken <= {item.name for item in fields(Flags)}
-    assert Flags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == Flags(
+    assert taken <= {item.name for item in fields(JobFlags)}
+    assert JobFlags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == JobFlags(
         "j", "m", more_args=["x"]
     )
 
@@ -469,14 +469,14 @@ def test_every_flag_of_a_task_is_heard() -> None:
 def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None:
     declares = {f"mine/{FILE}": b"notify: ./declared.sh"}
     inner = config(tmp_path, "trainingInput: {notify: ./inner.sh}")
-    assert build_job(Flags("job01"), inventory).notify == ""
-    assert build_job(Flags("job01"), inventory, "mine", declares).notify == "./declared.sh"
-    assert build_job(Flags("job01", config=inner), inventory, "mine", declares).notify == "./inner.sh"
+    assert build_job(JobFlags("job01"), inventory).notify == ""
+    assert build_job(JobFlags("job01"), inventory, "mine", declares).notify == "./declared.sh"
+    assert build_job(JobFlags("job01", config=inner), inventory, "mine", declares).notify == "./inner.sh"
     outer = config(tmp_path, "notify: http://example.com/secret\ntrainingInput: {notify: ./inner.sh}")
-    job = build_job(Flags("job01", config=outer), inventory, "mine", declares)
+    job = build_job(JobFlags("job01", config=outer), inventory, "mine", declares)
     assert job.notify == plan(inventory, job, "").notify == "http://example.com/secret"
     assert "secret" not in str(job.training_input)
-    flags = Flags("job01", config=outer, notify="./flag.sh ${JOB_ID}")
+    flags = JobFlags("job01", config=outer, notify="./flag.sh ${JOB_ID}")
     assert build_job(flags, inventory, "mine", declares).notify == "./flag.sh ${JOB_ID}"
 
 
@@ -506,6 +506,6 @@ def test_where_the_end_cannot_be_reported(inventory: Inventory, tmp_path: Path, 
 
 def test_a_package_or_a_flag_that_says_it_wrong(inventory: Inventory) -> None:
     with pytest.raises(UsageError, match=r"^mine/scaletier.yaml: notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
-        build_job(Flags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
+        build_job(JobFlags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
     with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):
-        build_job(Flags("job01", notify=""), inventory)
+        build_job(JobFlags("job01", notify=""), inventory)

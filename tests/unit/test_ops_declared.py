@@ -14,10 +14,10 @@ from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.package import declared, package
-from ops.package.declared import FILE, LIBRARY, Data, Pace, Strategy, TrainerConfig
+from ops.package.declared import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.train import render, train
 from ops.train.arguments import steps
-from ops.train.config import Flags
+from ops.train.config import JobFlags
 from ops.train.submit import Submission
 from scaletier import flags as library_flags
 from scaletier import private
@@ -46,7 +46,7 @@ def test_everything_that_can_be_declared() -> None:
         Data("mnist", ("--data",)),
         {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers", ("worker",)), "1": Strategy()},
         "apart",
-        Pace("--steps", "--every", 3, 16, evaluate="--look-every"),
+        PlanFlags("--steps", "--every", 3, 16, evaluate="--look-every"),
         "mine.sub.saved",
     )
 
@@ -56,9 +56,9 @@ def test_nothing_that_is_declared() -> None:
     assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
     assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
     assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
-    assert nothing.plan == Pace(None, None, 1, 32)
+    assert nothing.plan == PlanFlags(None, None, 1, 32)
     assert nothing.data_for([]) is None
-    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == Pace(None, None, 1, 1, 1)
+    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == PlanFlags(None, None, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -206,18 +206,18 @@ def test_the_shipped_declaration_is_true() -> None:
 @pytest.mark.parametrize(
     ("args", "pace", "wanted"),
     [
-        ("--stop-at 7", Pace("--stop-at", usual_steps=9), 7),
-        ("--stop-at=7 --stop-at 8", Pace("--stop-at", usual_steps=9), 8),
-        ("--max-steps 7", Pace("--stop-at", usual_steps=9), 9),
-        ("--stop-at x", Pace("--stop-at", usual_steps=9), None),
-        ("--num_train_steps 7", Pace(), 7),
-        ("--total-steps=7", Pace(), 7),
-        ("--steps \u0667", Pace(), None),
-        ("--steps-between-saves 7 --warmup-steps 3", Pace(), None),
-        ("", Pace(), None),
+        ("--stop-at 7", PlanFlags("--stop-at", usual_steps=9), 7),
+        ("--stop-at=7 --stop-at 8", PlanFlags("--stop-at", usual_steps=9), 8),
+        ("--max-steps 7", PlanFlags("--stop-at", usual_steps=9), 9),
+        ("--stop-at x", PlanFlags("--stop-at", usual_steps=9), None),
+        ("--num_train_steps 7", PlanFlags(), 7),
+        ("--total-steps=7", PlanFlags(), 7),
+        ("--steps \u0667", PlanFlags(), None),
+        ("--steps-between-saves 7 --warmup-steps 3", PlanFlags(), None),
+        ("", PlanFlags(), None),
     ],
 )
-def test_the_step_at_which_a_trainer_ends(args: str, pace: Pace, wanted: int | None) -> None:
+def test_the_step_at_which_a_trainer_ends(args: str, pace: PlanFlags, wanted: int | None) -> None:
     assert steps(args.split(), pace) == wanted
 
 
@@ -238,7 +238,7 @@ LIBRARYS_OWN = TrainerConfig(
         "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator"), exits=SERVING),
     },
     "async",
-    Pace("--max-steps", "--sync-period", 4, 16, 2000, "--eval-steps"),
+    PlanFlags("--max-steps", "--sync-period", 4, 16, 2000, "--eval-steps"),
     tensorflow=("2.19", "2.20", "2.21"),
     exits=NO_GRACE,
 )
@@ -263,7 +263,7 @@ def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: P
 
 def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
     found = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n").declared
-    assert found == replace(LIBRARYS_OWN, data=Data("mnist"), default="sync", plan=Pace("--steps"))
+    assert found == replace(LIBRARYS_OWN, data=Data("mnist"), default="sync", plan=PlanFlags("--steps"))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
     inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits.py").write_text("import scaletier\n")
-    flags = Flags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
+    flags = JobFlags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
     assert train.dry_run(Cluster(inventory), flags, None, True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
@@ -292,7 +292,7 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
 
 
 def test_a_dry_run_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.dry_run(Cluster(inventory), Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
+    assert train.dry_run(Cluster(inventory), JobFlags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
 
@@ -312,7 +312,7 @@ def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) 
     (tmp_path / "mine" / "task.py").write_text("import os\nos.environ['SCALETIER_DATA']\n")
     if text:
         (tmp_path / "mine" / FILE).write_text(text)
-    return train.prepare(inventory, Flags("job01", more_args=args), str(tmp_path / "mine"))
+    return train.prepare(inventory, JobFlags("job01", more_args=args), str(tmp_path / "mine"))
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
@@ -23,7 +23,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import HostError, OpsError, UsageError
-from ops.train.config import Flags
+from ops.train.config import JobFlags
 from ops.train.delete import delete, prune
 from ops.train.train import resumed
 
@@ -55,7 +55,7 @@ def cluster(bucket: Path, tmp_path: Path) -> Cluster:
     """Return a cluster with job00 to job03, the later the newer, each with a 3-byte model; job02 runs."""
     bucket.mkdir()
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(Folder(bucket))
+    ledger = Ledger(LocalStore(bucket))
     for n, state in enumerate(STATES):
         put_job(ledger, JobRecord(f"job0{n}", state, createTime=f"2026-01-31T12:00:0{n}.000Z"))
         model = bucket / "jobs" / f"job0{n}" / "output" / "deep" / "model"
@@ -117,7 +117,7 @@ def test_what_changes_while_the_user_thinks_counts(cluster: Cluster, bucket: Pat
     ],
 )
 def test_what_is_not_deleted(cluster: Cluster, bucket: Path, job: str | None, says: str) -> None:
-    cluster.ledger.change_queue(lambda queue: queue.added(Entry("job03", ["master-0"])))
+    cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("job03", ["master-0"])))
     with pytest.raises(UsageError, match=re.escape(says)):
         delete(cluster, job, sure=not says.startswith("this"))
     assert len(there(bucket)) == 4
@@ -214,28 +214,31 @@ def test_a_number_that_is_none(cluster: Cluster, keep: str | None, says: str) ->
 
 
 def test_a_job_that_goes_on_where_another_ended(cluster: Cluster, bucket: Path) -> None:
-    assert resumed(cluster, Flags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
+    assert resumed(cluster, JobFlags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
     with pytest.raises(UsageError, match="job job02 is RUNNING, and two jobs cannot write to one output"):
-        resumed(cluster, Flags("new", resume="job02"))
+        resumed(cluster, JobFlags("new", resume="job02"))
     with pytest.raises(UsageError, match="--resume goes on in the output of that job, and --job-dir names another"):
-        resumed(cluster, Flags("new", resume="job00", job_dir="/bucket/x"))
+        resumed(cluster, JobFlags("new", resume="job00", job_dir="/bucket/x"))
     for ran in ({"pythonModule": "mine.main"}, {"command": ["./run.sh", "-v"]}):
         put_job(cluster.ledger, JobRecord("mine", JobState.FAILED, trainingInput=ran))
         with pytest.raises(UsageError, match=r"job mine ran (mine.main|./run.sh -v), and package trainer would go on with it"):
-            resumed(cluster, Flags("new", resume="mine"))
-        for flags, folder in ((Flags("new", resume="mine"), "mine"), (Flags("new", resume="mine", command="./run.sh"), None)):
+            resumed(cluster, JobFlags("new", resume="mine"))
+        for flags, folder in (
+            (JobFlags("new", resume="mine"), "mine"),
+            (JobFlags("new", resume="mine", command="./run.sh"), None),
+        ):
             with pytest.raises(UsageError, match="left no checkpoint"):
                 resumed(cluster, flags, folder)
     put_job(cluster.ledger, JobRecord("empty", JobState.FAILED))
     with pytest.raises(
         UsageError, match=r"job empty left no checkpoint in .*/jobs/empty/output: there is nothing to go on from"
     ):
-        resumed(cluster, Flags("new", resume="empty"))
+        resumed(cluster, JobFlags("new", resume="empty"))
     output = bucket / "jobs/empty/output"
     for name in ("export/Servo/1/saved_model.pb", "events.out.tfevents.1.master-0", "metrics.json", "evaluation.json"):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
     with pytest.raises(UsageError, match="job empty left no checkpoint"):
-        resumed(cluster, Flags("new", resume="empty"))
+        resumed(cluster, JobFlags("new", resume="empty"))
     (output / "model.keras").touch()
-    assert resumed(cluster, Flags("new", resume="empty")).resume == "empty"
+    assert resumed(cluster, JobFlags("new", resume="empty")).resume == "empty"

@@ -21,7 +21,7 @@ from ops import terminal
 from ops.errors import UsageError
 from ops.package import cpubuilds, package, runtimes, wheels
 from ops.package.pip import _Progress
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.runtimes import _list
 
 
@@ -157,7 +157,7 @@ def local(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def built(local: Inventory) -> Callable[[str, Inventory], dict[str, str]]:
     def build(asked: str, inventory: Inventory) -> dict[str, str]:
-        job = build_job(Flags("j", runtime=asked), inventory, "mine")
+        job = build_job(JobFlags("j", runtime=asked), inventory, "mine")
         assert job.runtime
         return runtimes.build(inventory, job.runtime)
 

@@ -16,7 +16,7 @@ from jobs.records import Plan
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.package import runtimes, wheels
-from ops.train.config import Flags
+from ops.train.config import JobFlags
 from ops.train.train import dry_run
 
 
@@ -46,7 +46,7 @@ class Nothing:
 
 
 def test_it_shows_all_and_sends_nothing(inventory: Inventory, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = Flags("job01", args="--a 'b c'", replicas="worker=1", env=["A=${JOB_DIR}"])
+    flags = JobFlags("job01", args="--a 'b c'", replicas="worker=1", env=["A=${JOB_DIR}"])
     assert dry_run(Nothing(inventory), flags, mine, as_json=False) == 0  # type: ignore[arg-type]
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -67,7 +67,7 @@ def test_it_shows_all_and_sends_nothing(inventory: Inventory, mine: str, capsys:
 
 
 def test_it_shows_programs_the_same(inventory: Inventory, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dry_run(Nothing(inventory), Flags("job01", args="--a 'b c'"), mine, as_json=True) == 0  # type: ignore[arg-type]
+    assert dry_run(Nothing(inventory), JobFlags("job01", args="--a 'b c'"), mine, as_json=True) == 0  # type: ignore[arg-type]
     told = json.loads(capsys.readouterr().out)
     assert {file["path"]: file["bytes"] for file in told["files"]}["mine/task.py"] == 11
     assert (told["ignored"], told["dependencies"]) == (["model.h5"], ["far-1.0"])
@@ -79,9 +79,9 @@ def test_it_shows_programs_the_same(inventory: Inventory, mine: str, capsys: pyt
 
 def test_what_is_wrong_is_refused_as_by_the_real_one(inventory: Inventory, mine: str) -> None:
     with pytest.raises(UsageError, match="did you mean JOB_DIR"):
-        dry_run(Nothing(inventory), Flags("job01", more_args=["${JOBDIR}"]), mine, as_json=False)  # type: ignore[arg-type]
+        dry_run(Nothing(inventory), JobFlags("job01", more_args=["${JOBDIR}"]), mine, as_json=False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"module 'mine\.nothing' is not in the package"):
-        dry_run(Nothing(inventory), Flags("job01", module="mine.nothing"), mine, as_json=False)  # type: ignore[arg-type]
+        dry_run(Nothing(inventory), JobFlags("job01", module="mine.nothing"), mine, as_json=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="a runtime is made by the hosts' version of Python")
@@ -91,7 +91,7 @@ def test_no_python_is_built(
     monkeypatch.setattr(runtimes, "_BASE", sys.executable)
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
     (asked := tmp_path / "asked.txt").write_text("far\n")
-    cluster, flags = Cluster(local), Flags("job01", runtime=str(asked))
+    cluster, flags = Cluster(local), JobFlags("job01", runtime=str(asked))
     assert dry_run(cluster, flags, mine, as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["dependencies"] == []

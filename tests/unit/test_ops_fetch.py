@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -28,7 +28,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     here.mkdir()
     monkeypatch.chdir(here)
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(Folder(bucket))
+    ledger = Ledger(LocalStore(bucket))
     bucket.mkdir()
     for n in range(2):
         put_job(ledger, JobRecord(f"job0{n}", JobState.SUCCEEDED, createTime=f"2026-01-31T12:00:0{n}.000Z"))

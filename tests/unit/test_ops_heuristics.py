@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ops.logs.heuristics import LONGEST, Reading, Unit, read
+from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read
 from scaletier import lines
 
 
@@ -17,7 +17,7 @@ from scaletier import lines
         ("INFO:tensorflow:loss = 0.28, step = 101 (0.5 sec)", Reading(101, loss="0.28")),
         ("global_step: 7 of many", Reading(7)),
         ("step 30/2000 - acc: 0.5", Reading(30, 2000, accuracy="0.5")),
-        ("Epoch 3/10", Reading(3, 10, Unit.EPOCH)),
+        ("Epoch 3/10", Reading(3, 10, UnitOfProgress.EPOCH)),
         ("469/469 - 2s - loss: 1.5e-03 - sparse_categorical_accuracy: 0.91", Reading(loss="1.5e-03", accuracy="0.91")),
         ("val_loss: 0.5", None),
         ("loss: nan", Reading(loss="nan")),
@@ -38,7 +38,7 @@ def test_what_a_line_tells(line: str, told: Reading | None) -> None:
 
 def test_the_shipped_trainer_s_lines() -> None:
     train = lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
-    assert read(train) == Reading(9, None, Unit.STEP, "0.500", "0.750", 5.0)
+    assert read(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
     assert read(lines.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", learned=True)
     assert read(lines.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
         5006, loss="0.228", accuracy="0.935", learned=True

@@ -12,10 +12,10 @@ from hypothesis import strategies as some
 from jobs.progress import Told
 from ops.errors import UsageError
 from ops.plan import learning
-from ops.plan.learning import Learned, StepsModel, Target
+from ops.plan.learning import AccuracyTarget, Learned, StepsModel
 from ops.plan.scaling import Prediction
 
-ACCURACY, LOSS = Target("accuracy", 0.9), Target("loss", 0.2)
+ACCURACY, LOSS = AccuracyTarget("accuracy", 0.9), AccuracyTarget("loss", 0.2)
 counts = some.lists(some.integers(1, 16), min_size=2, max_size=6, unique=True)
 
 
@@ -39,7 +39,7 @@ def evaluations(metric: str, *points: tuple[int, float]) -> list[Told]:
 )
 def test_a_target_names_a_metric_and_a_value(text: str, metric: str, value: float, smaller: bool) -> None:
     found = learning.target(text)
-    assert found == Target(metric, value)
+    assert found == AccuracyTarget(metric, value)
     assert found.smaller is smaller
 
 

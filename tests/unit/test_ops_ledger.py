@@ -13,10 +13,10 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.lease import Lease
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
@@ -72,7 +72,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(Folder(tmp_path))
+    return Ledger(LocalStore(tmp_path))
 
 
 def test_objects(bucket: Bucket, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_newest_job_has_the_cluster_or_had_it_last(ledger: Ledger) -> None:
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z", startTime=started))
     assert newest_job(ledger) == "job01", "one that never started has no log"
     host = ["master-0"]
-    ledger.change_queue(lambda _: Queue([Entry("job00", host, held=True), Entry("job02", host)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job00", host, held=True), QueueEntry("job02", host)]))
     assert newest_job(ledger) == "job00"
 
 

@@ -21,9 +21,9 @@ from waiting import wait_for
 from infra.inventory import Inventory
 from jobs import chunks
 from jobs.chunks import NO_LOG, LogFilter, Position
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
@@ -31,11 +31,11 @@ from ops.errors import HostError, UsageError
 from ops.logs import lines
 from ops.logs.filters import wanted
 from ops.logs.follow import TICK, Follower, Note, Replicas
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 
 
-def line(time: float, replica: str, message: str = "x") -> Line:
-    return Line(f"2026-01-31T12:00:{time:06.3f}Z", "INFO", replica, message)
+def line(time: float, replica: str, message: str = "x") -> LogLine:
+    return LogLine(f"2026-01-31T12:00:{time:06.3f}Z", "INFO", replica, message)
 
 
 def test_the_commands() -> None:
@@ -50,7 +50,7 @@ def test_the_commands() -> None:
     assert shlex.split(lines.follow_command("job01", LogFilter(0)))[-1] == "follow"
 
 
-def run(command: str, directory: Path) -> tuple[int, list[Line]]:
+def run(command: str, directory: Path) -> tuple[int, list[LogLine]]:
     ran = subprocess.run(
         command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
@@ -124,7 +124,7 @@ def test_any_words_are_a_moment_or_one_line_of_error(words: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_line_survives_its_journey(message: str, severity: str) -> None:
-    there = Line("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
+    there = LogLine("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
     text = there.to_json()
     assert lines.parse_line(text, "other") == there
     assert not [character for character in text if unicodedata.category(character) == "Cc"]
@@ -132,7 +132,7 @@ def test_a_line_survives_its_journey(message: str, severity: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
 def test_half_a_line_is_shown_as_it_is(text: str) -> None:
-    assert lines.parse_line(text, "ps-0", "before") == Line("before", "INFO", "ps-0", text)
+    assert lines.parse_line(text, "ps-0", "before") == LogLine("before", "INFO", "ps-0", text)
 
 
 rising = st.lists(st.integers(0, 50), max_size=20).map(sorted)
@@ -150,18 +150,18 @@ def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
 def test_a_line_is_shown_in_columns() -> None:
     form = lines.Format(["ps-0", "worker-10"], colours=False)
     assert re.fullmatch(
-        r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(Line("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
+        r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(LogLine("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
     )
-    assert form(Line("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
-    assert form(Line("", "INFO", "ps-0", "two\nlines")) == "             INFO    ps-0       two␊lines"
-    assert form(Line("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
-    error = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
+    assert form(LogLine("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
+    assert form(LogLine("", "INFO", "ps-0", "two\nlines")) == "             INFO    ps-0       two␊lines"
+    assert form(LogLine("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
+    error = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
     plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert coloured != plain
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
 
 
-class Away(Folder):
+class Away(LocalStore):
     """A bucket that may not answer."""
 
     away = False
@@ -191,13 +191,13 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     store = Away(tmp_path)
     ledger = Ledger(store)
     put_job(ledger, JobRecord("job02", wants={"master-0": host}))
-    entries = [Entry("job00", host, held=True), Entry("job01", host, priority=1), Entry("job02", host)]
+    entries = [QueueEntry("job00", host, held=True), QueueEntry("job01", host, priority=1), QueueEntry("job02", host)]
     ledger.change_queue(lambda _: Queue(entries))
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
     seen: list[str] = []
     for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, LogFilter()).events():  # type: ignore[arg-type]
-        assert not isinstance(event, Line)
+        assert not isinstance(event, LogLine)
         seen.append(event.text if isinstance(event, Note) else event.state)
         if seen[-1] == "job02 is QUEUED behind job00, job01":
             time.sleep(0.2)  # it is said once
@@ -229,7 +229,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
 
 
 def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, tmp_path: Path) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
     put_job(ledger, running)
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, restarts=2), None)
@@ -252,7 +252,7 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
 
 def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that has stopped is waited for no longer, one of which nothing is heard only for a while."""
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
     for state, seconds in ((ReplicaState.RUNNING, 0.3), (ReplicaState.EXITED, 1e6)):
@@ -266,7 +266,7 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
 def test_what_replicas_wrote_elsewhere_is_waited_for(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     record = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"])
     put_job(ledger, record)
     exited = ReplicaRecord("master-0", ReplicaState.EXITED, startTime="2026-01-31T12:00:00.000Z")

@@ -14,14 +14,14 @@ from infra.inventory import Inventory
 from jobs.records import JobRecord
 from ops.package import package
 from ops.train import arguments, manifest
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.render import plan
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
 
 def test_it_has_all_that_a_job_is_made_of(inventory: Inventory) -> None:
-    job = build_job(Flags("job01", more_args=["--a", "\udcff"], labels=["owner=ann"]), inventory, "tiny")
+    job = build_job(JobFlags("job01", more_args=["--a", "\udcff"], labels=["owner=ann"]), inventory, "tiny")
     built = package.build(TINY, "tiny.task")
     whole = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
     assert (whole["job"], whole["module"], whole["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
@@ -51,13 +51,13 @@ def test_config_is_kept_but_for_what_has_a_key_of_its_own(inventory: Inventory, 
         "trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, pythonModule: tiny.task, args: [x],"
         " useChiefInTfConfig: false, scheduling: {maxRestarts: 1}}"
     )
-    job = build_job(Flags("job01", config=str(tmp_path / "config.yaml")), inventory, "tiny")
+    job = build_job(JobFlags("job01", config=str(tmp_path / "config.yaml")), inventory, "tiny")
     whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
     assert whole["config"] == {"useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
 
 
 def test_the_record_has_the_short_form_and_people_read_it(inventory: Inventory) -> None:
-    job = build_job(Flags("job01"), inventory, "tiny")
+    job = build_job(JobFlags("job01"), inventory, "tiny")
     whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
     short = manifest.short(whole)
     assert set(short) == {"package", "cluster", "versions"}
@@ -91,9 +91,9 @@ def test_a_record_of_an_older_version_is_read() -> None:
 )
 def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], paths: list[str]) -> None:
     assert arguments.data_paths(args) == paths
-    assert plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"), "").data == paths
+    assert plan(inventory, build_job(JobFlags("job01", more_args=args), inventory, "tiny"), "").data == paths
     declares = {"tiny/__init__.py": b"", "tiny/scaletier.yaml": b"data: {name: mnist, flags: [--train-data]}"}
-    made = plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny", declares), "")
+    made = plan(inventory, build_job(JobFlags("job01", more_args=args), inventory, "tiny", declares), "")
     assert made.data == (paths or ["/bucket/data/mnist"]), "what it declares is its data where nothing else is named"
 
 

@@ -22,7 +22,7 @@ from infra.inventory import Inventory
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
-from ops.cluster.output import Output
+from ops.cluster.output import JobOutput
 from ops.train import metrics
 
 Log = list[str]
@@ -105,7 +105,7 @@ def test_the_points_of_each_scalar(inventory: Inventory, tmp_path: Path, monkeyp
     points = [("loss", step, 1 / step) for step in range(1, 41)]
     summaries(tmp_path / "train", *points, ("accuracy", 8, 0.5))
     cluster = Cluster(inventory, OneHost())  # type: ignore[arg-type]
-    output = Output(JobRecord("job01"), str(tmp_path), {"train/events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
+    output = JobOutput(JobRecord("job01"), str(tmp_path), {"train/events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
     found = metrics.scalars(cluster, output, 10)
     assert found["train/accuracy"] == [(8, 0.5)]
     assert len(found["train/loss"]) == 10

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from opsdata import put_job
 
 from infra.inventory import Inventory
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -111,7 +111,7 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for module in (reach, server_status):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
-        cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
+        cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(LocalStore(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
         if cluster.ledger.job("job01") is None:
             put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))

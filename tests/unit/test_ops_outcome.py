@@ -11,7 +11,7 @@ import pytest
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from jobs.store import StoreError
-from ops.cluster.output import Output
+from ops.cluster.output import JobOutput
 from ops.train import outcome
 
 HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
@@ -29,7 +29,7 @@ class Replicas:
 
 def lines(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, int], left: UnsavedFiles | None = None) -> list[str]:
     record, nowhere = JobRecord("job01", hosts=["worker-0"]), Any
-    monkeypatch.setattr(outcome, "find", lambda *_: Output(record, "/bucket/x", dict(files), nowhere, "x"))  # type: ignore[arg-type]
+    monkeypatch.setattr(outcome, "find", lambda *_: JobOutput(record, "/bucket/x", dict(files), nowhere, "x"))  # type: ignore[arg-type]
     cluster: Any = Replicas(left)
     return outcome.read(cluster, record)
 
@@ -63,7 +63,7 @@ def test_what_was_written_elsewhere_is_named_with_where_it_is_now(monkeypatch: p
 
 
 def test_a_bucket_that_does_not_answer_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Output:
+    def fails(*_: object) -> JobOutput:
         raise StoreError("gone")
 
     monkeypatch.setattr(outcome, "find", fails)
@@ -73,4 +73,4 @@ def test_a_bucket_that_does_not_answer_is_no_empty_one(monkeypatch: pytest.Monke
 
 def test_nobody_goes_on_from_what_was_left() -> None:
     files = {"model-7": 1, "left/worker-0/model-9": 1, "export/Servo/1": 1}
-    assert Output(JobRecord("job01"), "", files, Any, "").checkpoints == ["model-7"]  # type: ignore[arg-type]
+    assert JobOutput(JobRecord("job01"), "", files, Any, "").checkpoints == ["model-7"]  # type: ignore[arg-type]

@@ -178,14 +178,14 @@ def test_a_script_has_the_library_beside_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_project_s_packages_are_its_own(tmp_path: Path) -> None:
-    found = package.Source("two", package.with_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
+    found = package.PackageSource("two", package.with_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
     assert found.names == ["a", "b"]
     assert "say which module to run" in refused_source(found, "c.task")
-    built = package.build(package.Source("two", {**found.files, "a/task.py": b"from scaletier import Job"}), "a.task")
+    built = package.build(package.PackageSource("two", {**found.files, "a/task.py": b"from scaletier import Job"}), "a.task")
     assert (built.name, built.imports) == ("a", {})
 
 
-def refused_source(source: package.Source, module: str) -> str:
+def refused_source(source: package.PackageSource, module: str) -> str:
     with pytest.raises(UsageError) as error:
         package.build(source, module)
     return str(error.value)

@@ -10,7 +10,7 @@ import pytest
 from infra.inventory import Inventory
 from infra.spec import Role
 from ops.errors import UsageError
-from ops.train.config import Flags, Job, build_job
+from ops.train.config import JobFlags, JobSpec, build_job
 from ops.train.part import would_do
 
 # Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
@@ -21,11 +21,11 @@ DECLARES = {
 }
 
 
-def build(inventory: Inventory, config: str | None = None, **flags: str) -> Job:
-    return build_job(Flags("j", config=config, **flags), inventory, "mine", DECLARES)  # type: ignore[arg-type]
+def build(inventory: Inventory, config: str | None = None, **flags: str) -> JobSpec:
+    return build_job(JobFlags("j", config=config, **flags), inventory, "mine", DECLARES)  # type: ignore[arg-type]
 
 
-def asked(job: Job) -> dict[str, int]:
+def asked(job: JobSpec) -> dict[str, int]:
     return {str(role): count for role, count in job.counts.items()}
 
 
@@ -75,9 +75,9 @@ def test_custom_as_a_flag_is_what_config_yaml_says(inventory: Inventory, tmp_pat
 def test_roles_that_go_together(inventory: Inventory) -> None:
     files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {together: [ps, worker]}}}"}
     for replicas in ("master", "worker=1,ps=1"):
-        assert build_job(Flags("j", replicas=replicas), inventory, "mine", files).counts
+        assert build_job(JobFlags("j", replicas=replicas), inventory, "mine", files).counts
     with pytest.raises(UsageError, match="--strategy s needs a ps where it has a worker: --replicas worker,ps"):
-        build_job(Flags("j", replicas="worker"), inventory, "mine", files)
+        build_job(JobFlags("j", replicas="worker"), inventory, "mine", files)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_role_that_the_cluster_lacks(inventory: Inventory) -> None:
 
 
 def test_a_part_is_written_down_in_cloud_ml_s_names(inventory: Inventory) -> None:
-    def shown(job: Job) -> dict[str, object]:
+    def shown(job: JobSpec) -> dict[str, object]:
         return {key: value for key, value in job.training_input.items() if key not in ("pythonModule", "args", "jobDir")}
 
     assert shown(build(inventory, replicas="master")) == {"scaleTier": "BASIC"}

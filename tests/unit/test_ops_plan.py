@@ -21,11 +21,11 @@ from ops.errors import DONE, OpsError, UsageError
 from ops.package.declared import EXCHANGES, TrainerConfig, read
 from ops.package.package import build
 from ops.plan import plan, planned, show
-from ops.plan.learning import Target
+from ops.plan.learning import AccuracyTarget
 from ops.plan.plan import Call
-from ops.plan.scaling import Machine, Shape, Work, asynchronous, synchronous
+from ops.plan.scaling import PlannedMachine, Shape, Work, asynchronous, synchronous
 from ops.train import manifest
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.program import SHIPPED
 from ops.train.submit import Submission
 
@@ -224,7 +224,7 @@ def test_a_target_is_refused_before_anything_runs(mine: Path) -> None:
 def test_what_a_target_is_asked_by() -> None:
     assert plan.until_of(None, None, None) is None
     usual = plan.until_of("accuracy=0.9", None, None)
-    assert usual == plan.Until(Target("accuracy", 0.9), [1, 2, 5], 300)
+    assert usual == plan.Until(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
     with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
         plan.until_of("accuracy=0.9", None, "x")
     for given in (("1,2", None), (None, "5")):
@@ -278,8 +278,8 @@ def test_the_same_work_has_one_plan() -> None:
 
 def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inventory: Inventory) -> None:
     here = planned.shape(replace(inventory, shared_cpus=2), 2)
-    assert here == Shape([Machine(2)] * 3, [Machine(2)], 4)
-    assert planned.shape(inventory, 2) == Shape([Machine(1, 2e9)] * 3, [Machine(1, 1.25e9)])
+    assert here == Shape([PlannedMachine(2)] * 3, [PlannedMachine(2)], 4)
+    assert planned.shape(inventory, 2) == Shape([PlannedMachine(1, 2e9)] * 3, [PlannedMachine(1, 1.25e9)])
     odd = replace(inventory, hosts=tuple(replace(host, machine_type="odd") for host in inventory.hosts))
     assert planned.shape(replace(odd, shared_cpus=2), 2) == here
     with pytest.raises(SpecError, match="machine type 'odd'"):
@@ -288,7 +288,9 @@ def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inv
 
 def ran(inventory: Inventory, folder: Path, *args: str) -> None:
     """Write a job that ended to the bucket."""
-    made = Submission(inventory, build_job(Flags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {})
+    made = Submission(
+        inventory, build_job(JobFlags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {}
+    )
     bucket = open_bucket(inventory.operator_bucket, lambda: None)
     Path(inventory.operator_bucket).mkdir(exist_ok=True)
     put_job(Ledger(open_store(inventory.operator_bucket)), made.record())

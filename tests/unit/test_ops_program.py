@@ -11,8 +11,8 @@ from jobs.records import Plan
 from ops.errors import UsageError
 from ops.package import package
 from ops.train import manifest, program, reproduce
-from ops.train.config import Flags, build_job
-from ops.train.program import Program
+from ops.train.config import JobFlags, build_job
+from ops.train.program import JobProgram
 from ops.train.render import plan
 from replica.supervisor import Assignment
 
@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def made(inventory: Inventory, found: Program, *args: str, **flags: str) -> Plan:
+def made(inventory: Inventory, found: JobProgram, *args: str, **flags: str) -> Plan:
     source = found.source
-    told = Flags("j", more_args=args, **flags)  # type: ignore[arg-type]
+    told = JobFlags("j", more_args=args, **flags)  # type: ignore[arg-type]
     return plan(inventory, build_job(told, inventory, source.name, source.files, found.command, found.folder), "")
 
 
@@ -68,7 +68,7 @@ def test_a_script_is_not_passed_what_another_file_knows(inventory: Inventory, fo
     files = found.source.files
     assert program.readers(found.folder, found.command, files) == {"work/helper.py": files["work/helper.py"]}
     assert program.readers("", (), files) == files
-    job = build_job(Flags("j"), inventory, "work", files, found.command, found.folder)
+    job = build_job(JobFlags("j"), inventory, "work", files, found.command, found.folder)
     built = package.build(found.source, "", found.script)
     again = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
     assert (job.job_dir_flag, again.job_dir_flag, again.command) == (None, None, ("python", "helper.py"))
@@ -110,7 +110,7 @@ def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inve
     told = made(inventory, found, job_dir="/bucket/there")
     assert runs(told)[1] == ["./run.sh"]
     assert told.tasks["master-0"].environment["JOB_DIR"] == "/bucket/there"
-    job = build_job(Flags("j"), inventory, "work", found.source.files, found.command, found.folder)
+    job = build_job(JobFlags("j"), inventory, "work", found.source.files, found.command, found.folder)
     assert job.training_input["command"] == ["./run.sh"]
     assert "pythonModule" not in job.training_input
 

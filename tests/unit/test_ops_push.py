@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cluster.host_files import File
+from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package import push
 
@@ -69,7 +69,7 @@ def test_reading_what_the_check_says(tmp_path: Path) -> None:
 def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
     code, package = {"replica/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
     shared = push.shared_stream(code, package, "ab12")
-    own = push.host_stream([File("/etc/scaletier/host.json", "é{}")])
+    own = push.host_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
     # GNU tar takes it as well, through gzip's two members.
     subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path), "--no-same-owner"], input=shared + own, check=True)
     home = tmp_path / "opt/scaletier/.new"

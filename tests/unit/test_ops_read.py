@@ -12,7 +12,7 @@ from infra.inventory import Inventory
 from jobs import paths
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -20,14 +20,14 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, UsageError
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.logs.read import meant_by, selected
 from ops.screen.logs import show_logs
 
 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
-    cluster = Cluster(inventory, object(), ledger=Ledger(Folder(tmp_path)))  # type: ignore[arg-type]
+    cluster = Cluster(inventory, object(), ledger=Ledger(LocalStore(tmp_path)))  # type: ignore[arg-type]
     for second, job_id in enumerate(("job01", "worker")):
         made = f"2026-01-31T12:00:0{second}.000Z"
         put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas), createTime=made))
@@ -82,13 +82,13 @@ class Gone:
 @pytest.fixture
 def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
     """Return a cluster whose job has ended, and whose hosts are deleted: 300 lines of each replica."""
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
     put_job(ledger, job)
     for name in job.hosts:
         put_log(tmp_path / paths.log("job01", name), [])
         said = [
-            Line(f"2026-01-31T12:{n // 60:02}:{n % 60:02}.000Z", "ERROR" if n % 100 == 50 else "INFO", name, f"{name} {n}")
+            LogLine(f"2026-01-31T12:{n // 60:02}:{n % 60:02}.000Z", "ERROR" if n % 100 == 50 else "INFO", name, f"{name} {n}")
             for n in range(300)
         ]
         for first in range(0, 300, 50):
@@ -126,6 +126,8 @@ def test_what_is_followed_has_no_end_yet(ended: Cluster) -> None:
 
 def test_a_pattern_that_takes_too_long(ended: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
-    put_log(Path(ended.bucket.path(paths.log("job01", "worker-0"))), [Line("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
+    put_log(
+        Path(ended.bucket.path(paths.log("job01", "worker-0"))), [LogLine("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33
+    )
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
         show_logs(ended, "worker", "job01", LogFilter(pattern="(a+)+b"), follow=False, as_json=False)

@@ -20,7 +20,7 @@ from waiting import limit
 
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
@@ -34,7 +34,7 @@ from ops.errors import HostError, HostsError, UsageError
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
 from ops.logs.read import read_logs
-from replica.lines import Line as SaidLine
+from replica.lines import OutputLine as SaidLine
 from replica.log import Log
 
 SERVER = Path(__file__).with_name("fakehost.py")
@@ -151,7 +151,7 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
     ledger = Ledger(open_store(fleet.inventory.operator_bucket))
     record = JobRecord("job01", hosts=list(fleet.inventory.replicas)).to(JobState.PREPARING)
     put_job(ledger, record)
-    there = [lines.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
+    there = [lines.LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
     put_log(folder / "job01", there[:3])
     seen: list[object] = []
     for event in Follower(fleet, ledger, record, ["ps-0", "evaluator-0"], LogFilter(2)).events():
@@ -161,7 +161,7 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
             ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
             put_job(ledger, record.to(JobState.SUCCEEDED))
     notes = [event for event in seen if isinstance(event, Note)]
-    assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
+    assert [event for event in seen if isinstance(event, lines.LogLine)] == there[1:]
     assert [note.text for note in notes] == [
         "evaluator-0 (10.0.0.96) does not answer; trying again",
         "evaluator-0: not all of its lines were shown; fab logs evaluator-0 --job job01 looks again",
@@ -174,15 +174,15 @@ def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
 ) -> None:
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._LOOK_SECONDS", 1e6)
-    ledger = Ledger(Folder(tmp_path / "bucket"))
+    ledger = Ledger(LocalStore(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
-    put_log(tmp_path / "job01", [lines.Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work")])
+    put_log(tmp_path / "job01", [lines.LogLine("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work")])
     for event in Follower(fleet, ledger, record, ["ps-0"], LogFilter()).events():
-        if isinstance(event, lines.Line) and event.message == "at work":
+        if isinstance(event, lines.LogLine) and event.message == "at work":
             ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
             put_job(ledger, record.to(JobState.SUCCEEDED))
-            put_log(tmp_path / "job01", [lines.Line("2026-01-31T12:00:01.000Z", "INFO", "ps-0", "job SUCCEEDED")])
+            put_log(tmp_path / "job01", [lines.LogLine("2026-01-31T12:00:01.000Z", "INFO", "ps-0", "job SUCCEEDED")])
 
 
 def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
@@ -192,7 +192,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._AGAIN_SECONDS", 0.05)
     monkeypatch.setattr("replica.log.LARGEST", 20_000)
-    ledger = Ledger(Folder(tmp_path / "bucket"))
+    ledger = Ledger(LocalStore(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
     log = Log(tmp_path, "job01", "ps-0")
@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
 
     seen, notes = [], []
     for event in Follower(fleet, ledger, record, ["ps-0"], LogFilter()).events():
-        if isinstance(event, lines.Line):
+        if isinstance(event, lines.LogLine):
             if event.message == "first":
                 threading.Thread(target=write, daemon=True).start()
             seen.append(event.message)
@@ -252,7 +252,8 @@ def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
     record = JobRecord("job01", JobState.SUCCEEDED, hosts=["ps-0", "evaluator-0"])
     bucket = tmp_path / "bucket"
     said = [
-        lines.Line(f"2026-01-31T12:00:{n // 1000:02}.{n % 1000:03}Z", "INFO", "ps-0", f"{n} {'x' * 200}") for n in range(9000)
+        lines.LogLine(f"2026-01-31T12:00:{n // 1000:02}.{n % 1000:03}Z", "INFO", "ps-0", f"{n} {'x' * 200}")
+        for n in range(9000)
     ]
     put_log(tmp_path / "host" / "job01", said)
     put_log(bucket / "jobs/job01/logs/ps-0", said)
@@ -281,7 +282,7 @@ def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
     put_job(ledger, JobRecord("job01", labels={"é": "\udcff"}))
     before = ledger.job("job01")
     assert before is not None
-    assert Ledger(Folder(there)).job("job01") == before, "it is as if it was written there"
+    assert Ledger(LocalStore(there)).job("job01") == before, "it is as if it was written there"
     preparing = up.ledger.change_job(before, before.record.to(JobState.PREPARING))
     with pytest.raises(Conflict):
         ledger.change_job(before, before.record)

@@ -19,7 +19,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
 from ops.package.package import Package
-from ops.train.config import Flags, Job, build_job
+from ops.train.config import JobFlags, JobSpec, build_job
 from ops.train.manifest import manifest
 from ops.train.part import would_do
 from ops.train.render import plan, secret_files
@@ -36,12 +36,12 @@ def files(inventory: Inventory, host: str) -> dict[str, str]:
     return {file.path: file.content for file in render(inventory)[host]}
 
 
-def placed(inventory: Inventory, job: Job) -> Plan:
+def placed(inventory: Inventory, job: JobSpec) -> Plan:
     """Return a job's plan once it has the hosts that come first."""
     return plan(inventory, job, "").placed(place(would_do(job.counts, inventory), ()))
 
 
-def tf_config(inventory: Inventory, job: Job, host: str) -> dict[str, Any]:
+def tf_config(inventory: Inventory, job: JobSpec, host: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(placed(inventory, job).tasks[host].tfConfig)
     return config
 
@@ -65,7 +65,7 @@ def test_a_host_is_told_who_it_is(inventory: Inventory) -> None:
 
 
 def test_tf_config(inventory: Inventory) -> None:
-    job = build_job(Flags("job01", args="--name 'a b'"), inventory)
+    job = build_job(JobFlags("job01", args="--name 'a b'"), inventory)
     cluster = {"ps": ["10.0.0.32:2222"], "chief": ["10.0.0.2:2222"], "worker": ["10.0.0.64:2222", "10.0.0.65:2222"]}
     for host, task in {"master-0": ("chief", 0), "worker-1": ("worker", 1), "evaluator-0": ("evaluator", 0)}.items():
         config = tf_config(inventory, job, host)
@@ -76,7 +76,7 @@ def test_tf_config(inventory: Inventory) -> None:
 
 
 def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
-    job = dataclasses.replace(build_job(Flags("job01"), inventory), use_chief=False)
+    job = dataclasses.replace(build_job(JobFlags("job01"), inventory), use_chief=False)
     config = tf_config(inventory, job, "master-0")
     assert "master" in config["cluster"]
     assert "chief" not in config["cluster"]
@@ -84,7 +84,7 @@ def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
 
 
 def test_the_environment(inventory: Inventory) -> None:
-    tasks = placed(inventory, build_job(Flags("job01"), inventory)).tasks
+    tasks = placed(inventory, build_job(JobFlags("job01"), inventory)).tasks
     assert tasks["master-0"].environment == {
         "TYPE": "master",
         "INDEX": "0",
@@ -118,7 +118,7 @@ def test_the_environment(inventory: Inventory) -> None:
 
 
 def test_what_the_user_adds_wins_over_what_is_usual(inventory: Inventory) -> None:
-    job = build_job(Flags("job01", env=["TF_CPP_MIN_LOG_LEVEL=0", "A=b=c", "EMPTY="]), inventory)
+    job = build_job(JobFlags("job01", env=["TF_CPP_MIN_LOG_LEVEL=0", "A=b=c", "EMPTY="]), inventory)
     for task in plan(inventory, job, "").tasks.values():
         found = {name: task.environment[name] for name in ("TF_CPP_MIN_LOG_LEVEL", "A", "EMPTY", "JOB_ID")}
         assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "A": "b=c", "EMPTY": "", "JOB_ID": "job01"}
@@ -129,7 +129,7 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
 ) -> None:
     monkeypatch.setenv("TOKEN", "s3cr3t-of-ann")
     (tmp_path / "more").write_text("# a comment\n\nOTHER = s3cr3t 'too'\n")
-    flags = Flags("job01", secret=["TOKEN"], secret_file=str(tmp_path / "more"))
+    flags = JobFlags("job01", secret=["TOKEN"], secret_file=str(tmp_path / "more"))
     job = build_job(flags, inventory)
     made = plan(inventory, job, "")
     assert made.secrets == ["OTHER", "TOKEN"]
@@ -152,7 +152,7 @@ def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
         "{restartPolicy: all, expendable: [worker], maxRestarts: 1, maxWaitTime: 60s, maxRunningTime: 7200, priority: 3}"
     )
     config.write_text(f"trainingInput: {{scheduling: {scheduling}}}")
-    job = build_job(Flags("job01", config=str(config), args="--train-data=/d1,/d2 --eval-data=/e"), inventory, "mine")
+    job = build_job(JobFlags("job01", config=str(config), args="--train-data=/d1,/d2 --eval-data=/e"), inventory, "mine")
     made = plan(inventory, job, "ab12")
     assert made.replicas == ["master-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]
     assert (made.jobId, made.module, made.packageSha256) == ("job01", "mine.task", "ab12")
@@ -168,7 +168,7 @@ def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
 def test_the_plan_has_every_argument_byte_for_byte(args: list[str]) -> None:
     inventory = parse(inventory_json(), Path("/nowhere"))
     policy = {"restartPolicy": "replica", "expendable": []}
-    job = Job("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", policy, training_input={"args": args})
+    job = JobSpec("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", policy, training_input={"args": args})
     read = Plan.from_json(plan(inventory, job, "").to_json())
     assert read.args == args
     assert json.loads(read.tasks["worker-0"].tfConfig)["job"]["args"] == args
@@ -219,6 +219,6 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     assert all(
         "MemoryMax=1800000000\nTasksMax=768\n" in each and "/dev/shm:mode=1777,size=900000000\n" in each for each in trainers
     )
-    made = plan(inventory, build_job(Flags("job01"), inventory), "")
+    made = plan(inventory, build_job(JobFlags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
     assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data"

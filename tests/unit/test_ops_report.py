@@ -13,20 +13,20 @@ from jobs.records import Event, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.study import Measurement, Trial, TrialState
 from ops.errors import OpsError
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.report import differences, make, sources
 from ops.report.evaluation import EvaluationError, parse
 from ops.report.report import (
     Chart,
-    Cost,
     Curve,
     Evaluation,
     Happening,
+    JobCost,
     Mistake,
-    Pace,
-    Replica,
+    ReplicaThroughput,
     Report,
-    Span,
+    ReportedReplica,
+    TimelineSegment,
     TrialRow,
     TunedParameter,
     Tuning,
@@ -39,8 +39,8 @@ DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
 
 
-def lines(replica: str, *told: tuple[float, str], severity: str = "INFO") -> list[Line]:
-    return [Line(DAY.format(second), severity, replica, message) for second, message in told]
+def lines(replica: str, *told: tuple[float, str], severity: str = "INFO") -> list[LogLine]:
+    return [LogLine(DAY.format(second), severity, replica, message) for second, message in told]
 
 
 def train(name: str, step: int, loss: float, seconds: float, local: float | None) -> str:
@@ -120,7 +120,7 @@ def test_a_whole_report() -> None:
         submittedBy="ann@laptop",
         labels={"owner": "ann"},
         retries=0,
-        cost=Cost(100.0, 1.0),
+        cost=JobCost(100.0, 1.0),
         metrics={"steps": "40", "loss": "0.500"},
         charts=[
             Chart("loss", [Curve("train", [(10, 2.0), (30, 1.0)]), Curve("eval", [(15, 1.5), (40, 0.5)])]),
@@ -128,18 +128,21 @@ def test_a_whole_report() -> None:
         ],
         chartsFrom="log",
         paces=[
-            Pace("master-0", True, [(3.0, 5.0), (5.0, 6.0)], []),
-            Pace("worker-0", True, [(3.0, 7.0), (25.0, 8.0)], [20.0]),
+            ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 6.0)], []),
+            ReplicaThroughput("worker-0", True, [(3.0, 7.0), (25.0, 8.0)], [20.0]),
         ],
         spans=[
-            Span("job", "QUEUED, PREPARING", 0.0, 2.0),
-            Span("job", "RUNNING", 2.0, 38.0),
-            Span("master-0", "RUNNING", 1.0, 37.0),
-            Span("worker-0", "RUNNING", 1.0, 20.0),
-            Span("worker-0", "restarting", 20.0, 22.5),
-            Span("worker-0", "RUNNING", 22.5, 38.0),
+            TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0),
+            TimelineSegment("job", "RUNNING", 2.0, 38.0),
+            TimelineSegment("master-0", "RUNNING", 1.0, 37.0),
+            TimelineSegment("worker-0", "RUNNING", 1.0, 20.0),
+            TimelineSegment("worker-0", "restarting", 20.0, 22.5),
+            TimelineSegment("worker-0", "RUNNING", 22.5, 38.0),
         ],
-        replicas=[Replica("master-0", "EXITED", 0, 0, "master-0"), Replica("worker-0", "EXITED", 143, 1, "worker-3")],
+        replicas=[
+            ReportedReplica("master-0", "EXITED", 0, 0, "master-0"),
+            ReportedReplica("worker-0", "EXITED", 143, 1, "worker-3"),
+        ],
         happenings=[
             Happening("2026-01-31T12:00:20.000Z", "worker-0", "killed by SIGKILL", 2.5),
             Happening("2026-01-31T12:00:30.000Z", "job", "goes on without worker-0"),
@@ -168,12 +171,12 @@ def test_a_running_job_is_told_so_far() -> None:
         replace(REPLICAS[1], endTime=None, events=[Event(DAY.format(20), "killed")]),
     ]
     made = make.make(replace(WHOLE, record=record, replicas=replicas))
-    assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, Cost(100.0, 1.3333))
+    assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, JobCost(100.0, 1.3333))
     assert made.spans[1:] == [
-        Span("job", "RUNNING", 2.0, 50.0),
-        Span("master-0", "RUNNING", 1.0, 50.0),
-        Span("worker-0", "RUNNING", 1.0, 20.0),
-        Span("worker-0", "restarting", 20.0, 50.0),
+        TimelineSegment("job", "RUNNING", 2.0, 50.0),
+        TimelineSegment("master-0", "RUNNING", 1.0, 50.0),
+        TimelineSegment("worker-0", "RUNNING", 1.0, 20.0),
+        TimelineSegment("worker-0", "restarting", 20.0, 50.0),
     ]
 
 
@@ -185,7 +188,7 @@ def test_one_that_failed_before_it_ran_tells_why() -> None:
     made = make.make(Sources(record, replicas, madeTime=DAY.format(50)))
     assert (made.seconds, made.cost, made.charts, made.paces) == (None, None, [], [])
     assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
-    assert made.spans[0] == Span("job", "QUEUED, PREPARING", 0.0, 38.0)
+    assert made.spans[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
 
 
 def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_is_shown() -> None:
@@ -278,7 +281,7 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
             (40, train("master/0", 20, 1.0, 9.0, None)),  # and again
         )
     }
-    assert make.paces(JOB, REPLICAS, logs) == [Pace("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])]
+    assert make.paces(JOB, REPLICAS, logs) == [ReplicaThroughput("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -21,7 +21,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.plan import plan, planned
 from ops.plan.scaling import Prediction
 from ops.report.command import check_ids, report
@@ -54,7 +54,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(Folder(bucket))
+    ledger = Ledger(LocalStore(bucket))
     times = {"createTime": NOON.format(0), "startTime": NOON.format(1), "endTime": NOON.format(9)}
     job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], wants={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
     put_job(ledger, job)
@@ -65,7 +65,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
         ledger.write_replica(job_id, replica, None)
         put_log(
             bucket / paths.log(job_id, "master-0"),
-            [Line(NOON.format(n + 2), "INFO", "master-0", said) for n, said in enumerate(LOG)],
+            [LogLine(NOON.format(n + 2), "INFO", "master-0", said) for n, said in enumerate(LOG)],
         )
         put(bucket, paths.manifest(job_id), json.dumps({"args": ["--x", job_id], "module": "mine.task"}).encode())
     return Cluster(inventory, NoHost(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]

@@ -13,16 +13,16 @@ from ops.report import charts
 from ops.report.page import MARK, as_json, page, some
 from ops.report.report import (
     Chart,
-    Cost,
     Curve,
     Evaluation,
     Happening,
+    JobCost,
     Mistake,
-    Pace,
     Planned,
-    Replica,
+    ReplicaThroughput,
     Report,
-    Span,
+    ReportedReplica,
+    TimelineSegment,
     TrialRow,
     TunedParameter,
     Tuning,
@@ -42,13 +42,13 @@ REPORT = Report(
     submittedBy="ann@laptop",
     labels={"owner": "ann"},
     retries=0,
-    cost=Cost(0.5, 0.0125),
+    cost=JobCost(0.5, 0.0125),
     metrics={"steps": "40", "loss": "0.500"},
     charts=[Chart("loss", [Curve("train", [(10, 2.0), (30, 1.0)]), Curve("eval", [(15, 1.5), (40, 0.5)])])],
     chartsFrom="log",
-    paces=[Pace("master-0", True, [(3.0, 5.0), (5.0, 7.0)], [4.0])],
-    spans=[Span("job", "QUEUED, PREPARING", 0.0, 2.0), Span("job", "RUNNING", 2.0, 38.0)],
-    replicas=[Replica("master-0", "EXITED", 0, 1, "master-0")],
+    paces=[ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 7.0)], [4.0])],
+    spans=[TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0), TimelineSegment("job", "RUNNING", 2.0, 38.0)],
+    replicas=[ReportedReplica("master-0", "EXITED", 0, 1, "master-0")],
     happenings=[Happening("2026-01-31T12:00:04.000Z", "master-0", "killed by SIGKILL", 2.5)],
     arguments=["--max-steps", "40"],
     made={"module": "mine.task"},
@@ -304,7 +304,7 @@ def test_colours_are_of_jobs_and_dashes_of_curves_where_jobs_are_compared() -> N
 
 def test_time_is_in_the_unit_that_suits() -> None:
     def title(end: float) -> str:
-        encoding = charts.time_line([Span("job", "RUNNING", 0.0, end)])["encoding"]
+        encoding = charts.time_line([TimelineSegment("job", "RUNNING", 0.0, end)])["encoding"]
         found: str = encoding["x"]["title"]
         return found
 

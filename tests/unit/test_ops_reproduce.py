@@ -24,7 +24,7 @@ from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
 from ops.train import manifest, metrics, reproduce, train
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.submit import Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
@@ -95,7 +95,7 @@ def start(
 ) -> package.Package:
     """Write a job that was run, as fab train leaves it."""
     built = package.build(folder, "tiny.task")
-    job = build_job(Flags(job_id, more_args=args, **flags), inventory, "tiny", built.files)
+    job = build_job(JobFlags(job_id, more_args=args, **flags), inventory, "tiny", built.files)
     made = Submission(inventory, job, built, {})
     put_job(ledger, made.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
     bucket_of(inventory).upload(f"jobs/{job_id}/package.tar.gz", built.archive)

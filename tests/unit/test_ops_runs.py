@@ -17,8 +17,8 @@ from waiting import limit, wait_for
 from jobs import progress
 from ops.errors import OpsError, UsageError
 from ops.plan import processes, runs
-from ops.plan.learning import Target
-from ops.plan.processes import Start
+from ops.plan.learning import AccuracyTarget
+from ops.plan.processes import ProcessStart
 
 # Learns by a thousandth a step, and half as well from a step where there are several; its children must go with it.
 TRAINER = """
@@ -46,7 +46,7 @@ time.sleep(600 if "--endless" in sys.argv else 0)
 """
 
 
-def course(tmp_path: Path, target: Target, *args: str, servers: bool = False) -> runs.Course:
+def course(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.Course:
     (tmp_path / "mine.py").write_text(TRAINER)
     return runs.Course(target, ["mine", *args], dict(os.environ), servers, limit())
 
@@ -74,7 +74,7 @@ def _await(holds: Callable[[], bool], otherwise: str) -> None:
 
 
 def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = runs.run(course(tmp_path, Target("accuracy", 0.35), "--endless"), 1, tmp_path)
+    found = runs.run(course(tmp_path, AccuracyTarget("accuracy", 0.35), "--endless"), 1, tmp_path)
     assert found.as_dict("accuracy") == {
         "replicas": 1,
         "steps": pytest.approx(350),
@@ -88,7 +88,7 @@ def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path, ca
 
 
 def test_several_replicas_meet_at_a_parameter_server_and_all_of_them_end(tmp_path: Path) -> None:
-    found = runs.run(course(tmp_path, Target("loss", 0.875), "--endless", servers=True), 3, tmp_path)
+    found = runs.run(course(tmp_path, AccuracyTarget("loss", 0.875), "--endless", servers=True), 3, tmp_path)
     assert found.crossing.step == pytest.approx(250)
     _await(lambda: len(told(tmp_path)) >= 1, "nobody began")
     seen = told(tmp_path)
@@ -113,7 +113,7 @@ def test_who_sums_without_servers_has_none_and_every_process_its_own_port(
         return server
 
     monkeypatch.setattr(socket, "create_server", create)
-    found = runs.starts(course(tmp_path, Target("loss", 1)), 4)
+    found = runs.starts(course(tmp_path, AccuracyTarget("loss", 1)), 4)
     assert [start.name for start in found] == ["master/0", "worker/0", "worker/1", "worker/2"]
     configs = [json.loads(start.env["TF_CONFIG"]) for start in found]
     (cluster,) = {json.dumps(config["cluster"]) for config in configs}
@@ -125,7 +125,7 @@ def test_who_sums_without_servers_has_none_and_every_process_its_own_port(
 
 
 def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None:
-    made = course(tmp_path, Target("accuracy", 0.29), "--wait")
+    made = course(tmp_path, AccuracyTarget("accuracy", 0.29), "--wait")
     found = runs.run(made, 3, tmp_path)
     assert found.late == 4
     assert not runs.too_late(found.late, found.crossing.step)
@@ -189,20 +189,20 @@ def test_bad_input_is_one_line_and_leaves_nobody(
 
     monkeypatch.setattr(progress, "evaluated", seen)
     with pytest.raises(OpsError, match=f"^{says}$") as error:
-        runs.run(course(tmp_path, Target(metric, float(value)), *args.split()), 2, tmp_path)
+        runs.run(course(tmp_path, AccuracyTarget(metric, float(value)), *args.split()), 2, tmp_path)
     assert type(error.value) is kind
     await_end(tmp_path)
 
 
 def test_a_trainer_without_eval_lines_is_told_their_form(tmp_path: Path) -> None:
-    made = course(tmp_path, Target("loss", 0.5))
+    made = course(tmp_path, AccuracyTarget("loss", 0.5))
     (tmp_path / "mine.py").write_text("print('Epoch 1')")
     with pytest.raises(UsageError, match=r"mine with 1 replica printed no line of the form 'Eval, step 990: .*' in "):
         runs.run(made, 1, tmp_path)
 
 
 def test_ctrl_c_ends_them_all(tmp_path: Path) -> None:
-    made = course(tmp_path, Target("accuracy", 0.9), "--endless")
+    made = course(tmp_path, AccuracyTarget("accuracy", 0.9), "--endless")
 
     def interrupt() -> None:
         _await(lambda: len(told(tmp_path)) == 3, "not all began")
@@ -224,7 +224,7 @@ def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
-    with processes.running([Start(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2) as running:
+    with processes.running([ProcessStart(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2) as running:
         lines = running.lines(lambda: time.monotonic() + limit())
         pids = [int(next(lines)), int(next(lines))]
         assert all(map(goes_on, pids))

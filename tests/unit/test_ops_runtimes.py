@@ -19,7 +19,7 @@ from jobs.records import JobRecord
 from ops.errors import OpsError, UsageError
 from ops.package import package, runtimes
 from ops.train import manifest
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.render import plan
 
 pytestmark = pytest.mark.skipif(
@@ -62,7 +62,7 @@ def test_a_requirements_file_becomes_a_python_of_its_own(local: Inventory, index
     script = "#!/nowhere/python\nprint('hello')\n"
     wheel(index, files={"far/__init__.py": "VALUE = 7\n", "far-1.0.data/scripts/far-tool": script})
     asked = requirements(tmp_path, "far==1.0\n# a remark\n")
-    job = build_job(Flags("j", runtime=asked), local, "mine")
+    job = build_job(JobFlags("j", runtime=asked), local, "mine")
     assert job.runtime
     assert runtimes.build(local, job.runtime) == {"far": "1.0"}
     folder = tmp_path / "runtimes" / job.runtime.key
@@ -181,18 +181,18 @@ def config(folder: Path, text: str) -> str:
 def test_config_yaml_says_it_too_and_a_flag_wins(local: Inventory, tmp_path: Path) -> None:
     requirements(tmp_path, "far\n")
     from_file = config(tmp_path, "runtime: requirements.txt")  # beside config.yaml, wherever fab is called
-    job = build_job(Flags("j", config=from_file), local)
+    job = build_job(JobFlags("j", config=from_file), local)
     assert (job.runtime and job.runtime.name, job.training_input["runtime"]) == ("requirements", "requirements")
-    job = build_job(Flags("j", config=from_file, runtime_version="2.20"), local)
+    job = build_job(JobFlags("j", config=from_file, runtime_version="2.20"), local)
     assert (job.runtime and job.runtime.name, job.training_input["runtime"]) == ("tensorflow-2.20", "tensorflow-2.20")
-    job = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 2.19")), local)
+    job = build_job(JobFlags("j", config=config(tmp_path, "runtimeVersion: 2.19")), local)
     assert job.runtime and job.runtime.name == "tensorflow-2.19"
     assert not job.notes
 
 
 def test_a_version_of_cloud_mls_days_is_passed_over(local: Inventory, inventory: Inventory, tmp_path: Path) -> None:
-    old = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 1.15")), local)
-    elsewhere = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 2.19")), inventory)
+    old = build_job(JobFlags("j", config=config(tmp_path, "runtimeVersion: 1.15")), local)
+    elsewhere = build_job(JobFlags("j", config=config(tmp_path, "runtimeVersion: 2.19")), inventory)
     where = tmp_path / "config.yaml"
     said = "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
     assert (old.runtime, old.notes) == (None, (f"runtimeVersion in {where}: ignored, {said}",))
@@ -210,23 +210,23 @@ def test_a_version_of_cloud_mls_days_is_passed_over(local: Inventory, inventory:
 )
 def test_what_is_refused(local: Inventory, flags: dict[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        build_job(Flags("j", **flags), local)  # type: ignore[arg-type]
+        build_job(JobFlags("j", **flags), local)  # type: ignore[arg-type]
 
 
 def test_both_in_config_yaml_or_nothing_asked_for(local: Inventory, tmp_path: Path) -> None:
     requirements(tmp_path, "# nothing\n")
     with pytest.raises(UsageError, match="both say which Python"):
-        build_job(Flags("j", config=config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")), local)
+        build_job(JobFlags("j", config=config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")), local)
     with pytest.raises(UsageError, match="asks for nothing"):
-        build_job(Flags("j", runtime=str(tmp_path / "requirements.txt")), local)
+        build_job(JobFlags("j", runtime=str(tmp_path / "requirements.txt")), local)
 
 
 def test_a_target_without_runtimes_says_so(inventory: Inventory) -> None:
     google = replace(inventory, operator_bucket="gs://mine", tensorflow="2.20.0")
     with pytest.raises(UsageError, match=r"have the Python of their image only, with TensorFlow 2\.20\.0"):
-        build_job(Flags("j", runtime_version="2.21"), google)
+        build_job(JobFlags("j", runtime_version="2.21"), google)
     with pytest.raises(UsageError, match="were made before they could have any: run pulumi up"):
-        build_job(Flags("j", runtime_version="2.20"), replace(inventory, operator_bucket="sftp:///bucket"))
+        build_job(JobFlags("j", runtime_version="2.20"), replace(inventory, operator_bucket="sftp:///bucket"))
 
 
 def test_a_package_is_given_what_its_runtime_lacks(index: Path, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_package_is_given_what_its_runtime_lacks(index: Path, tmp_path: Path) 
 
 @pytest.mark.usefixtures("unzipped")
 def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, tmp_path: Path) -> None:
-    job = build_job(Flags("j", runtime=requirements(tmp_path, "far\n")), local, "mine")
+    job = build_job(JobFlags("j", runtime=requirements(tmp_path, "far\n")), local, "mine")
     assert job.runtime
     have = runtimes.build(local, job.runtime)
     (root := tmp_path / "mine").mkdir()

@@ -11,24 +11,24 @@ from hypothesis import strategies as some
 
 from infra.spec import ScaleTier, SpecError, network_gbits, preset, vcpus
 from ops.plan.plan import tier_shape
-from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, Machine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 
 Model = Callable[[Work, Shape], Prediction]
 MODELS = pytest.mark.parametrize("model", [asynchronous, synchronous])
 works = some.builds(Work, some.floats(1e-4, 100), some.floats(1, 1e10), some.integers(1, 1000))
-machines = some.builds(Machine.of, some.integers(1, 96), some.floats(0.1, 100))
+machines = some.builds(PlannedMachine.of, some.integers(1, 96), some.floats(0.1, 100))
 counts = some.integers(1, 30)
 shared = some.none() | some.floats(1, 64)
 
 
-def shape(machine: Machine, count: int, servers: int = 3, cpus: float | None = None) -> Shape:
+def shape(machine: PlannedMachine, count: int, servers: int = 3, cpus: float | None = None) -> Shape:
     return Shape([machine] * count, [machine] * servers, cpus)
 
 
 @MODELS
 @given(works, machines, counts, counts, shared)
 def test_a_cluster_of_equals_is_no_faster_than_all_of_them(
-    model: Model, work: Work, machine: Machine, count: int, servers: int, cpus: float | None
+    model: Model, work: Work, machine: PlannedMachine, count: int, servers: int, cpus: float | None
 ) -> None:
     found = model(work, shape(machine, count, servers, cpus))
     assert 0 < found.rate <= found.alone * count * (1 + 1e-9)
@@ -39,14 +39,14 @@ def test_a_cluster_of_equals_is_no_faster_than_all_of_them(
 
 @MODELS
 @given(works, machines)
-def test_one_replica_alone_is_one(model: Model, work: Work, machine: Machine) -> None:
+def test_one_replica_alone_is_one(model: Model, work: Work, machine: PlannedMachine) -> None:
     assert model(work, shape(machine, 1, 0)).speed_up == pytest.approx(1)
 
 
 @MODELS
 @given(works, machines, counts, counts, some.floats(1, 100))
 def test_more_network_is_never_slower(
-    model: Model, work: Work, machine: Machine, count: int, servers: int, more: float
+    model: Model, work: Work, machine: PlannedMachine, count: int, servers: int, more: float
 ) -> None:
     faster = replace(machine, bandwidth=machine.bandwidth * more)
     slow, quick = (model(work, shape(found, count, servers)).rate for found in (machine, faster))
@@ -55,20 +55,22 @@ def test_more_network_is_never_slower(
 
 @MODELS
 @given(works, machines, counts, counts)
-def test_rarer_exchanges_are_never_slower(model: Model, work: Work, machine: Machine, count: int, servers: int) -> None:
+def test_rarer_exchanges_are_never_slower(model: Model, work: Work, machine: PlannedMachine, count: int, servers: int) -> None:
     rarer = replace(work, period=work.period + 1)
     made = shape(machine, count, servers)
     assert model(rarer, made).rate >= model(work, made).rate * (1 - 1e-9)
 
 
 @given(works, machines, counts, counts)
-def test_more_servers_are_never_slower(work: Work, machine: Machine, count: int, servers: int) -> None:
+def test_more_servers_are_never_slower(work: Work, machine: PlannedMachine, count: int, servers: int) -> None:
     before = asynchronous(work, shape(machine, count, servers)).rate
     assert asynchronous(work, shape(machine, count, servers + 1)).rate >= before * (1 - 1e-9)
 
 
 @given(works, machines, counts)
-def test_async_never_slows_down_by_a_replica_and_sync_waits_for_the_slowest(work: Work, machine: Machine, count: int) -> None:
+def test_async_never_slows_down_by_a_replica_and_sync_waits_for_the_slowest(
+    work: Work, machine: PlannedMachine, count: int
+) -> None:
     assert asynchronous(work, shape(machine, count + 1)).rate >= asynchronous(work, shape(machine, count)).rate * (1 - 1e-9)
     slower = replace(machine, cpus=machine.cpus / 2)
     mixed = synchronous(work, Shape([machine] * count + [slower]))
@@ -76,36 +78,36 @@ def test_async_never_slows_down_by_a_replica_and_sync_waits_for_the_slowest(work
 
 
 def test_what_bounds() -> None:
-    machine = Machine.of(8, 16)
+    machine = PlannedMachine.of(8, 16)
     assert asynchronous(Work(1, 13e6, 4, 0.5), shape(machine, 5)).bound == "compute"
     assert asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5, 5)).bound == "a worker's network"
     crowded = asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 20, 1))
     assert crowded.bound == "the ps' network"
     assert crowded.rate == pytest.approx(4 * 2e9 / 0.5e9)  # 4 steps for each half GB that a ps sends at 16 Gbit/s
     assert synchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5)).bound == "a worker's network"
-    assert asynchronous(Work(1, 0.0), Shape([Machine(2)] * 3, [], 2)).bound == "shared cpus"
+    assert asynchronous(Work(1, 0.0), Shape([PlannedMachine(2)] * 3, [], 2)).bound == "shared cpus"
 
 
 def test_figures_by_hand() -> None:
-    machine = Machine.of(8, 16)  # 2 GB/s
+    machine = PlannedMachine.of(8, 16)  # 2 GB/s
     work = Work(cpu_seconds=0.8, parameters=40e6, period=4, share=0.5)  # 0.1 s a step; 20 MB each way, 10 ms
     assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01 + 4 * HOP_SECONDS))
     reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
     assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + reduced))
     assert synchronous(replace(work, period=1), shape(machine, 5)).rate == pytest.approx(5 / (0.1 + reduced))
-    here = asynchronous(work, Shape([Machine(4)] * 3, [Machine(4)], 4))
+    here = asynchronous(work, Shape([PlannedMachine(4)] * 3, [PlannedMachine(4)], 4))
     assert here.rate == pytest.approx(4 * 4 / (4 * 0.8 + 2 * 20e6 * COPY_SECONDS))
 
 
 def test_the_tiers_are_google_s_machines() -> None:
     standard = tier_shape(preset(ScaleTier.STANDARD_1))
     assert (len(standard.trainers), len(standard.servers), standard.shared) == (5, 3, None)
-    assert standard.trainers[0] == Machine(8, 2e9)
-    assert standard.servers[0] == Machine(4, 1.25e9)
+    assert standard.trainers[0] == PlannedMachine(8, 2e9)
+    assert standard.servers[0] == PlannedMachine(4, 1.25e9)
     premium = tier_shape(preset(ScaleTier.PREMIUM_1))
     assert (len(premium.trainers), len(premium.servers)) == (20, 11)
-    assert premium.trainers[0] == Machine(16, 4e9)
-    assert tier_shape(preset(ScaleTier.BASIC)) == Shape([Machine(4, 1.25e9)], [])
+    assert premium.trainers[0] == PlannedMachine(16, 4e9)
+    assert tier_shape(preset(ScaleTier.BASIC)) == Shape([PlannedMachine(4, 1.25e9)], [])
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,20 @@ from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.logs.follow import TICK, Event, Note, Replicas
-from ops.logs.lines import Line
+from ops.logs.lines import LogLine
 from ops.screen import job as screen_module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
 from ops.screen.picture import Picture, Row, Span, Table, bar, harmless, height
-from ops.screen.series import CAPACITY, Pace, Series, sparkline
+from ops.screen.series import CAPACITY, Series, StepRate, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
 RUNNING = JobRecord("job01", JobState.RUNNING, startTime="2026-01-31T12:00:00.000Z", steps=200)
 
 
-def line(seconds: float, message: str, replica: str = "master-0", severity: str = "INFO") -> Line:
+def line(seconds: float, message: str, replica: str = "master-0", severity: str = "INFO") -> LogLine:
     moment = datetime.fromtimestamp(NOON + seconds, UTC).isoformat(timespec="milliseconds")
-    return Line(moment.replace("+00:00", "Z"), severity, replica, message)
+    return LogLine(moment.replace("+00:00", "Z"), severity, replica, message)
 
 
 def rows(picture: Picture) -> list[str]:
@@ -250,7 +250,7 @@ def test_a_series_keeps_its_shape_however_long_it_is() -> None:
 
 
 def test_the_pace_of_late_and_since_the_beginning() -> None:
-    pace = Pace()
+    pace = StepRate()
     assert (pace.rate(0), pace.mean, pace.seconds_to(10, 0)) == (None, None, None)
     for second in range(101):
         pace.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))

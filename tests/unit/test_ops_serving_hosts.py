@@ -20,7 +20,7 @@ from ops.plan import planned
 from ops.show.cost import share
 from ops.show.overview import overview, picture
 from ops.show.snapshot import ClusterSnapshot
-from ops.train.config import Flags, Job, build_job
+from ops.train.config import JobFlags, JobSpec, build_job
 from ops.train.manifest import cluster
 from ops.train.part import counts, described, would_do
 from ops.train.render import plan
@@ -28,8 +28,8 @@ from ops.train.render import plan
 FILES = {"mine/__init__.py": b""}
 
 
-def build(inventory: Inventory, **flags: str) -> Job:
-    return build_job(Flags("j", **flags), inventory, "mine", FILES)  # type: ignore[arg-type]
+def build(inventory: Inventory, **flags: str) -> JobSpec:
+    return build_job(JobFlags("j", **flags), inventory, "mine", FILES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("flags", [{}, {"replicas": "worker=1,ps"}, {"scale_tier": "BASIC"}, {"strategy": "any"}])

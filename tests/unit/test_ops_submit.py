@@ -22,12 +22,12 @@ import pytest
 from opsdata import put_job
 from waiting import limit, wait_for
 
-from infra.inventory import Inventory, Power
+from infra.inventory import Inventory, PowerAccess
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 from jobs.store import Item, Store, StoreError
@@ -45,7 +45,7 @@ from ops.package import package, push
 from ops.package.declared import Data, TrainerConfig
 from ops.train import render, train
 from ops.train import submit as module
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.program import SHIPPED
 from ops.train.submit import Submission, submit
 
@@ -118,12 +118,12 @@ class Watched:
 def submission(inventory: Inventory, tmp_path: Path) -> Submission:
     inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     (tmp_path / "bucket").mkdir()
-    return Submission(inventory, build_job(Flags("job01"), inventory, "tiny"), package.build(TINY, "tiny.task"), {})
+    return Submission(inventory, build_job(JobFlags("job01"), inventory, "tiny"), package.build(TINY, "tiny.task"), {})
 
 
 @pytest.fixture
 def ledger(submission: Submission) -> Ledger:
-    return Ledger(Folder(Path(submission.inventory.operator_bucket)))
+    return Ledger(LocalStore(Path(submission.inventory.operator_bucket)))
 
 
 @pytest.fixture
@@ -503,7 +503,9 @@ def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bo
         submitter.claim(may_wait=False)
     else:
         ledger.change_queue(
-            lambda queue: queue.added(Entry(job_id, [], wants=record.wants, token="ann@laptop/1", createTime=record.createTime))
+            lambda queue: queue.added(
+                QueueEntry(job_id, [], wants=record.wants, token="ann@laptop/1", createTime=record.createTime)
+            )
         )
     return submitter
 
@@ -590,12 +592,12 @@ def test_hosts_are_checked_before_anything_is_changed(submission: Submission, le
 
 def part_of(submission: Submission) -> Submission:
     """Return a job of one host, for which the master's or a worker's would do."""
-    return replace(submission, job=build_job(Flags("job01", scale_tier="BASIC"), submission.inventory, "tiny"))
+    return replace(submission, job=build_job(JobFlags("job01", scale_tier="BASIC"), submission.inventory, "tiny"))
 
 
 def test_a_part_of_the_cluster_concerns_no_other_host(submission: Submission, ledger: Ledger) -> None:
     fleet, part = FakeFleet(submission.inventory), part_of(submission)
-    ledger.change_queue(lambda queue: queue.added(Entry("job00", ["master-0"])))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("job00", ["master-0"])))
     assert submit(on(fleet, ledger), part, may_wait=False) == []
     assert list(fleet.sent) == ["worker-0"]
     assert (found(ledger).state, found(ledger).placement) == ("PREPARING", {"master-0": "worker-0"})
@@ -609,7 +611,7 @@ def test_a_part_of_the_cluster_concerns_no_other_host(submission: Submission, le
 
 def test_a_part_that_waits_is_told_to_all_hosts_that_would_do(submission: Submission, ledger: Ledger) -> None:
     fleet, part = FakeFleet(submission.inventory), part_of(submission)
-    ledger.change_queue(lambda queue: queue.added(Entry("job00", ["master-0", "worker-0", "worker-1"])))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("job00", ["master-0", "worker-0", "worker-1"])))
     assert [entry.jobId for entry in submit(on(fleet, ledger), part, may_wait=True)] == ["job00"]
     assert sorted(fleet.sent) == ["master-0", "worker-0", "worker-1"]
     assert (found(ledger).state, found(ledger).placement) == ("QUEUED", {})
@@ -660,7 +662,7 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
     inventory = replace(
         submission.inventory,
         hosts=hosts,
-        power=Power(url="http://x/", operator_url="http://y/", token="http://t", token_command="true", preempted=""),
+        power=PowerAccess(url="http://x/", operator_url="http://y/", token="http://t", token_command="true", preempted=""),
     )
     stopped = replace(submission, inventory=inventory)
     with pytest.raises(
@@ -681,7 +683,7 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
 
 def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, ledger: Ledger) -> None:
     def job(job_id: str, job_dir: str, **flags: str) -> Submission:
-        told = Flags(job_id, job_dir=job_dir, **flags)  # type: ignore[arg-type]
+        told = JobFlags(job_id, job_dir=job_dir, **flags)  # type: ignore[arg-type]
         return replace(submission, job=build_job(told, submission.inventory, "tiny"))
 
     fleet = FakeFleet(submission.inventory, checks(10**10))
@@ -703,16 +705,16 @@ def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, mo
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
     with pytest.raises(UsageError, match="there is no mnist to train on: run make data"):
-        train.check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(SHIPPED)))
-    told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
+        train.check_hosts(on(fleet), train.prepare(inventory, JobFlags("job01"), str(SHIPPED)))
+    told = train.prepare(inventory, JobFlags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
     assert told.data == {}
     train.check_hosts(on(fleet), told)
     (tmp_path / ".cache/mnist/train-0.tfrecord").write_bytes(b"")
-    assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
+    assert list(train.prepare(inventory, JobFlags("job01"), None).data) == ["train-0.tfrecord"]
 
 
 def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(submission: Submission, ledger: Ledger) -> None:
-    made = build_job(Flags("job01", more_args=["\udcff"]), submission.inventory, "tiny")
+    made = build_job(JobFlags("job01", more_args=["\udcff"]), submission.inventory, "tiny")
     submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=made), may_wait=True)
     assert found(ledger).trainingInput["args"] == ["\ufffd"]
     plan = ledger.plan("job01")

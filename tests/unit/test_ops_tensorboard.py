@@ -20,7 +20,7 @@ from opsdata import put_job
 from waiting import limit
 
 from infra.inventory import Inventory
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
@@ -237,7 +237,7 @@ def test_which_job_is_shown(cluster: Cluster) -> None:
         module._logdir(cluster, "old")
     cluster.bucket.upload("jobs/old/output/summaries/events.out.tfevents.1.v2", b"")
     assert module._logdir(cluster, "old") == ("/bucket/jobs/old/output", "old")
-    ledger.change_queue(lambda queue: queue.added(Entry("old", ["master-0"])))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("old", ["master-0"])))
     assert module._logdir(cluster, None) == ("/bucket/jobs/old/output", "old")
 
 

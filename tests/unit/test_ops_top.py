@@ -13,9 +13,9 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry, Queue
+from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
@@ -31,7 +31,7 @@ NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
 REPORT = "2026-01-31T12:29:57.500Z"
 
 
-class Counted(Folder):
+class Counted(LocalStore):
     """A bucket that counts how often it is asked, and may fail."""
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +55,7 @@ def store(tmp_path: Path) -> Counted:
 def ledger(store: Counted) -> Ledger:
     """Write job01, which has the master and a worker, with the master's record; job02 waits for all."""
     ledger = Ledger(store)
-    entries = [Entry("job01", ["master-0", "worker-0"], held=True), Entry("job02", ["master-0", "ps-0"], priority=2)]
+    entries = [QueueEntry("job01", ["master-0", "worker-0"], held=True), QueueEntry("job02", ["master-0", "ps-0"], priority=2)]
     ledger.change_queue(lambda _: Queue(entries))
     running = JobRecord("job01", JobState.RUNNING, createTime=NOON, startTime=NOON, hourlyCost=0.5, submittedBy="ann@x")
     put_job(ledger, replace(running, lost=["worker-0"]))

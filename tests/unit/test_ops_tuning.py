@@ -12,7 +12,7 @@ import yaml
 
 from infra.inventory import Inventory
 from infra.spec import Role
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.study import (
@@ -33,7 +33,7 @@ from jobs.study import (
 )
 from ops.errors import OpsError, UsageError
 from ops.train import trials, tuning
-from ops.train.config import Flags, build_job
+from ops.train.config import JobFlags, build_job
 from ops.train.render import plan
 from ops.train.trials import Tuned
 
@@ -53,7 +53,7 @@ def config(folder: Path, hyperparameters: object, **more: object) -> str:
 
 
 def study_of(folder: Path, inventory: Inventory, **keys: object) -> Study:
-    job = build_job(Flags("job01", config=config(folder, {"params": PARAMS, **keys})), inventory, files=KNOWS_JOB_DIR)
+    job = build_job(JobFlags("job01", config=config(folder, {"params": PARAMS, **keys})), inventory, files=KNOWS_JOB_DIR)
     assert job.study
     return job.study
 
@@ -92,7 +92,7 @@ def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp
 
 def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path) -> None:
     path = config(tmp_path, {"params": PARAMS, "maxTrials": 9, "maxParallelTrials": 3}, args=["--steps", "5"])
-    job = build_job(Flags("job01", config=path), standard, files=KNOWS_JOB_DIR)
+    job = build_job(JobFlags("job01", config=path), standard, files=KNOWS_JOB_DIR)
     made = plan(standard, job, "")
     assert made.replicas == ["master-0", "worker-0", "worker-1"]
     assert (made.restartPolicy, made.expendable) == ("replica", [Role.WORKER])
@@ -115,7 +115,7 @@ def test_each_job_has_chance_of_its_own(standard: Inventory, tmp_path: Path) -> 
 
 def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: Inventory, tmp_path: Path) -> None:
     def job(**keys: object) -> Any:
-        return build_job(Flags("j", config=config(tmp_path, {"params": PARAMS, **keys})), standard)
+        return build_job(JobFlags("j", config=config(tmp_path, {"params": PARAMS, **keys})), standard)
 
     assert job().counts == {Role.MASTER: 1}
     assert job(maxTrials=2, maxParallelTrials=9).counts == {Role.MASTER: 1, Role.WORKER: 1}
@@ -126,7 +126,7 @@ def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: I
 
 def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Inventory, tmp_path: Path) -> None:
     def notes(**more: object) -> tuple[str, ...]:
-        return build_job(Flags("j", config=config(tmp_path, {"params": PARAMS}, **more)), standard).notes
+        return build_job(JobFlags("j", config=config(tmp_path, {"params": PARAMS}, **more)), standard).notes
 
     assert notes(scaleTier="BASIC") == ()
     (said,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
@@ -136,10 +136,10 @@ def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Invento
 
 def test_a_jobs_own_folder_is_each_trials_parent(standard: Inventory, tmp_path: Path) -> None:
     path = config(tmp_path, {"params": PARAMS}, jobDir="/bucket/mine")
-    job = build_job(Flags("job01", config=path), standard, files={"trainer/task.py": b""})
+    job = build_job(JobFlags("job01", config=path), standard, files={"trainer/task.py": b""})
     assert job.study
     assert (job.study.folder(3), job.study.jobDirFlag, job.args) == ("/bucket/mine/3", "--job-dir", ())
-    job = build_job(Flags("job01", config=config(tmp_path, {"params": PARAMS})), standard, files={"trainer/task.py": b""})
+    job = build_job(JobFlags("job01", config=config(tmp_path, {"params": PARAMS})), standard, files={"trainer/task.py": b""})
     assert job.study
     assert job.study.jobDirFlag == "", "who knows no such flag is passed none"
 
@@ -206,7 +206,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
 )
 def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: object, said: str) -> None:
     with pytest.raises(UsageError) as error:
-        build_job(Flags("job01", config=config(tmp_path, given)), standard)
+        build_job(JobFlags("job01", config=config(tmp_path, given)), standard)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert "config.yaml: trainingInput.hyperparameters" in str(error.value)
@@ -215,13 +215,13 @@ def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: o
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (Flags("j", replicas="worker=2"), "--replicas: "),
-        (Flags("j", scale_tier="BASIC"), "--scale-tier: "),
-        (Flags("j", resume="old"), "resumePreviousJobId goes on"),
-        (Flags("j", args="--output_path /bucket/x"), "each trial needs its own"),
+        (JobFlags("j", replicas="worker=2"), "--replicas: "),
+        (JobFlags("j", scale_tier="BASIC"), "--scale-tier: "),
+        (JobFlags("j", resume="old"), "resumePreviousJobId goes on"),
+        (JobFlags("j", args="--output_path /bucket/x"), "each trial needs its own"),
     ],
 )
-def test_flags_that_do_not_go_with_it(standard: Inventory, tmp_path: Path, flags: Flags, said: str) -> None:
+def test_flags_that_do_not_go_with_it(standard: Inventory, tmp_path: Path, flags: JobFlags, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         build_job(replace(flags, config=config(tmp_path, {"params": PARAMS})), standard)
 
@@ -315,7 +315,7 @@ def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
 
 
 def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     given = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
     record = JobRecord("job01", trainingInput={"hyperparameters": given})
     assert trials.read(ledger, JobRecord("job01")) is None
@@ -330,7 +330,7 @@ def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
 
 
 def test_the_best_trial_is_that_of_the_study(tmp_path: Path) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_of(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):

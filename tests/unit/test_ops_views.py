@@ -14,11 +14,11 @@ from opsdata import put_job
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.firsterror import FirstError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.notification import Notification
-from jobs.progress import Progress
-from jobs.queue import Entry, Queue
+from jobs.progress import JobProgress
+from jobs.queue import Queue, QueueEntry
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import terminal
@@ -34,7 +34,7 @@ NOON = "2026-01-31T12:00:0{}.000Z"
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(Folder(tmp_path))
+    return Ledger(LocalStore(tmp_path))
 
 
 @pytest.fixture
@@ -202,14 +202,14 @@ def test_only_what_runs_is_heard_of(
 def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     host = ["master-0"]
     put_job(ledger, JobRecord("job03", hosts=host))
-    waiting = [Entry("job02", host, priority=2), Entry("job03", host)]
-    ledger.change_queue(lambda _: Queue([Entry("job01", host, held=True), *waiting]))
+    waiting = [QueueEntry("job02", host, priority=2), QueueEntry("job03", host)]
+    ledger.change_queue(lambda _: Queue([QueueEntry("job01", host, held=True), *waiting]))
     describe(cluster, "job03", as_json=False)
     shown = facts(capsys.readouterr().out)
     assert shown["state"] == "QUEUED behind job01, job02"
     assert "priority" not in shown
     assert "retries" not in shown
-    ledger.change_queue(lambda _: Queue([Entry("job03", host, held=True)]))
+    ledger.change_queue(lambda _: Queue([QueueEntry("job03", host, held=True)]))
     describe(cluster, "job03", as_json=False)
     assert facts(capsys.readouterr().out)["state"] == "QUEUED"
 
@@ -257,9 +257,9 @@ def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsy
             assert command == f"systemctl is-active {unit}"
             return Ran(name, 3, "inactive\n")
 
-    ledger = Ledger(Folder(tmp_path))
-    part = Entry("one", [], wants={"master-0": ["worker-1", "master-0"]})
-    ledger.change_queue(lambda queue: queue.added(part).added(Entry("waits", ["worker-1"])))
+    ledger = Ledger(LocalStore(tmp_path))
+    part = QueueEntry("one", [], wants={"master-0": ["worker-1", "master-0"]})
+    ledger.change_queue(lambda queue: queue.added(part).added(QueueEntry("waits", ["worker-1"])))
     cluster = Cluster(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
@@ -302,13 +302,13 @@ def test_what_a_job_wrote_beside_its_output_is_described(
 
 
 def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(348, 5000, 200.4, 23.21, 0.7291234, {"accuracy": 0.834}, NOON.format(0))
+    progress = JobProgress(348, 5000, 200.4, 23.21, 0.7291234, {"accuracy": 0.834}, NOON.format(0))
     put_job(ledger, JobRecord("job01", JobState.RUNNING, progress=progress))
     assert describe(cluster, None, as_json=False) == 0
     shown = facts(capsys.readouterr().out)
     assert shown["progress"] == "step 348 of 5000 (6 %), 200.4 steps/s, 23.2 s left"
     assert shown["metrics"] == "loss 0.7291, accuracy 0.834"
-    put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, startTime=NOON.format(1), progress=Progress(9)))
+    put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, startTime=NOON.format(1), progress=JobProgress(9)))
     assert describe(cluster, "job02", as_json=False) == 0
     shown = facts(capsys.readouterr().out)
     assert (shown["progress"], "metrics" in shown) == ("step 9", False)

@@ -14,7 +14,7 @@ from test_ops_logs import NoHosts
 
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -89,7 +89,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
     for name in ("_LOOK_SECONDS", "_LAST_LOOK_SECONDS", "_AGAIN_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     put_job(ledger, JOB)
     write(ledger, replicas(RUNNING, RUNNING, RUNNING))
     return ledger

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from replicahosts import Clock
 
-from infra.inventory import Inventory, Power
+from infra.inventory import Inventory, PowerAccess
 from jobs.power import NoAnswerError, PowerError
 from ops.cluster import waking
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError
 
-POWER = Power(
+POWER = PowerAccess(
     url="https://api/",
     operator_url="http://own/",
     token="http://token",

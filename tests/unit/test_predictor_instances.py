@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from predictor.inputs import kind_of
 from predictor.instances import of_line, of_record
 from predictor.predicting import BATCH, Predicting, done_of
-from predictor.shards import File, Shard
+from predictor.shards import InputFile, Shard
 from scaletier.runtime import import_tensorflow
 from serving.rest import Arrays, RestError, Signature, Tensor, predict
 
@@ -112,7 +112,7 @@ def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict
     errors: list[dict[str, object]] = []
     lines = [value if isinstance(value, bytes) else json.dumps({"x": value}).encode() for value in values]
     shard = Shard(1, 0, 5, len(lines), 5)
-    told = Predicting(model, "serving_default").shard(File("/bucket/f"), shard, iter(lines), errors)
+    told = Predicting(model, "serving_default").shard(InputFile("/bucket/f"), shard, iter(lines), errors)
     return [json.loads(line) for line in told], errors
 
 
@@ -152,10 +152,10 @@ def test_outputs_that_are_no_row_for_each() -> None:
 
 
 def test_damage_is_told_once_behind_what_could_be_read() -> None:
-    file = File("/bucket/f", True, count=7, damage="cannot be read from here on: crc")
+    file = InputFile("/bucket/f", True, count=7, damage="cannot be read from here on: crc")
     assert done_of(file, False, 3, []).errors == []
     assert done_of(file, True, 3, []).errors == [{"file": "/bucket/f", "line": 8, "error": file.damage}]
-    assert done_of(File("/bucket/f"), True, 3, []).errors == []
+    assert done_of(InputFile("/bucket/f"), True, 3, []).errors == []
 
 
 def test_a_signature_that_there_is_not() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.request import Request
-from predictor.shards import PER_REPLICA, Done, File, cut, mine, plan_from_json, plan_to_json
+from predictor.shards import PER_REPLICA, Done, InputFile, cut, mine, plan_from_json, plan_to_json
 
 COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=12)
 
@@ -36,7 +36,7 @@ def test_one_large_file_is_shared_evenly() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    files = [File("/bucket/a", True, True, 7, "cannot be read"), File("/bucket/é", marks=((0, 0), (7, 99)))]
+    files = [InputFile("/bucket/a", True, True, 7, "cannot be read"), InputFile("/bucket/é", marks=((0, 0), (7, 99)))]
     assert plan_from_json(plan_to_json(files)) == files
     done = Done(3, [{"file": "/bucket/a", "line": 2, "error": "é"}])
     assert Done.from_json(done.to_json()) == done

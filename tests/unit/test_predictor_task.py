@@ -18,9 +18,9 @@ import pytest
 
 from predictor import inputs, task
 from predictor.library import tensorflow
-from predictor.output import ERRORS, Output
+from predictor.output import ERRORS, PredictionOutput
 from predictor.request import Request
-from predictor.saved import Saved
+from predictor.saved import PredictorModel
 from predictor.shards import Done, Shard
 from scaletier.runtime import import_tensorflow
 from serving.rest import RestError, Signature, Tensor
@@ -84,7 +84,7 @@ def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Pa
     records = tfrecords(tmp_path / "scratch", range(10, 20))
     request = asked(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
     out = tmp_path / "out"
-    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
     assert results(out) == [2.0 * x for x in (1, 2, *range(10, 20), *range(10, 20), 30, 31)]
     assert errors(out) == [("a", 2)]
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 24, "errors": 1}
@@ -96,19 +96,21 @@ def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Pa
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     request, out = asked(a=lines(*range(100))), tmp_path / "out"
     workers = [
-        threading.Thread(target=task._run, args=(request, str(model), Output(str(out)), DEFAULT, rank, 3), daemon=True)
+        threading.Thread(
+            target=task._run, args=(request, str(model), PredictionOutput(str(out)), DEFAULT, rank, 3), daemon=True
+        )
         for rank in (1, 2)
     ]
     for worker in workers:
         worker.start()  # they wait for the chief's plan, and it for their shards
-    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 3)
+    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 3)
     for worker in workers:
         worker.join(30)
         assert not worker.is_alive()
     assert results(out) == [2.0 * x for x in range(100)]
     assert len(list(out.glob("prediction.results-*"))) == 12
     for rank in range(3):  # started again when all is done
-        task._run(request, str(model), Output(str(out)), DEFAULT, rank, 3)
+        task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, rank, 3)
     assert results(out) == [2.0 * x for x in range(100)]
     assert not (out / ".parts").exists()
 
@@ -123,7 +125,7 @@ def test_a_large_file_is_read_once_by_all_replicas_together(
     values = range(1000)
     request = asked(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
     out = tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     output.keep_plan([task.looked_at(path) for path in request.inputs])
     got = dict.fromkeys(request.inputs, 0)
     whole = inputs._raw
@@ -148,7 +150,7 @@ def test_a_file_that_was_changed_is_read_from_its_start(
 ) -> None:
     monkeypatch.setattr(inputs, "_LARGE", 0)
     request, out = asked(a=lines(*range(40))), tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     output.keep_plan([task.looked_at(path) for path in request.inputs])
     Path(request.inputs[0]).write_bytes(lines(*range(10, 50), 7))
     for rank in (1, 0):
@@ -182,9 +184,9 @@ def test_killed_anywhere_it_goes_on_where_it_was(
     """The writes are the plan, two for each of four shards, the errors and the counts; it is killed in front of one."""
     request, out = asked(a=lines(*range(6), -1, "odd")), tmp_path / "out"
     written: list[str] = []
-    write = Output._write
+    write = PredictionOutput._write
 
-    def dying(output: Output, name: str, pieces: Any) -> None:
+    def dying(output: PredictionOutput, name: str, pieces: Any) -> None:
         if len(written) == at:
             list(pieces)
             written.append("killed")
@@ -192,10 +194,10 @@ def test_killed_anywhere_it_goes_on_where_it_was(
         write(output, name, pieces)
         written.append(name)
 
-    monkeypatch.setattr(Output, "_write", dying)
+    monkeypatch.setattr(PredictionOutput, "_write", dying)
     with pytest.raises(KilledError):
-        task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
-    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
+        task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
     assert results(out) == [*(2.0 * x for x in range(6)), -2.0]
     assert errors(out) == [("a", 8)]
     done = [name for name in written if name.startswith(".parts/0")]
@@ -204,7 +206,7 @@ def test_killed_anywhere_it_goes_on_where_it_was(
 
 def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     output.keep_plan([task.looked_at(request.inputs[0])])
     output.keep_results(Shard(1, 0, 1, 1, 1), 4, [b"77.0\n"])
     output.keep_done(Shard(1, 0, 1, 1, 1), Done(1))
@@ -214,7 +216,7 @@ def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path
 
 def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2)), tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     output.keep_plan([task.looked_at(request.inputs[0])])
     Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
     task._run(request, str(model), output, DEFAULT, 0, 1)
@@ -228,7 +230,7 @@ def test_a_damaged_file_gives_what_it_has(asked: Asked, model: Path, tmp_path: P
     broken = bytearray(whole)
     broken[len(whole) // 10 * 7 + 14] ^= 1
     request, out = asked(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
-    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
     assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
     assert errors(out) == [("a", 8), ("b", 1)]
 
@@ -271,7 +273,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
 def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Path, tmp_path: Path, failing: Fail) -> None:
     request, out = asked(a=lines(*range(20))), tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 7, 2)
     output.keep_plan([task.looked_at(request.inputs[0])])
     assert pauses == [1, 2]
@@ -307,7 +309,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(
     request = asked(a=lines(1, 2), b=lines(3))
     monkeypatch.setattr(Request, "of_package", lambda: request)
     if counted:
-        Output(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
+        PredictionOutput(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
     pauses = failing(error(None, None, "not now\nand more"), 1, 99)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
@@ -322,7 +324,7 @@ def test_an_output_that_does_not_answer(
         raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
 
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
-    monkeypatch.setattr(Output, "_write", unavailable)
+    monkeypatch.setattr(PredictionOutput, "_write", unavailable)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 
@@ -331,7 +333,7 @@ def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Pa
     """Of four shards the second lacks some, and the third and the fourth are behind what is damaged now."""
     packed = gzip.compress(lines(*range(40)))
     request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"
-    output = Output(str(out))
+    output = PredictionOutput(str(out))
     output.keep_plan([task.looked_at(path) for path in request.inputs])
     Path(request.inputs[0]).write_bytes(lines(*range(25)))
     Path(request.inputs[1]).write_bytes(packed[:20])
@@ -346,10 +348,10 @@ def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Pa
 
 def test_nothing_that_could_be_read(asked: Asked, model: Path, tmp_path: Path) -> None:
     with pytest.raises(task.BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
-        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 2)
+        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 2)
     assert caught.value.code == 1
     task._run(
-        asked(a=b""), str(model), Output(str(tmp_path / "out")), DEFAULT, 1, 2
+        asked(a=b""), str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 1, 2
     )  # a worker leaves the verdict to the chief
 
 
@@ -357,12 +359,12 @@ def test_a_model_that_is_not_what_was_deployed(asked: Asked, model: Path, tmp_pa
     request = asked(a=lines(1))
     other = Request(request.inputs, {**request.files, "saved_model.pb": "0" * 64})
     with pytest.raises(task.BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
-        task._run(other, str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+        task._run(other, str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 1)
     gone = Request(request.inputs, {"gone": "0"})
     with pytest.raises(task.BatchError, match="gone is not in the bucket"):
-        task._run(gone, str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+        task._run(gone, str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 1)
     with pytest.raises(task.BatchError, match="there is no signature 'other'"):
-        task._run(request, str(model), Output(str(tmp_path / "out")), "other", 0, 1)
+        task._run(request, str(model), PredictionOutput(str(tmp_path / "out")), "other", 0, 1)
 
 
 def test_the_command(
@@ -400,7 +402,7 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
         input_signature=[tf.TensorSpec([None], tf.string, "word")],
     )
     tf.saved_model.save(module, str(tmp_path), signatures={"shout": module.shout})
-    saved = Saved(tmp_path)
+    saved = PredictorModel(tmp_path)
     assert set(saved.signatures) == {"shout"}, "and none of TensorFlow's own"
     assert saved.signatures["shout"] == Signature(
         {"word": Tensor(None, (None,))}, {"said": Tensor(None, (None,)), "bytes": Tensor("int32", (None,))}
@@ -414,4 +416,4 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
 def test_a_model_without_a_signature(tmp_path: Path) -> None:
     tf.saved_model.save(tf.Module(), str(tmp_path))
     with pytest.raises(ValueError, match="the model has no signature"):
-        Saved(tmp_path)
+        PredictorModel(tmp_path)

@@ -12,10 +12,10 @@ from replicahosts import Clock, Flaky
 from test_replica_supervisor import Child
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.notification import Notification
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
@@ -31,7 +31,7 @@ class Host:
 
     def __init__(self, root: Path, life: str = "a") -> None:
         self.root, self.clock = root, Clock()
-        self.store = Flaky(Folder(root))
+        self.store = Flaky(LocalStore(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.children: list[Child] = []
         self.said: list[str] = []
@@ -94,7 +94,7 @@ class Host:
         record = JobRecord(job_id, hosts=list(hosts), createTime=NOW)
         self.ledger.create_job(replace(record, **changes))
         self.ledger.create_plan(Plan(job_id, list(hosts), "task", [], {}))
-        self.ledger.change_queue(lambda queue: queue.added(Entry(job_id, list(hosts))))
+        self.ledger.change_queue(lambda queue: queue.added(QueueEntry(job_id, list(hosts))))
 
 
 @pytest.fixture
@@ -114,7 +114,9 @@ def test_a_host_is_the_replica_that_the_queue_says(host: Host) -> None:
     tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in wants}
     addresses = {"worker-7": "10.0.0.7", "master-0": "10.0.0.1"}
     host.ledger.create_plan(Plan("job01", list(wants), "task", [], tasks, addresses=addresses))
-    host.ledger.change_queue(lambda queue: queue.added(Entry("job00", ["worker-8"])).added(Entry("job01", [], wants=wants)))
+    host.ledger.change_queue(
+        lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], wants=wants))
+    )
     host.rounds(30)  # whoever has worker-7 never comes, and the lease is this replica's
     assert host.agent.supervisor is not None
     assert host.agent.supervisor.record.name == "worker-0"
@@ -128,7 +130,9 @@ def test_a_host_is_the_replica_that_the_queue_says(host: Host) -> None:
 def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
     host.submit()
     either = {"master-0": ["worker-7", "master-0"]}
-    host.ledger.change_queue(lambda queue: queue.added(Entry("job00", ["worker-7"])).added(Entry("job02", [], wants=either)))
+    host.ledger.change_queue(
+        lambda queue: queue.added(QueueEntry("job00", ["worker-7"])).added(QueueEntry("job02", [], wants=either))
+    )
     host.agent.round()
     assert host.kept == ["job01", "job02"]
     host.ledger.free_hosts("job00")

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
 from replica.__main__ import notify
 from replica.cgroup import processors
-from replica.config import ConfigError, load
+from replica.config import HostConfigError, load
 from replica.launched import SOCKET
 from replica.site import HostSite, threads
 
@@ -46,14 +46,14 @@ def test_load(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(HostConfigError) as caught:
         load(write(tmp_path, HOST | changes))
     assert str(caught.value).startswith(f"{tmp_path}/host.json: {said}")
     assert "\n" not in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; fab train writes it"):
+    with pytest.raises(HostConfigError, match="No such file or directory; fab train writes it"):
         load({"SCALETIER_ETC": str(tmp_path)})
 
 
@@ -63,7 +63,7 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
     task = Task('{"task": {}}', {"TYPE": "mine", "PYTHONPATH": "/theirs"})
     plan = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": task}, "abc")
     environ = {"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "HOME": "/h", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"}
-    store = Folder(tmp_path)
+    store = LocalStore(tmp_path)
 
     def prepared(environ: dict[str, str], plan: Plan) -> dict[str, str]:
         assignment = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, environ).prepare(plan, "ps-0")
@@ -100,7 +100,7 @@ def test_a_trainer_that_is_another_user_has_a_home_of_its_own_and_nothing_that_i
     (tmp_path / "jobs/job01").mkdir(parents=True)
     (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
     own = {"HOME": "/h", "USER": "replica", "LOGNAME": "replica", "SHELL": "/x", SOCKET: "/run/l.sock", "LANG": "C.UTF-8"}
-    launcher, store = Launching(), Folder(tmp_path)
+    launcher, store = Launching(), LocalStore(tmp_path)
     site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, own, launcher)  # type: ignore[arg-type]
     plan = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}", {"A": "b"})}, "abc")
     found = site.prepare(plan, "ps-0").environment
@@ -116,7 +116,7 @@ def test_a_trainer_that_is_another_user_has_a_home_of_its_own_and_nothing_that_i
 
 
 def test_what_jobs_leave_is_asked_to_be_taken_away_where_there_is_any(tmp_path: Path) -> None:
-    launcher, store = Launching(), Folder(tmp_path)
+    launcher, store = Launching(), LocalStore(tmp_path)
     site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, {}, launcher)  # type: ignore[arg-type]
     site.tidy([])
     (tmp_path / "jobs/job01").mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_secrets_are_for_the_trainer_of_their_job(tmp_path: Path) -> None:
     for name in ("job01", "job02"):
         (tmp_path / "secrets" / f"{name}.json").write_text(f'{{"TOKEN": "of {name}"}}')
     plan = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"TOKEN": "no"})}, "abc", data=["/none"], secrets=["TOKEN"])
-    store = Folder(tmp_path)
+    store = LocalStore(tmp_path)
     site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, {})
     assert site.prepare(plan, "ps-0").environment["TOKEN"] == "of job01"
     site.tidy(["job01"])

@@ -14,7 +14,7 @@ import pytest
 from replicahosts import Make, until
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
@@ -22,7 +22,7 @@ from jobs.states import JobState
 from jobs.store import StoreError
 from replica import diagnosis
 from replica.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
-from replica.lines import Line
+from replica.lines import OutputLine
 from replica.log import Log
 from replica.site import HostSite
 from replica.supervisor import Assignment
@@ -131,7 +131,7 @@ def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch
     assert said == []
 
 
-class Slow(Folder):
+class Slow(LocalStore):
     """A bucket that takes a diagnosis when it is told, and all else at once."""
 
     def __init__(self, root: Path) -> None:
@@ -180,7 +180,7 @@ def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
 
 def test_of_a_job_that_was_deleted_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
     said = list[str]()
-    assert ended(Diagnosis(Folder(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append))
+    assert ended(Diagnosis(LocalStore(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append))
     assert (said, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -198,8 +198,8 @@ def test_what_is_too_large_loses_its_oldest_lines_and_then_what_is_largest() -> 
 
 def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path) -> None:
     log = Log(tmp_path, "job01", "ps-0")
-    log.write([Line(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
-    log.write([Line(1769869999.0, "ERROR", "x" * 9000)])
+    log.write([OutputLine(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
+    log.write([OutputLine(1769869999.0, "ERROR", "x" * 9000)])
     log.close()
     found = diagnosis.cut(diagnosis.last_lines(log.path))
     assert len(found) == LINES
@@ -236,7 +236,7 @@ def test_a_secret_is_looked_for_before_a_line_is_cut(tmp_path: Path) -> None:
     (place := tmp_path / "state" / "jobs" / "job01").mkdir(parents=True)
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a", secrets=["TOKEN"])
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    log.write([Line(1769860800.0, "INFO", "x" * 3990 + SECRET)])
+    log.write([OutputLine(1769860800.0, "INFO", "x" * 3990 + SECRET)])
     log.close()
     assignment = Assignment(plan, "ps-0", place / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
     content = diagnosis.made(

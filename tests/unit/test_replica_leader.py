@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from replicahosts import Clock
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger, Stored
 from jobs.power import HostStarter
 from jobs.records import JobRecord, Plan, ReplicaRecord
@@ -24,7 +24,7 @@ class Bucket:
     """A job that was handed over, and the clock of a host."""
 
     def __init__(self, root: Path) -> None:
-        self.clock, self.ledger = Clock(), Ledger(Folder(root))
+        self.clock, self.ledger = Clock(), Ledger(LocalStore(root))
         self.wall = "2026-01-31T12:00:00.000Z"
         self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING, startTime=self.wall))
 

@@ -12,29 +12,29 @@ from pathlib import Path
 import pytest
 from replicahosts import until
 
-from jobs.chunks import Chunk, Reader, chunks_of
-from jobs.chunks import Folder as Chunks
-from jobs.folder import Folder
+from jobs.chunks import Chunk, ChunkReader, chunks_of
+from jobs.chunks import ChunkFolder as Chunks
+from jobs.folder import LocalStore
 from jobs.store import StoreError
 from replica import archive, log
-from replica.archive import Archive, archived
-from replica.lines import Line
+from replica.archive import LogArchive, archived
+from replica.lines import OutputLine
 from replica.log import Log
 
 NAME = "jobs/job01/logs/ps-0"
 
 
 def read(log: Log) -> list[dict[str, str]]:
-    return [json.loads(entry.line) for entry in Reader(Chunks(log.path)).entries()]
+    return [json.loads(entry.line) for entry in ChunkReader(Chunks(log.path)).entries()]
 
 
 def messages(path: Path) -> list[str]:
-    return [json.loads(entry.line)["message"] for entry in Reader(Chunks(path)).entries()]
+    return [json.loads(entry.line)["message"] for entry in ChunkReader(Chunks(path)).entries()]
 
 
 def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = Log(tmp_path, "job01", "ps-0")
-    log.write([Line(1769860800.25, "WARNING", 'é "quoted"\t')])
+    log.write([OutputLine(1769860800.25, "WARNING", 'é "quoted"\t')])
     assert read(log) == [
         {"time": "2026-01-31T12:00:00.250Z", "severity": "WARNING", "replica": "ps-0", "message": 'é "quoted"\t'}
     ]
@@ -48,7 +48,7 @@ def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
         file.write('{"time": "20')
     again = Log(tmp_path, "job01", "ps-0")
     again.say("two")
-    lines = [entry.line for entry in Reader(Chunks(again.path)).entries()]
+    lines = [entry.line for entry in ChunkReader(Chunks(again.path)).entries()]
     assert lines[1] == b'{"time": "20'
     assert json.loads(lines[2])["message"] == "two"
     assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
@@ -61,16 +61,16 @@ def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job01", "job02", "newest"]
 
 
-def copies(log: Log, store: Folder) -> Archive:
+def copies(log: Log, store: LocalStore) -> LogArchive:
     with suppress(StoreError):
         store.create("jobs/job01/job.json", b"{}")
-    return Archive(log, store, NAME, archived(store, NAME))
+    return LogArchive(log, store, NAME, archived(store, NAME))
 
 
 def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, Folder(tmp_path))
+    following = copies(log, LocalStore(tmp_path))
     log.say("one")
     until(lambda: messages(tmp_path / NAME) == ["one"])
     log.say("two")
@@ -82,21 +82,21 @@ def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch:
 
 
 def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nobody(tmp_path: Path) -> None:
-    log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), Folder(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
+    log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), LocalStore(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
     log.say("one")
-    until(Archive(log, store, name, archived(store, name)).finish)
+    until(LogArchive(log, store, name, archived(store, name)).finish)
     assert messages(tmp_path / "bucket" / name) == ["one"]
     shutil.rmtree(tmp_path / "bucket" / "jobs" / "job01")
     log.say("two")
     began = time.monotonic()
-    until(Archive(log, store, name, archived(store, name)).finish)
+    until(LogArchive(log, store, name, archived(store, name)).finish)
     assert time.monotonic() - began < 10  # and not the minute that a bucket has which does not answer
     assert list((tmp_path / "bucket" / "jobs").iterdir()) == []
 
 
-class Once(Folder):
+class Once(LocalStore):
     """A bucket in which nothing is written twice."""
 
     def upload(self, name: str, source: Path) -> None:
@@ -113,11 +113,11 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
         log = Log(tmp_path / "logs", "job01", "ps-0")
         following = copies(log, Once(tmp_path))
         for n in range(50):
-            log.write([Line(1.0, "INFO", text := f"{life} {n}")] * 2)
+            log.write([OutputLine(1.0, "INFO", text := f"{life} {n}")] * 2)
             said += [text] * 2
         until(following.finish)
     assert messages(tmp_path / NAME) == said
-    kept = archived(Folder(tmp_path), NAME)
+    kept = archived(LocalStore(tmp_path), NAME)
     assert max(chunk.size for chunk in kept) < 2000
     assert len(kept) > 10
 
@@ -127,10 +127,10 @@ def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkey
     monkeypatch.setattr(archive, "_OF_THE_LOG", 0.001)
     monkeypatch.setattr(archive, "_MOST_SECONDS", 3600.0)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, Folder(tmp_path))
+    following = copies(log, LocalStore(tmp_path))
     log.say("one")
     time.sleep(0.1)
-    assert archived(Folder(tmp_path), NAME) == []
+    assert archived(LocalStore(tmp_path), NAME) == []
     until(following.finish)
     assert messages(tmp_path / NAME) == ["one"]
 
@@ -140,15 +140,15 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
 ) -> None:
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.say("one")
-    following = Archive(log, Folder(tmp_path / "away"), NAME, [])
+    following = LogArchive(log, LocalStore(tmp_path / "away"), NAME, [])
     assert not following.finish()
     time.sleep(0.1)
     assert not following.finish()
-    Folder(tmp_path).create("comes/jobs/job01/job.json", b"{}")
+    LocalStore(tmp_path).create("comes/jobs/job01/job.json", b"{}")
     (tmp_path / "comes").rename(tmp_path / "away")
     until(following.finish)
     assert messages(tmp_path / "away" / NAME) == ["one"]
-    never = Archive(log, Folder(tmp_path / "never"), NAME, [])
+    never = LogArchive(log, LocalStore(tmp_path / "never"), NAME, [])
     assert not never.finish()
     later = time.monotonic() + 61.0
     monkeypatch.setattr(archive.time, "monotonic", lambda: later)
@@ -157,8 +157,8 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
 
 def test_a_bucket_that_is_away_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        archived(Folder(tmp_path / "away"), NAME)
-    assert archived(Folder(tmp_path), NAME) == []
+        archived(LocalStore(tmp_path / "away"), NAME)
+    assert archived(LocalStore(tmp_path), NAME) == []
 
 
 def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_and_in_the_bucket(
@@ -233,8 +233,8 @@ def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monke
 
     for round_ in range(2):
         monkeypatch.setattr(os, "write", full)
-        log.write([Line(1769860800.0, "INFO", "lost")])
-        log.write([Line(1769860801.0 + n, "INFO", "lost") for n in range(3)])
+        log.write([OutputLine(1769860800.0, "INFO", "lost")])
+        log.write([OutputLine(1769860801.0 + n, "INFO", "lost") for n in range(3)])
         monkeypatch.setattr(os, "write", write)
         log.say(f"kept {round_}")
     told = "… 4 lines lost from 2026-01-31T12:00:00.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"

@@ -9,7 +9,7 @@ import pytest
 from replica import cgroup, trainer
 from replica.cgroup import memory_events, oom_kills
 from replica.log import Log
-from replica.process import Run
+from replica.process import ProcessRun
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, own: 
 def test_kills_before_a_trainer_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 2
     monkeypatch.setattr(cgroup, "oom_kills", lambda: kills)
-    started = trainer.Trainer(Run("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
+    started = trainer.Trainer(ProcessRun("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
     while started.poll() is None:
         pass
     assert not started.out_of_memory

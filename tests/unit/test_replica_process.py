@@ -20,9 +20,9 @@ import pytest
 from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.store import StoreError
 from replica.site import HostSite
@@ -60,7 +60,7 @@ def test_a_program_reports_its_progress(make: Make) -> None:
     (cluster.package / "go").touch()
     assert cluster.wait() == [0]
     assert cluster.job.progress is not None
-    assert replace(cluster.job.progress, time="") == Progress(5, 9, None, None, 0.5, {"accuracy": 0.25})
+    assert replace(cluster.job.progress, time="") == JobProgress(5, 9, None, None, 0.5, {"accuracy": 0.25})
     told = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
     assert cluster.log("master-0", "WARNING") == [told]
 
@@ -221,7 +221,7 @@ def test_no_depth_of_what_trainers_left_ends_a_replica(tmp_path: Path) -> None:
     packed = tmp_path / "bucket/jobs/job01/package.tar.gz"
     tarfile.open(packed, "w:gz").close()
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, hashlib.sha256(packed.read_bytes()).hexdigest())
-    fetched, store = tmp_path / "state/fetched", Folder(tmp_path / "bucket")
+    fetched, store = tmp_path / "state/fetched", LocalStore(tmp_path / "bucket")
     try:
         for name in ("job00/package", "job01/package", "job01/.package"):
             subprocess.run(["mkdir", "-p", fetched / name / "/".join("d" * 1200)], check=True)
@@ -242,7 +242,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
         file.type, file.linkname = (tarfile.SYMTYPE, "/etc") if evil == "link" else (tarfile.REGTYPE, "")
         tar.addfile(file, io.BytesIO())
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, hashlib.sha256(packed.read_bytes()).hexdigest())
-    store = Folder(bucket)
+    store = LocalStore(bucket)
     site = HostSite(HostFile("ps-0", str(bucket)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
         site.prepare(plan, "master-0")
@@ -255,7 +255,7 @@ def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> Non
     with tarfile.open(tmp_path / "jobs/job01/package.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("task.py"), io.BytesIO())
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "0" * 64)
-    store = Folder(tmp_path)
+    store = LocalStore(tmp_path)
     site = HostSite(HostFile("ps-0", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
         site.prepare(plan, "master-0")
@@ -344,7 +344,7 @@ def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(tmp
         folder.mkdir(parents=True)
     if damage != "task":
         (state / damage).write_text("a file")
-    store = Folder(bucket)
+    store = LocalStore(bucket)
     site = HostSite(HostFile("ps-0", str(bucket)), state, Ledger(store), store, {})
     content = _packed({"task.py": b""})
     (bucket / paths.package("job01")).write_bytes(content)

@@ -12,12 +12,12 @@ from test_replica_supervisor import Host
 
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.notification import Notification
-from jobs.progress import Progress
-from jobs.queue import Entry
+from jobs.progress import JobProgress
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
@@ -44,7 +44,7 @@ class Replica:
     ) -> None:
         self.host = Host(name, plan)
         self.clock: Clock = self.host.clock
-        self.store = Flaky(Folder(root))
+        self.store = Flaky(LocalStore(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
@@ -85,9 +85,9 @@ class Replica:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=NAMES))
-    ledger.change_queue(lambda queue: queue.added(Entry("job01", NAMES)))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", NAMES)))
     return tmp_path
 
 
@@ -181,7 +181,7 @@ def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     replica.rounds()
     assert replica.reporter.job == replica.job
     old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
-    folder = Folder(root)
+    folder = LocalStore(root)
     item = folder.read(paths.job("job01"))
     assert item is not None
     folder.replace(paths.job("job01"), old.to_json(), item.version)
@@ -288,7 +288,7 @@ def test_progress_is_written_with_the_heartbeat_and_the_lease_alone(root: Path) 
     silent, reported = list(writes), range(100, 112)
     writes.clear()
     for step in reported:
-        replica.host.child.progress = Progress(step, 200, 1.0)
+        replica.host.child.progress = JobProgress(step, 200, 1.0)
         replica.rounds(1)
     assert abs(len(writes) - len(silent)) <= 1
     assert replica.written.progress is not None

@@ -11,7 +11,7 @@ import pytest
 from replicahosts import PATIENCE, Clock
 
 from jobs.firsterror import FirstError
-from jobs.progress import Progress
+from jobs.progress import JobProgress
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.study import Study
@@ -28,7 +28,7 @@ class Child:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
         self.memory_limit: int | None = None
         self.first_error: FirstError | None = None
-        self.progress: Progress | None = None
+        self.progress: JobProgress | None = None
         self.code: int | None = None
         self.stops: list[float] = []
         self.next = 9.0
@@ -327,15 +327,15 @@ def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
 
 
 def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
-    host.child.progress = Progress(5)
+    host.child.progress = JobProgress(5)
     host.ends(-9)
     host.supervisor.step()
-    assert (len(host.children), host.supervisor.progress) == (2, Progress(5))
-    host.child.progress = Progress(3)
-    assert host.supervisor.progress == Progress(3)
-    assert Host(record=ReplicaRecord("worker-0", progress=Progress(7))).supervisor.progress == Progress(7)
+    assert (len(host.children), host.supervisor.progress) == (2, JobProgress(5))
+    host.child.progress = JobProgress(3)
+    assert host.supervisor.progress == JobProgress(3)
+    assert Host(record=ReplicaRecord("worker-0", progress=JobProgress(7))).supervisor.progress == JobProgress(7)
     tuned = Host(
-        plan=replace(PLAN, study=Study("accuracy", "MAXIMIZE", [])), record=ReplicaRecord("worker-0", progress=Progress(7))
+        plan=replace(PLAN, study=Study("accuracy", "MAXIMIZE", [])), record=ReplicaRecord("worker-0", progress=JobProgress(7))
     )
     assert tuned.supervisor.progress is None
 

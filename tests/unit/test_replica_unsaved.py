@@ -17,12 +17,12 @@ from launching import Host
 from waiting import wait_for
 
 from jobs import paths
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.records import UnsavedFiles
 from replica import keep_unsaved, unsaved
 from replica.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
 from replica.launched import Launcher
-from replica.process import Child, Start
+from replica.process import Child, TrainerStart
 from replica.unsaved import JobFolders, UnsavedCollector
 
 LONG = 60.0
@@ -182,11 +182,11 @@ class Says(list[str]):
         self.append(message)
 
 
-def collected(package: Path, start: Start, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
+def collected(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
     place = JobFolders(package, package.with_name("package.sha256"), {})
     env = {"JOB_DIR": str(output(package)), **env}
     said, bucket = Says(), package.parents[1] / "bucket"
-    files = Folder(bucket)
+    files = LocalStore(bucket)
     collector = UnsavedCollector("job01", "master-0", env, place, python, str(bucket), files, start, said)
     return wait_for(collector.result, "what was left"), said
 
@@ -238,7 +238,9 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
     place, launcher = JobFolders(host.package, mark, {}), Launcher(host.address, str(host.bucket))
     bucket = str(host.bucket)
-    collector = UnsavedCollector("job01", "master-0", env, place, sys.executable, bucket, Folder(host.bucket), launcher, Says())
+    collector = UnsavedCollector(
+        "job01", "master-0", env, place, sys.executable, bucket, LocalStore(host.bucket), launcher, Says()
+    )
     assert wait_for(collector.result, "what was left").kept == ["model"]
     assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
 

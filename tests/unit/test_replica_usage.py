@@ -10,9 +10,9 @@ from replicahosts import Clock
 from test_replica_reporter import PLAN, Replica
 
 from jobs.checked import RecordError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.queue import Entry
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState
 from replica.usage import Meter
@@ -90,9 +90,9 @@ def test_a_trainer_in_a_unit_of_its_own_counts_and_its_time_stays_when_it_has_en
 
 
 def test_a_replica_looks_after_its_heartbeat_and_tells_with_the_next(tmp_path: Path) -> None:
-    ledger = Ledger(Folder(tmp_path))
+    ledger = Ledger(LocalStore(tmp_path))
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
-    ledger.change_queue(lambda queue: queue.added(Entry("job01", PLAN.replicas)))
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", PLAN.replicas)))
     order: list[str] = []
 
     def read() -> Usage:

@@ -10,7 +10,7 @@ import pytest
 
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -50,7 +50,7 @@ def one(loss: Any) -> Callable[[], Any]:
 def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the loss and metrics of a batch, by this library and by Keras."""
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
-    network = Network(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
+    network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = State.initial(network)
     loss, _, _, results = network.test(*state, network.initial_test(state.own), element)
     found = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
@@ -108,7 +108,7 @@ def test_weights_of_losses_that_are_none(weights: Any) -> None:
     model.compile("adam", "mse", weights)
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     with pytest.raises(JobError) as told:
-        Network(Job(model, data), data.element_spec, 0)
+        FunctionalModel(Job(model, data), data.element_spec, 0)
     assert str(told.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
@@ -123,7 +123,7 @@ def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(own: bool)
     try:
         if not own:
             keras.config.set_dtype_policy("mixed_float16")
-        network = Network(Job(made, data, "mse", optimizer="adam"), data.element_spec, 0)
+        network = FunctionalModel(Job(made, data, "mse", optimizer="adam"), data.element_spec, 0)
         assert network.model.layers[-1].compute_dtype == "float16"
         assert any("dynamic_scale" in spec.name for spec in network.slots)
     finally:
@@ -147,5 +147,5 @@ def test_a_model_of_several_hosts_overrides_neither_loss_nor_metrics() -> None:
         (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
     ):
         with pytest.raises(JobError) as told:
-            Network(Job(model, data, loss), data.element_spec, 0).require_parts()
+            FunctionalModel(Job(model, data, loss), data.element_spec, 0).require_parts()
         assert str(told.value).startswith(reason)

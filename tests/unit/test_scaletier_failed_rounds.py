@@ -12,8 +12,8 @@ from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.job import Job
 from scaletier.local_steps import State
-from scaletier.network import Network
-from scaletier.replica import Progress
+from scaletier.network import FunctionalModel
+from scaletier.replica import StepProgress
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, make_round
 from scaletier.synchronous import Synchronous
@@ -60,7 +60,7 @@ def test_steps_are_counted_before_anything_of_them_is_added() -> None:
 
 def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
     made, data = Synchronous.__new__(Synchronous), job()
-    made._network = Network(data, data.data.element_spec, 0)
+    made._network = FunctionalModel(data, data.data.element_spec, 0)
     made._copy = LocalCopy(made._network)
     made.shared, made._owns, made.step = made._copy.shared, made._copy.own, made._copy.step
     made._iterator, made._devices, made._count = iter(data.data), DEVICES, 2
@@ -74,7 +74,7 @@ def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
 def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> None:
     made, data = Asynchronous.__new__(Asynchronous), job()
     made._job = data
-    made._network = network = Network(data, data.data.element_spec, 0, 2)
+    made._network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
     begun = State.initial(network)
     made._centre = held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)
     made._copy = copy = LocalCopy(network)
@@ -82,7 +82,7 @@ def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> No
     made._flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
     made._rounds = {DEVICES: make_round(network, held, iterator, DEVICES)}
-    made._progress = Progress(10, 100, 1)
+    made._progress = StepProgress(10, 100, 1)
     replica = made._replica("master/0", iterator, DEVICES, print)
     state, _ = replica.take(State((), begun.own), 4, 0, 2)
     read = [np.asarray(value) for value in held.read()]

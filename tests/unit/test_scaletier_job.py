@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import scaletier
-from scaletier.data import Source
-from scaletier.network import Network
+from scaletier.data import BatchSource
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -440,10 +440,10 @@ def test_a_function_makes_the_data_of_each_replica(portable: bool) -> None:
     def make(context: Any) -> Any:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
-    found = Source(make, portable=portable)
+    found = BatchSource(make, portable=portable)
     assert [next(iter(found.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
     assert next(iter(found.elsewhere(2, 3))).numpy().tolist() == [20, 21]
-    shared = Source(tf.data.Dataset.range(8).batch(2), portable=portable)
+    shared = BatchSource(tf.data.Dataset.range(8).batch(2), portable=portable)
     assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -467,10 +467,10 @@ UNBOUNDED = {
 @pytest.mark.parametrize("kind", UNBOUNDED)
 def test_data_continues_at_a_step_as_if_all_before_had_been_read(kind: str, replicas: int) -> None:
     """A pass is 7 batches, of which the replicas take others in each."""
-    whole = taken(Source(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
+    whole = taken(BatchSource(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
     assert whole[:7] != whole[7:14]
     for step in (0, 1, 5, 13, 14, 33):
-        source, begin = Source(UNBOUNDED[kind]), step // replicas
+        source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
         assert taken(source.training(replicas - 1, replicas, step), 7) == whole[begin : begin + 7]
         assert taken(source.elsewhere(replicas - 1, replicas, step), 1) == [whole[begin]]
 
@@ -483,14 +483,14 @@ def test_passes_that_are_over_are_not_read_again() -> None:
         counted = numbers.map(lambda one: tf.numpy_function(lambda at: (read.append(at), at)[1], [one], tf.int64))
         return counted.map(lambda one: tf.ensure_shape(one, [])).batch(1)
 
-    source = Source(data)
+    source = BatchSource(data)
     read.clear()
     assert taken(source.training(step=7 * 1000 + 2), 1) == [[2]]
     assert read == [0, 1, 2]
 
 
 def test_batches_of_one_size_alone_count() -> None:
-    source = Source(lambda: tf.data.Dataset.range(5).batch(2))
+    source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
     source.keep_size(2)
     assert taken(source.elsewhere(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
@@ -642,7 +642,7 @@ def frozen(value: float) -> Callable[[], Any]:
 
 
 def test_what_no_step_changes_is_saved_and_restored_and_not_exchanged(main: Main, tmp_path: Path) -> None:
-    network = Network(job(model=frozen(1.0)), dataset().element_spec, 0)
+    network = FunctionalModel(job(model=frozen(1.0)), dataset().element_spec, 0)
     assert [spec.name for spec in network.fixed] == ["first/kernel", "first/bias"]
     assert [spec.name for spec in network.shared] == ["out/kernel", "out/bias"]
     assert main(job(model=frozen(1.0))) == 0

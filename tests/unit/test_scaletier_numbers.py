@@ -19,8 +19,8 @@ from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
 from scaletier.local_steps import Round, State
-from scaletier.network import Batch, Network, Spec
-from scaletier.replica import Progress
+from scaletier.network import Batch, FunctionalModel, Spec
+from scaletier.replica import StepProgress
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _packed, _unpacked, make_round, take_round
 from scaletier.stages import Stage, partition, there_and_back, units
@@ -46,9 +46,9 @@ def dataset(*parts: Any, batch: int = BATCH) -> Any:
 
 def trained(
     job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
-) -> tuple[Network, State, Round]:
+) -> tuple[FunctionalModel, State, Round]:
     """Train `steps` steps in one round from the job's begin."""
-    network = Network(job, job.data.element_spec, 0, replicas * len(devices))
+    network = FunctionalModel(job, job.data.element_spec, 0, replicas * len(devices))
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
     begun = State.initial(network)
@@ -56,7 +56,7 @@ def trained(
     return network, *take_round(network, run, iterator, state, steps, position, replicas)
 
 
-def named(network: Network, values: Sequence[Any]) -> dict[str, Array]:
+def named(network: FunctionalModel, values: Sequence[Any]) -> dict[str, Array]:
     return {spec.name: np.asarray(value) for spec, value in zip(network.shared, values, strict=True)}
 
 
@@ -92,7 +92,7 @@ def test_a_walk_of_sgd_with_nesterov_s_momentum(momentum: float) -> None:
 
 def test_a_walk_of_adam_goes_on_where_the_one_before_it_ended() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam(0.01))
-    network = Network(job, job.data.element_spec, 0)
+    network = FunctionalModel(job, job.data.element_spec, 0)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
     state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1)
@@ -146,7 +146,7 @@ def test_a_rate_for_the_number_of_replicas_follows_those_that_train(live: int, s
         falling = keras.optimizers.schedules.PolynomialDecay(rate, 8, rate / 2)
         return keras.optimizers.SGD(falling if scheduled else rate)
 
-    network = Network(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
+    network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
     begun, iterator = State.initial(network), iter(data)
     held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
     take_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
@@ -291,7 +291,7 @@ def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
 
 def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
-    network = Network(job, job.data.element_spec, 0, 2)
+    network = FunctionalModel(job, job.data.element_spec, 0, 2)
     begun = State.initial(network)
     held = SharedParameters(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
@@ -411,7 +411,7 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
     make, parts, loss, metrics = CASES[case]
     model = make()
     data = dataset(*parts, batch=7)
-    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
     found = make_evaluate(network, copied(network), data, None)(lambda: False)
     assert found
     model.compile("sgd", loss, metrics=metrics)
@@ -421,14 +421,14 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
 
 def test_an_evaluation_of_one_sample_is_that_of_keras() -> None:
     model, data = linear(), dataset(INPUTS[:1], TARGETS[:1], batch=1)
-    network = Network(Job(model, data, "mse"), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
     found = make_evaluate(network, copied(network), data, None)(lambda: False)
     model.compile("sgd", "mse")
     assert found
     assert found.loss == pytest.approx(model.evaluate(data, verbose=0), rel=1e-4)
 
 
-def copied(network: Network) -> LocalCopy:
+def copied(network: FunctionalModel) -> LocalCopy:
     """Return the local copy with which a job begins."""
     found = LocalCopy(network)
     found.assign(*State.initial(network), 0)
@@ -473,7 +473,7 @@ def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_ra
     master._network, master._workers, master._state = network, 1, state
     begun = []
     for index, step in ((0, 8), (1, 8), (1, 16)):
-        master._progress = Progress(step, 100, 1)
+        master._progress = StepProgress(step, 100, 1)
         begun.append(master._begin_own(index, 1))
     generators = set()
     for spec, value, *others in zip(network.own, state.own, *begun, strict=True):
@@ -498,16 +498,16 @@ def test_metrics_may_be_made_by_a_function_and_wait_for_shapes() -> None:
 @pytest.mark.parametrize("metrics", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), keras.losses.mean_absolute_error])
 def test_one_metric_needs_no_list(metrics: Any) -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", metrics)
-    (name,) = Network(job, job.data.element_spec, 0).metric_names
+    (name,) = FunctionalModel(job, job.data.element_spec, 0).metric_names
     assert name in ("mae", "mean_absolute_error")
 
 
 def test_metrics_of_one_name_are_numbered() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
-    assert Network(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
+    assert FunctionalModel(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
 
 
-def stages(network: Network, count: int) -> list[Stage]:
+def stages(network: FunctionalModel, count: int) -> list[Stage]:
     """Return the model's parts on `count` hosts, all of them here."""
     parts = units(network)
     cuts = partition([unit.size for unit in parts], count)
@@ -558,7 +558,7 @@ def test_there_and_back_through_stages_are_the_gradients_of_the_whole(case: str,
     make, parts, loss, metrics = CASES[case]
     size, model = 7, make()
     data = dataset(*parts, batch=size)
-    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
     batch = next(iter(data))
     done = there_and_back(network, stages(network, hosts), Batch.of(batch), size, microbatches, lambda loss: loss)
     cuts = [size * at // microbatches for at in range(microbatches + 1)]
@@ -574,7 +574,7 @@ def test_there_and_back_through_stages_are_the_gradients_of_the_whole(case: str,
 def test_metrics_of_microbatches_are_those_of_the_batch() -> None:
     make, parts, loss, _ = CASES["labels"]
     data = dataset(*parts, batch=7)
-    network = Network(Job(make, data, loss, ["accuracy"]), data.element_spec, 0)
+    network = FunctionalModel(Job(make, data, loss, ["accuracy"]), data.element_spec, 0)
     batch = Batch.of(next(iter(data)))
     outputs = network.predict(*State.initial(network), batch.inputs)
     for microbatches in (1, 3):
@@ -590,13 +590,13 @@ def test_a_layer_with_weights_that_is_gone_through_twice_is_on_no_two_hosts() ->
     job = Job(model, dataset(INPUTS, TARGETS), "mse")
     wanted = r"^the model tied cannot be laid on several hosts: it goes through one layer more than once$"
     with pytest.raises(JobError, match=wanted):
-        units(Network(job, job.data.element_spec, 0))
+        units(FunctionalModel(job, job.data.element_spec, 0))
 
 
 def test_what_is_masked_stays_so_from_stage_to_stage() -> None:
     make, parts, loss, metrics = CASES["masked"]
     model, data = make(), dataset(*parts, batch=7)
-    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
     batch = next(iter(data))
     done = there_and_back(network, stages(network, 2), Batch.of(batch), 7, 1, lambda loss: loss)
     model.compile("sgd", loss, metrics=metrics, run_eagerly=True)
@@ -622,7 +622,7 @@ def functional(begin: Any, layers: Sequence[Any]) -> Any:
 @pytest.mark.parametrize("make", [lambda begin, layers: keras.Sequential([begin, *layers]), functional])
 def test_what_goes_around_layers_keeps_them_together(make: Callable[[Any, Any], Any]) -> None:
     model, data = make(keras.Input((4,), dtype="int64"), around()), dataset(WORDS, TARGETS, batch=7)
-    network = Network(Job(model, data, "mse"), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data, "mse"), data.element_spec, 0)
     layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in units(network)]
     assert layers == [["words", "each", "mean"], ["two"], ["out"]]
     batch = Batch.of(next(iter(data)))
@@ -668,7 +668,7 @@ def test_the_layers_within_a_subclassed_model_are_told_of_training_as_by_keras(k
 def test_a_compiled_model_s_metrics_are_weighted_where_it_says_so() -> None:
     model, data = linear(), dataset(INPUTS, TARGETS, WEIGHTS)
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)
-    network = Network(Job(model, data), data.element_spec, 0)
+    network = FunctionalModel(Job(model, data), data.element_spec, 0)
     found = make_evaluate(network, copied(network), data, None)(lambda: False)
     assert found
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)

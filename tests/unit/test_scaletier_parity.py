@@ -18,7 +18,7 @@ from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import make_round, take_round
 
@@ -628,11 +628,11 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
     job = Job(lambda: compiled(row), data)
     if row.refused:
         with pytest.raises(JobError) as told:
-            Network(job, data.element_spec, 0)
+            FunctionalModel(job, data.element_spec, 0)
         assert str(told.value).startswith(row.refused)
         assert "\n" not in str(told.value)
         return
-    network = Network(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
+    network = FunctionalModel(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
     begun, iterator = State.initial(network), iter(data)
     first = [np.asarray(network.initial(spec)) for spec in network.trained]
     run = make_round(network, None, iterator, ("/device:CPU:0",))

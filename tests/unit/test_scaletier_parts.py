@@ -10,7 +10,7 @@ import pytest
 
 from scaletier.job import Job
 from scaletier.local_steps import State
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, FunctionalModel
 from scaletier.pipeline import ModelParallel
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
@@ -58,7 +58,7 @@ def skipping() -> Any:
 )
 def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
     data = tf.data.Dataset.from_tensors((inputs, np.zeros([3, 1], np.float32)))
-    network = Network(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
+    network = FunctionalModel(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
     state, batch = State.initial(network), Batch.of(next(iter(data)))
     values = {
         spec.name: value for spec, value in zip((*network.shared, *network.own), (*state.shared, *state.own), strict=True)
@@ -93,7 +93,7 @@ def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool, sequen
         return keras.Sequential([given, end]) if sequential else keras.Model(given, end(given))
 
     data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
-    network = Network(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
+    network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
     assert len(units(network)) == 1
     assert not asked
     State.initial(network)

@@ -17,7 +17,7 @@ import pytest
 from scaletier import private
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -126,7 +126,7 @@ def test_what_needs_keras_s_own_way_to_train_is_refused(setting: str, value: int
         optimizer = wrap(keras.optimizers.Adam(use_ema=True, **{setting: value}))
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         with pytest.raises(JobError, match=rf"^the optimizer has {setting}={value}, which goes by Keras's own way to train"):
-            Network(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
+            FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
 
 
 def test_a_scaled_loss_is_scaled_back_and_a_step_that_overflows_is_none() -> None:
@@ -223,7 +223,7 @@ def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> No
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for optimizer in (keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")])
-        network = Network(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
+        network = FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
         found = [network.weight_of(spec) for spec in network.slots]
         assert sorted(one.name for one in found if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
         assert len(State.initial(network).own) == len(network.slots)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scaletier.local_steps import DivergedError, Round
 from scaletier.period import SyncPeriod
-from scaletier.replica import Progress, Replica, Rounds, train
+from scaletier.replica import ReplicaLoop, Rounds, StepProgress, train
 from scaletier.step_budget import StepBudget
 
 GOING, STOPPED = threading.Event(), threading.Event()
@@ -132,8 +132,8 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
             raise ConnectionError
         return state + 1, Round(steps, position + steps, 1.0)
 
-    progress = Progress(90, 100, 0)
-    rounds = Rounds(Replica("master/0", True, take, SyncPeriod(8, True), 1.0, lambda line: None), 0, progress)
+    progress = StepProgress(90, 100, 0)
+    rounds = Rounds(ReplicaLoop("master/0", True, take, SyncPeriod(8, True), 1.0, lambda line: None), 0, progress)
     assert rounds.take(8, 1)
     with pytest.raises(ConnectionError):
         rounds.take(8, 1)
@@ -145,14 +145,14 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
 
 def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> None:
     asked, lines = list[tuple[Any, int, int]](), list[str]()
-    progress = Progress(0, 40, 1)
+    progress = StepProgress(0, 40, 1)
 
     def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
         asked.append((state, steps, live))
         return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25})
 
     with progress.training("master/0"):
-        rounds = train(Replica("worker/0", False, take, SyncPeriod(8, True), 1e9, lines.append), 0, progress)
+        rounds = train(ReplicaLoop("worker/0", False, take, SyncPeriod(8, True), 1e9, lines.append), 0, progress)
         assert [next(rounds).steps, next(rounds).steps] == [1, 8]
     assert next(rounds).steps == 8
     assert asked == [(0, 1, 2), (1, 8, 2), (2, 8, 1)]
@@ -166,9 +166,11 @@ def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> No
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_ends_the_walk(loss: float) -> None:
     rounds = Rounds(
-        Replica("worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), SyncPeriod(8, True), 1.0, lambda line: None),
+        ReplicaLoop(
+            "worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), SyncPeriod(8, True), 1.0, lambda line: None
+        ),
         None,
-        Progress(0, 20, 1),
+        StepProgress(0, 20, 1),
     )
     with pytest.raises(DivergedError, match=rf"^the loss of worker/1 is {loss} at step 7; try a lower learning rate$"):
         rounds.take(8, 1)

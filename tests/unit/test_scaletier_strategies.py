@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaletier.period import SyncPeriod
-from scaletier.replica import Progress
+from scaletier.replica import StepProgress
 from scaletier.stages import partition
 from scaletier.step_budget import StepBudget
 
@@ -79,7 +79,7 @@ def test_a_short_job_still_meets_often() -> None:
 
 
 def test_the_replicas_that_train_now_are_counted() -> None:
-    progress = Progress(0, max_steps=400, workers=2)
+    progress = StepProgress(0, max_steps=400, workers=2)
     with progress.training("master/0"):
         assert progress.live == 1
         with progress.training("worker/0"), progress.training("worker/1"):
@@ -89,7 +89,7 @@ def test_the_replicas_that_train_now_are_counted() -> None:
 
 
 def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
-    progress, now = Progress(0, max_steps=400, workers=1), 0.0
+    progress, now = StepProgress(0, max_steps=400, workers=1), 0.0
     progress.claims = StepBudget(0, 400, 2, lambda: now)
     with progress.training("master/0"), progress.training("worker/0"):
         progress.claims.claim("worker/0", 4, progress.stopped)
@@ -101,7 +101,7 @@ def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
 
 
 def test_the_master_begins_when_the_workers_are_prepared() -> None:
-    progress, order = Progress(0, 400, 1), list[str]()
+    progress, order = StepProgress(0, 400, 1), list[str]()
 
     def worker() -> None:
         order.append("worker prepared")
@@ -118,7 +118,7 @@ def test_the_master_begins_when_the_workers_are_prepared() -> None:
 
 
 def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
-    progress = Progress(0, 400, 2)
+    progress = StepProgress(0, 400, 2)
     progress.fail(RuntimeError("first"))
     progress.fail(RuntimeError("second"))
     progress.begin(leads=False)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from serving import app as module
 from serving.__main__ import main
-from serving.app import Metrics, app
+from serving.app import ServerMetrics, app
 from serving.catalog import Catalog
 from serving.manager import ModelManager
 from serving.records import Version, folder_of
@@ -42,20 +42,20 @@ class Digits:
 @pytest.fixture
 def shelf(tmp_path: Path) -> ModelManager:
     (tmp_path / "bucket").mkdir()
-    catalog = Catalog(Folder(tmp_path / "bucket"))
+    catalog = Catalog(LocalStore(tmp_path / "bucket"))
     catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
     file = tmp_path / "bucket" / folder_of("mnist", "v1") / "saved_model.pb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     catalog.change("mnist", lambda model: model.copied("v1", "a", {"saved_model.pb": nothing}, 0).ready("v1", "a"))
-    return ModelManager(catalog, Folder(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
+    return ModelManager(catalog, LocalStore(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
 
 
 @pytest.fixture
 def server(shelf: ModelManager) -> Starlette:
     shelf.follow()
-    return app(shelf, Metrics())
+    return app(shelf, ServerMetrics())
 
 
 Said = tuple[int, Any, dict[str, str]]
@@ -195,7 +195,7 @@ def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.Mo
 
 
 def test_before_it_is_loaded(shelf: ModelManager) -> None:
-    early = app(shelf, Metrics())
+    early = app(shelf, ServerMetrics())
     status, said, headers = ask(early, "POST", "/v1/models/mnist:predict", ROWS)
     assert (status, said, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
 
@@ -218,7 +218,7 @@ def test_figures_for_prometheus(server: Starlette) -> None:
 
 
 def test_health_is_whether_it_has_loaded_what_there_is(shelf: ModelManager) -> None:
-    server = app(shelf, Metrics())
+    server = app(shelf, ServerMetrics())
     assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
     shelf.follow()
     assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})

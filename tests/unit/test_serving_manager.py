@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from waiting import limit, wait_for
 
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.store import StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
@@ -44,8 +44,8 @@ class World:
     def __init__(self, root: Path) -> None:
         self.bucket = root / "bucket"
         self.bucket.mkdir()
-        self.catalog = Catalog(Folder(self.bucket))
-        self.shelf = ModelManager(self.catalog, Folder(self.bucket), root / "cache", FakeModel, lambda *_: None)
+        self.catalog = Catalog(LocalStore(self.bucket))
+        self.shelf = ModelManager(self.catalog, LocalStore(self.bucket), root / "cache", FakeModel, lambda *_: None)
         self.cache = root / "cache"
 
     def change(self, change: Callable[[Model], Model]) -> None:
@@ -153,7 +153,7 @@ def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureF
     away.rename(world.bucket)
     world.bring("v2", "2")
 
-    class Away(Folder):
+    class Away(LocalStore):
         def download(self, name: str, target: Path) -> bool:
             raise StoreError("away")
 
@@ -161,7 +161,7 @@ def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureF
     for _ in range(20):
         world.shelf.follow()
     assert world.shelf.models["m"].versions["v2"].state is LoadState.LOADING
-    world.shelf._files = Folder(world.bucket)
+    world.shelf._files = LocalStore(world.bucket)
     world.shelf.follow()
     assert world.ask("v2") == 2
 
@@ -201,7 +201,7 @@ def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch:
     monkeypatch.setattr(
         ModelManager, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version)
     )
-    ModelManager(world.catalog, Folder(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
+    ModelManager(world.catalog, LocalStore(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
     assert order == ["m", "a"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.checked import RecordError
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from serving.catalog import Catalog
 from serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
 
@@ -111,7 +111,7 @@ def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(chang
 
 
 def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
-    catalog = Catalog(Folder(tmp_path))
+    catalog = Catalog(LocalStore(tmp_path))
     assert catalog.models() == ([], [])
     with pytest.raises(ModelError, match="there is no model 'mnist'"):
         catalog.change("mnist", lambda model: model.with_default("v1"))
@@ -137,8 +137,8 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
     def deploy(number: int) -> None:
         name, token = f"v{number % 10}", str(number)
         try:
-            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.begun(Version(name, token=token)), create=True)
-            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.copied(name, token, FILES, 3).ready(name, token))
+            Catalog(LocalStore(tmp_path)).change("mnist", lambda model: model.begun(Version(name, token=token)), create=True)
+            Catalog(LocalStore(tmp_path)).change("mnist", lambda model: model.copied(name, token, FILES, 3).ready(name, token))
         except ModelError:
             return
         won.append(name)
@@ -148,7 +148,7 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
         thread.start()
     for thread in threads:
         thread.join()
-    model = Catalog(Folder(tmp_path)).model("mnist")
+    model = Catalog(LocalStore(tmp_path)).model("mnist")
     assert model is not None
     assert sorted(won) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
     assert {version.state for version in model.versions} == {READY}

@@ -10,10 +10,10 @@ import pytest
 
 from ops.models.savedmodel import signatures
 from scaletier import checkpoint, savedmodel
-from scaletier.data import Source
+from scaletier.data import BatchSource
 from scaletier.job import Job
 from scaletier.local_steps import State
-from scaletier.network import Network
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 from trainer import export, flags, task
 
@@ -27,8 +27,8 @@ def job() -> Job:
 
 
 JOB = job()
-SPEC = Source(JOB.data).element_spec
-NETWORK = Network(JOB, SPEC, 3)
+SPEC = BatchSource(JOB.data).element_spec
+NETWORK = FunctionalModel(JOB, SPEC, 3)
 
 
 def saved(job_dir: Path) -> checkpoint.LocalCopy:
@@ -91,13 +91,13 @@ def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkey
         data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1])))
         return Job(model=lambda: tf.keras.Sequential(layers), data=data, loss="mse", optimizer=optimizer)
 
-    def keep(job: Job, network: Network, shared: Any, own: Any, inputs: Any) -> dict[str, Any]:
+    def keep(job: Job, network: FunctionalModel, shared: Any, own: Any, inputs: Any) -> dict[str, Any]:
         return {spec.name: value.numpy() for spec, value in zip((*network.shared, *network.own), (*shared, *own), strict=True)}
 
     monkeypatch.setattr(savedmodel, "served", keep)
     monkeypatch.setattr(savedmodel, "export", lambda values, _: values)
     first = make("sgd")
-    copy = checkpoint.LocalCopy(Network(first, Source(first.data).element_spec, 0))
+    copy = checkpoint.LocalCopy(FunctionalModel(first, BatchSource(first.data).element_spec, 0))
     copy.shared[0].assign([[5.0], [6.0]])
     checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1).save()
     found: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)

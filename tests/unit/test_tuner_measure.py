@@ -10,19 +10,19 @@ import pytest
 
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
-from tuner.measure import Metrics
+from tuner.measure import TrialMetrics
 from tuner.stopping import ENOUGH, lags
 
 
 @pytest.fixture
-def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Metrics:
+def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialMetrics:
     file = tmp_path / "scratch" / "output.metrics"
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(file))
     monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "3")
-    return Metrics("accuracy", file, str(tmp_path / "output"))
+    return TrialMetrics("accuracy", file, str(tmp_path / "output"))
 
 
-def test_the_public_package_unchanged(metrics: Metrics) -> None:
+def test_the_public_package_unchanged(metrics: TrialMetrics) -> None:
     assert metrics.reported() == []
     reporter = hypertune.HyperTune()
     for step in range(150):  # it keeps the last hundred, and we looked before they were gone
@@ -35,7 +35,7 @@ def test_the_public_package_unchanged(metrics: Metrics) -> None:
     assert metrics.others == {"loss"}
 
 
-def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metrics: Metrics) -> None:
+def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metrics: TrialMetrics) -> None:
     reporter = hypertune.HyperTune()
     file = Path(reporter.metric_path)
     for at, value in ((1000, 0.1), (400, 0.9)):
@@ -44,7 +44,7 @@ def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metric
     assert metrics.reported()[-1] == Measurement(1, 0.9)
 
 
-def test_a_damaged_summary_does_not_take_what_metrics_json_says(metrics: Metrics, tmp_path: Path) -> None:
+def test_a_damaged_summary_does_not_take_what_metrics_json_says(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/output").scalars(5, {"accuracy": 0.5})
     (events,) = (tmp_path / "output").rglob("*tfevents*")
     with tf.io.TFRecordWriter(str(events.with_name("events.out.tfevents.99.damaged"))) as writer:
@@ -53,7 +53,7 @@ def test_a_damaged_summary_does_not_take_what_metrics_json_says(metrics: Metrics
     assert metrics.whole()[-1] == Measurement(9, 0.75)
 
 
-def test_half_a_line_is_looked_at_again(metrics: Metrics) -> None:
+def test_half_a_line_is_looked_at_again(metrics: TrialMetrics) -> None:
     reporter = hypertune.HyperTune()
     reporter.report_hyperparameter_tuning_metric("accuracy", 0.5, 1)
     file = Path(reporter.metric_path)
@@ -64,7 +64,7 @@ def test_half_a_line_is_looked_at_again(metrics: Metrics) -> None:
     assert metrics.reported() == [Measurement(1, 0.5)]
 
 
-def test_what_was_reported_counts_before_files(metrics: Metrics, tmp_path: Path) -> None:
+def test_what_was_reported_counts_before_files(metrics: TrialMetrics, tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/metrics.json").write_text(json.dumps({"steps": 400, "accuracy": 0.9, "loss": 0.3, "name": "x"}))
     assert metrics.whole() == [Measurement(400, 0.9)]
@@ -74,13 +74,13 @@ def test_what_was_reported_counts_before_files(metrics: Metrics, tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"accuracy": true}', '{"accuracy": "0.9"}', ""])
-def test_a_file_that_tells_nothing(metrics: Metrics, tmp_path: Path, content: str) -> None:
+def test_a_file_that_tells_nothing(metrics: TrialMetrics, tmp_path: Path, content: str) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/metrics.json").write_text(content)
     assert metrics.in_file() == []
 
 
-def test_summaries_of_the_evaluation_before_those_of_training(metrics: Metrics, tmp_path: Path) -> None:
+def test_summaries_of_the_evaluation_before_those_of_training(metrics: TrialMetrics, tmp_path: Path) -> None:
     for run, value in (("train", 0.95), ("validation", 0.8)):
         for step in (1, 2):
             Summaries(f"{tmp_path}/output/{run}").scalars(step, {"accuracy": value + step / 100, "loss": 1.0})
@@ -92,13 +92,13 @@ def test_summaries_of_the_evaluation_before_those_of_training(metrics: Metrics, 
     assert metrics.evaluated()[-1].trainingStep == 3, "what came since"
 
 
-def test_a_trial_that_was_not_evaluated_yet_is_not_judged_by_its_training(metrics: Metrics, tmp_path: Path) -> None:
+def test_a_trial_that_was_not_evaluated_yet_is_not_judged_by_its_training(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/output").scalars(5, {"master-0/accuracy": 0.99})
     assert metrics.evaluated() == []
     assert metrics.whole()[-1].trainingStep == 5, "at its end that is better than nothing"
 
 
-def test_metrics_json_is_the_last_point_of_what_summaries_tell(metrics: Metrics, tmp_path: Path) -> None:
+def test_metrics_json_is_the_last_point_of_what_summaries_tell(metrics: TrialMetrics, tmp_path: Path) -> None:
     Summaries(f"{tmp_path}/output").scalars(5, {"eval/accuracy": 0.5})
     (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
     assert metrics.whole() == [Measurement(5, 0.5), Measurement(9, 0.75)]
@@ -107,8 +107,8 @@ def test_metrics_json_is_the_last_point_of_what_summaries_tell(metrics: Metrics,
 def test_a_tag_may_have_slashes_and_be_the_end_of_one(tmp_path: Path) -> None:
     Summaries(str(tmp_path)).scalars(7, {"eval/accuracy": 0.5, "inaccuracy": 0.1})
     for tag in ("accuracy", "eval/accuracy", "summaries/eval/accuracy"):
-        assert Metrics(tag, tmp_path / "none", str(tmp_path)).whole() == [Measurement(7, 0.5)]
-    assert Metrics("ccuracy", tmp_path / "none", str(tmp_path)).whole() == []
+        assert TrialMetrics(tag, tmp_path / "none", str(tmp_path)).whole() == [Measurement(7, 0.5)]
+    assert TrialMetrics("ccuracy", tmp_path / "none", str(tmp_path)).whole() == []
 
 
 def ended(*values: float, early: bool = False) -> Trial:

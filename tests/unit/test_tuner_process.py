@@ -14,7 +14,7 @@ from replicahosts import PATIENCE, until
 from waiting import limit
 
 from replica.launched import Launcher
-from tuner.process import Process, Unit, launching
+from tuner.process import TrialChild, TrialUnit, launching
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
@@ -73,13 +73,13 @@ def test_one_that_does_not_stop_is_made_to(tmp_path: Path) -> None:
 
 def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
     """So a replica that kills the group of its trainer misses no trial."""
-    child = Process(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
+    child = TrialChild(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
     child._process.wait(30)
     assert int((tmp_path / "group").read_text()) == os.getpgrp()
 
 
 @pytest.fixture
-def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
+def spawn(tmp_path: Path) -> Iterator[Callable[[str], TrialUnit]]:
     """Start trials, each a line of shell, in units of their own."""
     host = Host(tmp_path)
     (scratch := host.state / "trials/trial-0abc").mkdir()
@@ -87,7 +87,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
     environment = {"PATH": os.environ["PATH"], "CLOUD_ML_HP_METRIC_FILE": str(scratch / "output.metrics")}
     with (tmp_path / "printed").open("w") as printed:
 
-        def spawned(script: str) -> Unit:
+        def spawned(script: str) -> TrialUnit:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "stdout", printed)
                 return start(["sh", "-c", script], environment)
@@ -98,14 +98,14 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
     assert "'TimeoutStopSec=90.0'" in host.asked
 
 
-def test_a_unit_ends_with_its_code(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
+def test_a_unit_ends_with_its_code(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
     assert spawn("echo told; exit 3").wait(PATIENCE) == 3
     assert (tmp_path / "printed").read_text() == "told\n"
     killed = spawn("kill -9 $$")
     assert (killed.wait(PATIENCE), killed.out_of_memory) == (-9, False)
 
 
-def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
+def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
     polite = spawn("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
     until(lambda: (tmp_path / "printed").read_text() == "up\n")
     assert polite.wait(0.1) is None

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from jobs.chunks import Chunk
-from jobs.folder import Folder
+from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan
 from jobs.states import JobState
@@ -82,7 +82,7 @@ class World:
     """A bucket with a job that tunes, and its replicas."""
 
     def __init__(self, folder: Path, study: Study = STUDY) -> None:
-        self.ledger = Ledger(Folder(folder))
+        self.ledger = Ledger(LocalStore(folder))
         self.study = replace(study, jobDir=f"{folder}/output")
         names = ["master-0", "worker-0"]
         self.plan = Plan("job01", names, "mine.task", ["--steps", "9"], {}, study=self.study, maxRestarts=2)
@@ -373,7 +373,7 @@ def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatc
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
 
 
-class Flaky(Folder):
+class Flaky(LocalStore):
     """A bucket that sometimes fails, before a call or after its effect, which costs no trial its result."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -410,7 +410,7 @@ def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: i
     assert [trial.restarts for trial in world.trials()] == [0] * 4
 
 
-class Lossy(Folder):
+class Lossy(LocalStore):
     """A bucket whose every third write takes effect, and says that it failed."""
 
     count = 0
