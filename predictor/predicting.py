@@ -13,7 +13,7 @@ BATCH = 128
 
 
 class Runs(Protocol):
-    """A model, as `predictor.saved.Saved` is."""
+    """A model, as `predictor.saved.PredictorModel` is."""
 
     signatures: dict[str, Signature]
 

@@ -29,7 +29,7 @@ from serving.records import Model, Version, VersionState, folder_of
 PACKAGE = HERE / "predictor"
 _MODULE = "predictor.task"
 # The model server's modules that define requests and answers: a batch has the same format.
-_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "fetched", "rest"))
+_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "download", "rest"))
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")

@@ -259,8 +259,8 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from test_store import count
 from waiting import limit
-from jobs.folder import Folder
-count(Folder(Path(sys.argv[1]), limit()), 60)
+from jobs.folder import LocalStore
+count(LocalStore(Path(sys.argv[1]), limit()), 60)
 """
 
 

@@ -56,7 +56,7 @@ def read(terminal: int) -> bytes:
 
 def test_a_line_a_minute_off_a_terminal(progress: ModuleType) -> None:
     clock, out = Clock(), io.StringIO()
-    counted = progress.Progress("image", r"TASK \[(.*)\]", 4, clock)
+    counted = progress.CommandProgress("image", r"TASK \[(.*)\]", 4, clock)
     display = progress.Display(counted, out, 60)
     for second in range(0, 130, 5):
         clock.now = second
@@ -101,7 +101,7 @@ def test_what_fails_writes_its_end(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_missing(progress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert progress.run(["/nonexistent", "x"], progress.Progress("image", None, 0, Clock()), tmp_path / "x") == 127
+    assert progress.run(["/nonexistent", "x"], progress.CommandProgress("image", None, 0, Clock()), tmp_path / "x") == 127
     assert capsys.readouterr() == ("", "image: 0 s: cannot run /nonexistent: No such file or directory\n")
 
 
@@ -114,7 +114,7 @@ def test_a_log_that_cannot_be_written(
 ) -> None:
     """A command that writes more than fits into a pipe comes to its end all the same."""
     script = f"yes x | head -c 1000000; exit {code}"
-    assert progress.run(["sh", "-c", script], progress.Progress("image", None, 0, Clock()), Path(log)) == code
+    assert progress.run(["sh", "-c", script], progress.CommandProgress("image", None, 0, Clock()), Path(log)) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if line != "x"]
     assert lines == [*failed, f"image: 0 s: the log {log} cannot be written: {why}"]
 

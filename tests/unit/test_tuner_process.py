@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
 HARNESS = """
 import os, sys, time
-from tuner.process import Process, _others
-child = Process(["sh", "-c", sys.argv[1]], dict(os.environ))
+from tuner.process import TrialChild, _others
+child = TrialChild(["sh", "-c", sys.argv[1]], dict(os.environ))
 while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
     time.sleep(0.01)
 """
