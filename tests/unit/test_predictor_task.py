@@ -385,7 +385,8 @@ def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Pat
 import sys
 from predictor import inputs, task
 from predictor.library import tensorflow
-task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, task.PredictionOutput({str(out)!r}), {DEFAULT!r}, 0, 1)
+output = task.PredictionOutput({str(out)!r})
+task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, output, {DEFAULT!r}, 0, 1)
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)

@@ -16,9 +16,9 @@ import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.flags import parse
 from scaletier.job import Job, JobError
-from scaletier.network import Network
+from scaletier.local_steps import State
+from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
-from scaletier.walk import State
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -185,7 +185,7 @@ def test_the_model_s_optimizer_holds_what_was_trained_also_if_its_rate_follows_t
         return keras.optimizers.SGD(0.05 * replicas, momentum=0.9)
 
     data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
-    network = Network(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
+    network = FunctionalModel(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
     shared, own = ([tf.Variable(value) for value in values] for values in State.initial(network))
     own[-1].assign_add(tf.ones_like(own[-1]))
     network.attach(shared, own)
