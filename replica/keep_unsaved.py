@@ -29,7 +29,7 @@ _ENTRIES, _DEPTH = 50_000, 32
 _CHUNK = 1 << 20
 _NICE = 10
 HOME = "home/"
-"""What the names of files in HOME begin with."""
+"""The prefix of the names of files in HOME."""
 # What programs can make again, by the names that are usual, and by the mark of bford.info/cachedir.
 _CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
 # The same in a folder for temporary files: TensorFlow's AutoGraph and PyTorch's compiler leave such.

@@ -23,7 +23,7 @@ from replica.process import ProcessRun
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
 STOP_FILE = "/run/scaletier-stop"
-"""Where a program of the launcher's finds how many seconds are left once it is told to end."""
+"""The file that tells a launcher's program how many seconds are left to end."""
 # For the launcher, of which systemd starts a process a program: on a busy machine that takes longer than it seems.
 _START_SECONDS = 60.0
 _PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"

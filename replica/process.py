@@ -15,7 +15,7 @@ from jobs.records import STOP_FILE, Plan
 from replica import cgroup
 
 ASK_SHARE = 0.8
-"""Of the seconds that a program has to end, those after which the rest of its processes is told, too."""
+"""The share of a program's time to end after which the rest of its processes gets the signal, too."""
 
 
 @dataclass(frozen=True)

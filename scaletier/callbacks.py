@@ -99,12 +99,12 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback has ended training."""
+        """True once a callback has ended training."""
         return bool(self._network.model.stop_training)
 
     @property
     def pending(self) -> bool:
-        """Whether there were rounds since the last epoch ended."""
+        """True if there were rounds since the last epoch ended."""
         return bool(self._rounds)
 
     def add(self, taken: Round) -> None:

@@ -161,7 +161,7 @@ class ChiefTasks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback has ended training."""
+        """True once a callback has ended training."""
         return self._callbacks is not None and self._callbacks.stopped
 
     def finish(self, loss: float | None) -> None:

@@ -327,12 +327,7 @@ class FunctionalModel:
         for variable, value in zip(self._metric_variables, self._initial_metrics, strict=True):
             private.attach(variable, tf.Variable(value))
         optimizer.build(self.model.trainable_variables)
-        variables = list(optimizer.variables)
-        if len(variables) > len(self.slots):  # in some versions of Keras a rate that follows the replicas is no variable there
-            pairs = zip(private.parts(optimizer), self._parts, strict=True)
-            rates = {id(private.rate_of(one)) for one, part in pairs if isinstance(private.rate_of(part), GlobalStepSchedule)}
-            variables = [variable for variable in variables if id(variable) not in rates]
-        for variable, value in zip(variables, own[count:], strict=True):
+        for variable, value in zip(optimizer.variables, own[count:], strict=True):
             private.attach(variable, value)
 
     def weight_of(self, spec: Spec) -> Spec | None:

@@ -242,7 +242,7 @@ def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
         tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")}),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
-        # Whatever a host's devices come to is one walk: its first GPU alone takes part for it.
+        # The devices of a host have one delta: its first GPU alone takes part for it.
         num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
         rpc_layer="grpc",
     )

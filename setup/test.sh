@@ -4,7 +4,8 @@ set -eu
 cd "$(dirname "$0")/.."
 part=test
 . setup/common.sh
-unset PULUMI_BACKEND_URL # a team's state is no place for the stacks of tests
+# A team's state is no place for the stacks of tests, and another checkout's code is not what they test.
+unset PULUMI_BACKEND_URL PYTHONPATH MYPYPATH
 lock=.cache/tests/lock
 if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which says who holds it
 setup/needs.sh

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from jobs import remote
 from jobs.checked import RecordError
 from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger
@@ -19,6 +18,7 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Store
 from ops import terminal
+from ops.cluster import ssh_store
 from ops.errors import OpsError, UsageError, meant
 
 _SFTP = "sftp://"
@@ -35,8 +35,8 @@ def open_ledger(url: str, connect: Callable[[], Any]) -> Ledger:
     """Open the records in a bucket; `connect` returns a Fabric connection, only called for `sftp:///`."""
     store: Store
     if url.startswith(_SFTP):
-        line = remote.command(url.removeprefix(_SFTP))
-        store = remote.Remote(lambda: SshChannel(connect(), line))
+        line = ssh_store.command(url.removeprefix(_SFTP))
+        store = ssh_store.SshStore(lambda: SshChannel(connect(), line))
     else:
         store = open_store(url)
     return Ledger(store)

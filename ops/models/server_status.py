@@ -27,7 +27,7 @@ class OnServer:
 
 
 Seen = dict[tuple[str, str], list[OnServer]]
-"""By model and version, in the order of the servers; without versions that no server should have."""
+"""States by model and version, in the order of the servers, without versions that no server should have."""
 
 
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:

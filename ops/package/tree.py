@@ -43,7 +43,7 @@ class Tree:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """All that ignore files leave out."""
+        """The paths that ignore files leave out."""
         return tuple(sorted(path for paths in self.ignored.values() for path in paths))
 
     def sizes(self) -> dict[str, int]:

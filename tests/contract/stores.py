@@ -21,9 +21,9 @@ import pytest
 from fake_storage import LoopbackServer, StorageServer
 from waiting import limit, wait_for
 
-from jobs import remote
 from jobs.folder import LocalStore
 from jobs.store import Files, Store
+from ops.cluster import ssh_store
 
 BACKEND_VARIABLE = "SCALETIER_STORAGE"
 """The environment variable whose value `go` puts fake-gcs-server, which `make gcs` builds, in place of `fake_storage`."""
@@ -123,7 +123,7 @@ class Pipe:
     """A channel as SSH has it, to a process of this machine."""
 
     def __init__(self, root: Path) -> None:
-        argv = shlex.split(remote.command(str(root)))
+        argv = shlex.split(ssh_store.command(str(root)))
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0)
 
     def send(self, data: bytes) -> None:
@@ -141,7 +141,7 @@ class Pipe:
         self._process.communicate()
 
 
-class Far(remote.Remote):
+class Far(ssh_store.SshStore):
     """A folder of another machine; its files go another way, by SFTP."""
 
     def __init__(self, root: Path) -> None:

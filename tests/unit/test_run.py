@@ -82,3 +82,10 @@ def test_too_little_room_for_temporary_files_is_told_first(
         run.check_disk()
     assert refused.value.code == 2
     assert f"free in {tmp_path}, and the tests need 1000000000: make room first" in capsys.readouterr().err
+
+
+def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: pytest.fail("pytest was started"))
+    phases = run.Run(lock)
+    phases.signal = signal.SIGTERM
+    assert run.count_all(phases) == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from replicahosts import PATIENCE
 
-from jobs import remote
-from jobs.remote import Remote
 from jobs.store import Conflict, StoreError
+from ops.cluster import ssh_store
+from ops.cluster.ssh_store import SshStore
 
 
 class Pipe:
@@ -22,7 +22,7 @@ class Pipe:
 
     def __init__(self, root: Path) -> None:
         self.process = subprocess.Popen(
-            shlex.split(remote.command(str(root))), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0
+            shlex.split(ssh_store.command(str(root))), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0
         )
         self.breaks = ""
         self.closed = False
@@ -71,11 +71,11 @@ def far(tmp_path: Path) -> Iterator[Far]:
 
 
 @pytest.fixture
-def store(far: Far) -> Remote:
-    return Remote(far, PATIENCE)
+def store(far: Far) -> SshStore:
+    return SshStore(far, PATIENCE)
 
 
-def test_every_method_over_one_channel(store: Remote, far: Far) -> None:
+def test_every_method_over_one_channel(store: SshStore, far: Far) -> None:
     content = bytes(range(256)) + b"\n\xff"
     assert store.read("jobs/a/job.json") is None
     version = store.create("jobs/a/job.json", content)
@@ -88,7 +88,7 @@ def test_every_method_over_one_channel(store: Remote, far: Far) -> None:
     assert len(far.pipes) == 1
 
 
-def test_a_conflict_is_one_here(store: Remote, far: Far) -> None:
+def test_a_conflict_is_one_here(store: SshStore, far: Far) -> None:
     first = store.create("a", b"one")
     with pytest.raises(Conflict) as caught:
         store.create("a", b"two")
@@ -103,11 +103,11 @@ def test_a_conflict_is_one_here(store: Remote, far: Far) -> None:
 def test_an_error_there_is_one_here(far: Far) -> None:
     far.root /= "none"
     with pytest.raises(StoreError, match="none is not there"):
-        Remote(far).read("a")
+        SshStore(far).read("a")
 
 
 @pytest.mark.parametrize("breaks", ["before", "after", "half"])
-def test_a_channel_that_breaks_is_opened_again_and_a_write_is_made_once(store: Remote, far: Far, breaks: str) -> None:
+def test_a_channel_that_breaks_is_opened_again_and_a_write_is_made_once(store: SshStore, far: Far, breaks: str) -> None:
     first = store.create("a", b"one")
     far.pipes[-1].breaks = breaks
     second = store.replace("a", b"two", first)
@@ -119,14 +119,14 @@ def test_a_channel_that_breaks_is_opened_again_and_a_write_is_made_once(store: R
     assert store.scan("*") == {"a": b"two", "b": b"one"}
 
 
-def test_a_process_that_was_killed_there(store: Remote, far: Far) -> None:
+def test_a_process_that_was_killed_there(store: SshStore, far: Far) -> None:
     store.create("a", b"one")
     far.pipes[0].process.kill()
     far.pipes[0].process.wait(PATIENCE)
     assert store.scan("*") == {"a": b"one"}
 
 
-def test_a_channel_that_breaks_at_once_is_not_opened_for_ever(store: Remote, far: Far) -> None:
+def test_a_channel_that_breaks_at_once_is_not_opened_for_ever(store: SshStore, far: Far) -> None:
     def broken(root: Path) -> Pipe:
         pipe = Pipe(root)
         pipe.breaks = "before"
@@ -140,7 +140,7 @@ def test_a_channel_that_breaks_at_once_is_not_opened_for_ever(store: Remote, far
     assert store.read("a") is None
 
 
-def test_a_first_channel_that_breaks_is_opened_again(store: Remote, far: Far) -> None:
+def test_a_first_channel_that_breaks_is_opened_again(store: SshStore, far: Far) -> None:
     def opened(root: Path) -> Pipe:
         pipe = Pipe(root)
         pipe.breaks = "after" if not far.pipes else ""
@@ -153,7 +153,7 @@ def test_a_first_channel_that_breaks_is_opened_again(store: Remote, far: Far) ->
 
 
 def test_an_answer_that_does_not_come_is_waited_for_so_long(far: Far) -> None:
-    store = Remote(far, PATIENCE)
+    store = SshStore(far, PATIENCE)
     store.create("a", b"one")
     far.pipes[0].breaks = "silent"
     began = time.monotonic()
@@ -165,7 +165,7 @@ def test_an_answer_that_does_not_come_is_waited_for_so_long(far: Far) -> None:
     assert len(far.pipes) == 2
 
 
-def test_the_answer_to_an_interrupted_call_is_not_taken_for_that_to_the_next(far: Far, store: Remote) -> None:
+def test_the_answer_to_an_interrupted_call_is_not_taken_for_that_to_the_next(far: Far, store: SshStore) -> None:
     version = store.create("a", b"1")
     far.pipes[0].breaks = "interrupted"
     with pytest.raises(KeyboardInterrupt):

@@ -28,7 +28,7 @@ for name, source in sources:
     module.__path__ = []
     sys.modules[name] = module
     exec(compile(source, name, "exec"), module.__dict__)
-sys.modules["jobs.remote"].serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
+sys.modules["ops.cluster.ssh_store"].serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
 """
 
 
@@ -61,7 +61,7 @@ def sources() -> bytes:
     return json.dumps(modules).encode() + b"\n"
 
 
-class Remote:
+class SshStore:
     """A store whose calls go through a channel, opened on first use and again after it broke.
 
     A call over a broken channel is repeated once over another one: a write that had taken effect is recognised.
