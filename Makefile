@@ -100,7 +100,7 @@ versions: dev ## the library's tests by each TensorFlow that it knows
 	@setup/versions.sh
 
 bench: setup dev ## figures against peers, in one run; ONLY=name for one
-	@$(BIN)/python -m benchmarks $(ONLY)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ONLY)
 
 clean: ## undo what set-up made, and only that; hosts must be destroyed first
 	@setup/clean.sh

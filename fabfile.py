@@ -4,8 +4,8 @@ Every task says what it does with `fab --help TASK`. What reads has --json. Exit
 failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 """
 
-from tasks.cluster import connect, cost, doctor, hosts, shell, top
-from tasks.inputs import data, runtimes
-from tasks.jobs import cancel, delete, describe, jobs, logs, plan, prune, reproduce, train, wait
-from tasks.models import delete_version, deploy, models, predict, serve, set_default, undeploy, versions
-from tasks.results import bundle, export, get, report, tensorboard
+from ops.cli.cluster import connect, cost, doctor, hosts, shell, top
+from ops.cli.inputs import data, runtimes
+from ops.cli.jobs import cancel, delete, describe, jobs, logs, plan, prune, reproduce, train, wait
+from ops.cli.models import delete_version, deploy, models, predict, serve, set_default, undeploy, versions
+from ops.cli.results import bundle, export, get, report, tensorboard

@@ -30,15 +30,14 @@ from jobs.store import StoreError
 from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
-from ops.cli import explain
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, first_error, me, replicas_of
-from ops.errors import FAILED, HostsError, OpsError, UsageError
+from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
 
 if TYPE_CHECKING:
     from jobs.queue import QueueEntry
     from ops.logs.lines import LogLine
-    from ops.train.submit import Submission
+    from ops.submit.submit import Submission
 
 __all__ = ["Client", "JobHandle", "OpsError"]
 _WAIT_SECONDS, _CANCEL_SECONDS = 1.0, 0.5
@@ -126,8 +125,8 @@ class Client:
             secret: names of variables of this process' environment.
             queue: False refuses if another job has the hosts.
         """
-        from ops.train.config import JobFlags
-        from ops.train.train import prepared
+        from ops.submit.config import JobFlags
+        from ops.submit.train import prepared
 
         flags = JobFlags(
             job_id=job_id,
@@ -160,7 +159,7 @@ class Client:
 
         Returns: the jobs that it waits for, none if its hosts are its own.
         """
-        from ops.train.train import start
+        from ops.submit.train import start
 
         with _one_error():
             return start(self._cluster, submission, queue)

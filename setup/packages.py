@@ -101,7 +101,7 @@ def main() -> int:
     """Install, put this project's `fab` into place, and compile."""
     code = install(sys.argv[1])
     fab = Path(sys.executable).with_name("fab")
-    if not code and "ops.start" not in fab.read_text():  # Fabric has a script of that name too
+    if not code and "ops.cli.start" not in fab.read_text():  # Fabric has a script of that name too
         code = run(sys.executable, "-m", "pip", "install", "-q", _QUIET, "--force-reinstall", "--no-deps", "--editable", ".")
     if not code:
         run(sys.executable, "-m", "compileall", "-qq", "-j0", "-x", _UNCOMPILED, sysconfig.get_path("purelib"))

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 part=venv
 . setup/common.sh
 extra=${1:-image}
-recipe=$(cat pyproject.toml constraints.txt setup/*.txt trainer/requirements.txt serving/requirements.txt tuner/requirements.txt | cksum)
+recipe=$(cat pyproject.toml constraints.txt setup/*.txt trainer/requirements.txt hosts/serving/requirements.txt hosts/tuner/requirements.txt | cksum)
 stamp=.venv/.$extra
 
 # compile_checkout: bytecode of this checkout's packages, for an environment that writes none; what is compiled stays if it fits.

@@ -27,7 +27,7 @@ from waiting import limit
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "mutants"
-PACKAGES = ("infra", "jobs", "ops", "replica", "scaletier")
+PACKAGES = ("infra", "jobs", "ops", "hosts", "scaletier")
 PATHS = ("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes")
 # Negated, not shifted by one: at a moment in time, `<` and `<=` are the same.
 _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -1,4 +1,4 @@
-"""Hosts that are directories with the real process `python -m replica`, small trainers, and a bucket that is a directory."""
+"""Hosts that are directories with the real agent, `python -m hosts.agent`, small trainers, and a bucket that is a directory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cluster:
                 "HOST": str(host),
             }
             with (host / "journal").open("ab") as journal:
-                argv = [sys.executable, "-m", "replica"]
+                argv = [sys.executable, "-m", "hosts.agent"]
                 self.processes[name] = subprocess.Popen(argv, cwd=host, env=env, stdout=journal, stderr=journal)
 
     def wait(self, *names: str) -> list[int]:

@@ -63,7 +63,7 @@ def requirement_lines(tensorflow: str) -> list[str]:
     """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
     mine = [name for name in names if not name.startswith("tensorflow")]
-    return [*mine, "gcsfs", *_lines("serving/requirements.txt"), *_lines("tuner/requirements.txt"), tensorflow]
+    return [*mine, "gcsfs", *_lines("hosts/serving/requirements.txt"), *_lines("hosts/tuner/requirements.txt"), tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:

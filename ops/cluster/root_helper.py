@@ -14,7 +14,7 @@ from infra.inventory import Host
 PROGRAM = "/usr/lib/scaletier/host"
 MEMORY_SHARE = 0.4
 """The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
-_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m replica.scoped_credentials", "@port@"
+_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.scoped_credentials", "@port@"
 
 
 def command(verb: str, *words: str) -> str:

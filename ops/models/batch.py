@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
+from hosts.batch.request import FILE, Request
+from hosts.serving.records import Model, Version, VersionState, folder_of
 from infra.inventory import Inventory
 from infra.spec import Role
 from infra.templates import ROOT as HERE
@@ -18,18 +20,15 @@ from ops.models.export import MODEL
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.models.savedmodel import signatures
 from ops.package import package
-from ops.train.config import JobFlags
-from ops.train.fitness import check_job_dir
-from ops.train.program import JobProgram
-from ops.train.submit import Submission
-from ops.train.train import prepare_program, run_told, shared
-from predictor.request import FILE, Request
-from serving.records import Model, Version, VersionState, folder_of
+from ops.submit.config import JobFlags
+from ops.submit.fitness import check_job_dir
+from ops.submit.program import JobProgram
+from ops.submit.submit import Submission
+from ops.submit.train import prepare_program, run_told, shared
 
-PACKAGE = HERE / "predictor"
-_MODULE = "predictor.task"
+_MODULE = "hosts.batch.task"
 # The model server's modules that define requests and answers: a batch has the same format.
-_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "download", "rest"))
+_SHARED = ("hosts/__init__.py", *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest")))
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
@@ -90,9 +89,9 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
 
 def program(request: Request) -> JobProgram:
     """Return the shipped package, with the model server's modules and the request."""
-    source = package.find(PACKAGE)
-    files = {**source.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
-    return JobProgram(package.PackageSource(source.name, files, None, source.folder))
+    own = sorted(path.relative_to(HERE).as_posix() for path in (HERE / "hosts/batch").glob("*.py"))
+    files = {path: (HERE / path).read_bytes() for path in (*own, *_SHARED)}
+    return JobProgram(package.PackageSource("batch", {**files, FILE: request.to_json()}))
 
 
 def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:

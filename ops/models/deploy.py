@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hosts.serving.catalog import Catalog
+from hosts.serving.download import NO_SIGNATURE
+from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from jobs.store import Conflict, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -24,10 +27,7 @@ from ops.models.export import MODEL, newest
 from ops.models.lookup import all_models, catalog_of, changed, check_change, find_model
 from ops.models.savedmodel import signatures
 from ops.models.versions import shown
-from ops.train.trials import best_of, say_which
-from serving.catalog import Catalog
-from serving.download import NO_SIGNATURE
-from serving.records import NAME, Model, Version, VersionState, folder_of
+from ops.submit.trials import best_of, say_which
 
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
 _TENSORFLOW_BYTES = 400_000_000

@@ -20,7 +20,7 @@ from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared, push, runtimes
 from ops.package.push import PYTHON
-from ops.train.trials import best_of, say_which
+from ops.submit.trials import best_of, say_which
 
 MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too

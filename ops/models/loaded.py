@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from hosts.serving.records import LoadState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError
 from ops.models import reach, server
-from serving.records import LoadState
 
 _LOAD_SECONDS = 180.0
 _AGAIN_SECONDS = 5.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hosts.serving.catalog import Catalog
+from hosts.serving.records import Model, ModelError, Version, VersionState
 from jobs.checked import RecordError
 from jobs.store import Conflict, StoreError
 from ops.cluster.cluster import Cluster
 from ops.errors import OpsError, UsageError, meant
-from serving.catalog import Catalog
-from serving.records import Model, ModelError, Version, VersionState
 
 NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
 

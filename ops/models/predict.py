@@ -11,12 +11,12 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
+from hosts.serving.records import VersionState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import reach
 from ops.models.lookup import catalog_of, existing_version, served_model
-from serving.records import VersionState
 
 # The time for a server to start, and to load the model.
 _READY_SECONDS = 180.0

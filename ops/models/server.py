@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 """The limit of sending a server its code and starting it: it may have to connect first."""
 _NEW = "/opt/scaletier/.server"
 _CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
-_CODE = ("jobs", "serving")
+_CODE = ("jobs", "hosts", "hosts/serving")
 # A server's share of its host's memory beside jobs, which may take most of it and come first, and without jobs.
 MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hosts.serving.records import LoadState, Model, Version
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import one_line
 from ops.models.reach import NOBODY, ServingClient
-from serving.records import LoadState, Model, Version
 
 SILENT = "NO ANSWER"
 """The state of every version on a server that does not answer; the others are TensorFlow Serving's."""

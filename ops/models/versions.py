@@ -6,13 +6,13 @@ import contextlib
 from dataclasses import asdict
 from typing import Any
 
+from hosts.serving.catalog import Catalog
+from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import loaded, server_status
 from ops.models.lookup import NONE, all_models, catalog_of, changed, check_change, existing_model, existing_version, find_model
-from serving.catalog import Catalog
-from serving.records import NAME, Model, Version, VersionState, folder_of
 
 
 def models(cluster: Cluster, as_json: bool) -> int:

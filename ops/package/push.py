@@ -22,8 +22,8 @@ CODE_DIR = "/opt/scaletier"
 # Code and a package arrive beside the present ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
 # The packages that run on a host, identified there by their version.
-CODE = ("jobs", "replica", "tuner")
-VERSION = "replica/VERSION"
+CODE = ("jobs", "hosts", "hosts/agent", "hosts/tuner")
+VERSION = "hosts/VERSION"
 # A host that sets itself up at each boot reports its progress here; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "

@@ -28,9 +28,9 @@ from ops.plan import learning, rehearsal, runs
 from ops.plan.learning import AccuracyTarget, Learned
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
-from ops.train import program
-from ops.train.arguments import STRATEGY, dropped, flags, redirected, steps, without
-from ops.train.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_config
+from ops.submit import program
+from ops.submit.arguments import STRATEGY, dropped, flags, redirected, steps, without
+from ops.submit.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_config
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)

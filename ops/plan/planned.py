@@ -23,10 +23,10 @@ from ops.plan.learning import Learned, crossing
 from ops.plan.plan import as_dict, models, period_of, read, strategy_of
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work
 from ops.plan.show import time_to
-from ops.train import manifest
-from ops.train.arguments import STRATEGY, without
-from ops.train.config import chosen_strategy
-from ops.train.reproduce import read_manifest, read_package
+from ops.submit import manifest
+from ops.submit.arguments import STRATEGY, without
+from ops.submit.config import chosen_strategy
+from ops.submit.reproduce import read_manifest, read_package
 
 _TRAINS = (Role.MASTER, Role.WORKER)
 

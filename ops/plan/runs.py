@@ -22,7 +22,7 @@ from ops.errors import OpsError, UsageError
 from ops.plan.learning import AccuracyTarget, Crossing, best, crossing
 from ops.plan.processes import ProcessStart, Running, running
 from ops.plan.rehearsal import failure
-from ops.train.environment import USUAL
+from ops.submit.environment import USUAL
 
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 # The result is discarded, so there is no wait for a long save.

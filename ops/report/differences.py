@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ops.report.report import Report
-from ops.train import compare
+from ops.submit import compare
 
 _OTHER = "other arguments"
 

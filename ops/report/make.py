@@ -32,9 +32,9 @@ from ops.report.report import (
     Tuning,
 )
 from ops.report.sources import LOUD, Sources
-from ops.train import compare
-from ops.train.trials import Tuned
-from ops.train.tuning import HYPERPARAMETERS
+from ops.submit import compare
+from ops.submit.trials import Tuned
+from ops.submit.tuning import HYPERPARAMETERS
 
 MOST_CHARTS = 12
 _MOST_ERRORS = 20

@@ -17,7 +17,7 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.report import charts, differences
 from ops.report.report import Chart, Curve, Report, Tuning
-from ops.train.compare import Difference
+from ops.submit.compare import Difference
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from ops.logs.read import read_logs
 from ops.plan import plan, planned
 from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
 from ops.report.report import Evaluation, Planned
-from ops.train import trials
-from ops.train.metrics import final_metrics, scalars
-from ops.train.trials import Tuned
+from ops.submit import trials
+from ops.submit.metrics import final_metrics, scalars
+from ops.submit.trials import Tuned
 
 T = TypeVar("T")
 _POINTS = 1000

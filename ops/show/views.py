@@ -21,8 +21,8 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
-from ops.train import manifest, outcome, trials
-from ops.train.tuning import HYPERPARAMETERS
+from ops.submit import manifest, outcome, trials
+from ops.submit.tuning import HYPERPARAMETERS
 
 
 def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool) -> int:

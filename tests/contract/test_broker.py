@@ -13,7 +13,7 @@ from typing import Any
 
 from waiting import limit
 
-from replica.broker import Access, Boundary, Broker, boundary
+from hosts.agent.broker import Access, Boundary, Broker, boundary
 
 MAY = Access("mine", ("jobs/job02/output",), ("data/",))
 

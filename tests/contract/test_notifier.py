@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from replicahosts import until
 
+from hosts.agent import notifier
+from hosts.agent.notifier import Notifier, NotifyError, on_stdin, post
 from jobs.notification import Notification, split_url
-from replica import notifier
-from replica.notifier import Notifier, NotifyError, on_stdin, post
 
 RECORD = json.dumps({"jobId": "job01", "text": "é 'quoted' $HOME `x`\n" * 9000}).encode()
 

@@ -44,7 +44,7 @@ def tried(cluster: Stack, victim: str) -> Iterator[dict[str, str]]:
 
 _STATE = (
     "cd /bucket && sudo sha256sum jobs/victim/*.json jobs/victim/*.gz jobs/victim/*/* /usr/lib/scaletier/* /etc/ssh/* "
-    "/opt/scaletier/replica/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
+    "/opt/scaletier/hosts/*/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
 )
 
 

@@ -17,6 +17,10 @@ from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from hosts.agent.lines import Messages, Splitter
+from hosts.batch import instances
+from hosts.serving.records import Model
+from hosts.serving.rest import RestError
 from infra.config import ConfigError
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
@@ -37,14 +41,10 @@ from ops.logs.filters import wanted
 from ops.models.savedmodel import signatures
 from ops.package import declared, hostpython, wheels
 from ops.report import evaluation
-from ops.train.config import split_args, split_labels
-from ops.train.schema import JOB_KEYS
-from predictor import instances
-from replica.lines import Messages, Splitter
+from ops.submit.config import split_args, split_labels
+from ops.submit.schema import JOB_KEYS
 from scaletier.cluster import ClusterError
 from scaletier.cluster import parse as parse_cluster
-from serving.records import Model
-from serving.rest import RestError
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The real process, `python -m replica`, in a job: kills, restarts, losses, cancelling and the end of the others."""
+"""The real process, `python -m hosts.agent`, in a job: kills, restarts, losses, cancelling and the end of the others."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from unittest.mock import patch
 
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
+from hosts.agent.agent import Agent
+from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.checked import RecordError
 from jobs.lease import ChangeTimer
@@ -25,8 +27,6 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
-from replica.agent import Agent
-from replica.supervisor import Assignment, Supervisor
 
 POLL = 2.0
 LEASE = 8.0

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from unittest import mock
 
+from hosts.agent.leader import Leader
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.ledger import Stored
@@ -15,7 +16,6 @@ from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.store import Conflict
 from jobs.submitter import OvertakenError, Submitter
-from replica.leader import Leader
 
 
 class BlockedForEver(QueueMonitor):
@@ -82,10 +82,10 @@ class ByTheWallClock(Leader):
 def put_back(rule: str) -> Iterator[None]:
     """Play with one of the old rules in place."""
     target, old = {
-        "blocked for ever": ("replica.agent.QueueMonitor", BlockedForEver),
+        "blocked for ever": ("hosts.agent.agent.QueueMonitor", BlockedForEver),
         "a submitter wakes late": ("cluster.Submitter", WakesLate),
-        "leaders by the wall clock": ("replica.reporter.Leader", ByTheWallClock),
-        "hosts stay off": ("replica.leader.to_start", lambda job, view: []),
+        "leaders by the wall clock": ("hosts.agent.reporter.Leader", ByTheWallClock),
+        "hosts stay off": ("hosts.agent.leader.to_start", lambda job, view: []),
     }[rule]
     with mock.patch(target, old):
         yield

@@ -13,8 +13,8 @@ from test_firewall_answers import CUSTOM
 from infra.inventory import Inventory
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
-from ops.train.config import JobFlags, build_job
-from ops.train.render import plan
+from ops.submit.config import JobFlags, build_job
+from ops.submit.render import plan
 
 # A local host has its share of the machine; here both have what the machine type has, 15 GiB.
 MEMORY = '{"ps": "15GiB", "master": "15GiB", "worker": "15GiB", "evaluator": "15GiB"}'

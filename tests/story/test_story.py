@@ -24,7 +24,7 @@ REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
 _OTHER_PORT = 8080
 # Of the host: records, secrets, code and units that no trainer may change.
 _STATE = (
-    "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz /usr/lib/scaletier/* /etc/ssh/* /opt/scaletier/replica/* "
+    "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz /usr/lib/scaletier/* /etc/ssh/* /opt/scaletier/hosts/*/* "
     "/etc/systemd/system/scaletier* 2>/dev/null; ls /bucket"
 )
 

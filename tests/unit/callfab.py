@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import fabfile
-from ops import start
+from ops.cli import start
 
 ROOT = Path(__file__).resolve().parents[2]
 

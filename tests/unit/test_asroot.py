@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from launching import SCRIPT, module
 from opsdata import inventory_json
 
+from hosts.agent import scoped_credentials
 from infra.inventory import Inventory
 from infra.lxd.layout import BUCKET
 from jobs import paths
@@ -30,12 +31,11 @@ from ops.cluster.host_files import RemoteFile
 from ops.cluster.inventory import parse
 from ops.models import server
 from ops.package import push
-from ops.train import render
-from replica import scoped_credentials
+from ops.submit import render
 
 host = module("host")
 PLACES = ("/etc/", "/opt/", "/var/lib/")
-CODE = {"jobs/a.py": b"", "replica/VERSION": b"1", "tuner/a.py": b""}
+CODE = {"jobs/a.py": b"", "hosts/VERSION": b"1", "hosts/tuner/a.py": b""}
 MEMBER = st.one_of(
     st.text(),
     st.sampled_from(["/etc/passwd", "../x", "opt/scaletier/.new/package/../../x", "opt/scaletier/.new/jobs/../../x.py"]),
@@ -215,7 +215,7 @@ def test_a_bucket_is_one(bucket: object) -> None:
 @example("opt/scaletier/.new/package/link", tarfile.SYMTYPE, 0o777)
 @example("opt/scaletier/.new/package/a/../../../../../tmp/x", tarfile.REGTYPE, 0o644)
 @example("opt/scaletier/.new//package/x", tarfile.REGTYPE, 0o644)
-@example("opt/scaletier/.new/replica/../x.py", tarfile.REGTYPE, 0o644)
+@example("opt/scaletier/.new/hosts/../x.py", tarfile.REGTYPE, 0o644)
 @example("var/lib/scaletier/secrets/../x.json", tarfile.REGTYPE, 0o644)
 @example("usr/lib/scaletier/host", tarfile.REGTYPE, 0o755)
 def test_a_member_is_a_file_in_its_place_or_refused(
@@ -408,7 +408,7 @@ def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inve
 
 def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
     lend, _, run = root_helper.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
-    assert lend == "cd /opt/scaletier && venv/bin/python -m replica.scoped_credentials gs://b/jobs/job01/output"
+    assert lend == "cd /opt/scaletier && venv/bin/python -m hosts.agent.scoped_credentials gs://b/jobs/job01/output"
     assert scoped_credentials.PORT in shlex.split(run)
     told, argv = told_of(line_of(run.replace(scoped_credentials.PORT, "4321")))
     assert argv == ["sh"]
@@ -421,7 +421,7 @@ def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(machine: Machine
     hold = "stop scaletier.timer"
     # A replica that is just ending does not hear of it, and is to start again.
     wake = ["reload-or-restart scaletier.service", "start scaletier.service", "start --no-block scaletier.timer"]
-    first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1", "tuner/run.py": b"1"}
+    first = {"jobs/old.py": b"", "hosts/agent/__main__.py": b"1", "hosts/VERSION": b"1", "hosts/tuner/run.py": b"1"}
     assert machine.take_in("1", first) == ([hold, "daemon-reload", *wake], {*first})
     assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
     for link in ("multi-user.target.wants/scaletier.service", "timers.target.wants/scaletier.timer"):
@@ -430,7 +430,7 @@ def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(machine: Machine
     kept = {*first, "jobs/compiled"}
     assert machine.take_in("1", first) == (wake, kept), "the same again: what is compiled stays"
     assert machine.take_in("1", first, memory=2) == (["daemon-reload", *wake], kept)
-    second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2", "tuner/run.py": b"1"}
+    second = {"jobs/new.py": b"", "hosts/agent/__main__.py": b"2", "hosts/VERSION": b"2", "hosts/tuner/run.py": b"1"}
     assert machine.take_in("2", second, memory=2) == ([hold, *wake], {*second}), "nothing of another version is left"
     assert not list(machine.units.rglob(".*")), "and no part of a file"
 
@@ -466,7 +466,7 @@ def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tm
 def test_a_stream_that_breaks_off_changes_nothing(machine: Machine, breaks: str) -> None:
     machine.take_in("1", CODE)
     before = {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()}
-    shared = push.shared_stream({**CODE, "replica/VERSION": b"2"})
+    shared = push.shared_stream({**CODE, "hosts/VERSION": b"2"})
     whole = shared + push.host_stream(machine.files(memory=2))
     damaged = bytearray(whole)
     damaged[-6] ^= 1
@@ -486,11 +486,11 @@ def test_a_job_s_package_has_to_come_along(machine: Machine) -> None:
 
 def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) -> None:
     def serve(version: str, memory: int) -> list[str]:
-        code = [RemoteFile(f"{machine.root}/opt/scaletier/.server/serving/__main__.py", version)]
+        code = [RemoteFile(f"{machine.root}/opt/scaletier/.server/hosts/serving/__main__.py", version)]
         conf = RemoteFile(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
         done = machine.call("serve", version, stdin=push.host_stream([*code, conf]))
         assert done.returncode == 0, done.stderr
-        assert (machine.root / "opt/scaletier/server/serving/__main__.py").read_text() == version
+        assert (machine.root / "opt/scaletier/server/hosts/serving/__main__.py").read_text() == version
         assert (machine.units / "multi-user.target.wants/scaletier-serving.service").is_symlink()
         assert (machine.units / "scaletier-serving.service.d/host.conf").read_text() == conf.content
         assert not (machine.root / "opt/scaletier/.server").exists()

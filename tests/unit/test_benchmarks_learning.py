@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from benchmarks import learning, training
 from benchmarks.learning import Killer, evaluated, victims
 from benchmarks.measure import MeasureError
 from benchmarks.stack import CONFIG, changes, part_of
 from benchmarks.trained import Trained, _follow, seconds_a_step
 from benchmarks.training import times
+
 from infra.lxd.config import LxdConfig
 from infra.spec import Role, ScaleTier
 from trainer import flags, task

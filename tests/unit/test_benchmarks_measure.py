@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from benchmarks.jobs import first_train_line, latencies, resident
 from benchmarks.launch import hosts_of, launch_command, login_command
 from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, peak_memory, percentile, run, running
@@ -15,6 +14,7 @@ from benchmarks.provision import cgroup_folder, used_memory
 from benchmarks.push import by_ansible, by_pyinfra, by_ssh
 from benchmarks.push_once import unlike
 from benchmarks.stack import job_id
+
 from infra.inventory import Inventory
 from infra.lxd import image
 from infra.spec import ScaleTier

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
 from benchmarks import __main__ as command
 from benchmarks import results
 from benchmarks.measure import MeasureError
 from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
 from benchmarks.trained import _Memory, step_with
+
 from infra.spec import ScaleTier
 
 WANTED = {

@@ -9,12 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
-
 from benchmarks.hanging_once import Hanging
 from benchmarks.job_events import Said, first_after, parse_log, record_in, runs, seconds_of, starts, trainers
 from benchmarks.measure import MeasureError
 from benchmarks.truth import make_host, packed, played
+from waiting import wait_for
+
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger

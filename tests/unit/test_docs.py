@@ -13,10 +13,13 @@ from pydantic.alias_generators import to_camel
 import fabfile
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
-from ops.train.schema import JOB_KEYS, SCHEDULING_KEYS, TRAINING_KEYS
+from ops.submit.schema import JOB_KEYS, SCHEDULING_KEYS, TRAINING_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(page for folder in ("benchmarks", "docs", "examples") for page in (ROOT / folder).rglob("*.md"))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("tests/benchmarks", "docs", "examples") for page in (ROOT / folder).rglob("*.md")),
+]
 SOURCES = "ansible benchmarks examples infra jobs ops predictor replica scaletier serving setup tasks templates trainer tuner"
 MOST_BYTES = {"README.md": 7_000, "ARCHITECTURE.md": 12_000}
 MOST, MOST_OF_CODE = 100, 120

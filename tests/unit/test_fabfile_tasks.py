@@ -20,8 +20,8 @@ from waiting import limit
 import fabfile
 from jobs.checked import RecordError
 from jobs.store import Conflict, StoreError
-from ops import cli, commandline
-from ops.errors import DETACHED, HostError, OpsError, UsageError
+from ops.cli import commandline, task
+from ops.errors import DETACHED, HostError, OpsError, UsageError, explain
 
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
@@ -277,16 +277,16 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "infra",
         "infra.templates",
         "ops",
-        "ops.checkout",
-        "ops.cli",
-        "ops.commandline",
+        "ops.cli.checkout",
+        "ops.cli.task",
+        "ops.cli.commandline",
         "ops.errors",
-        "tasks",
-        "tasks.models",
-        "tasks.cluster",
-        "tasks.inputs",
-        "tasks.jobs",
-        "tasks.results",
+        "ops.cli",
+        "ops.cli.models",
+        "ops.cli.cluster",
+        "ops.cli.inputs",
+        "ops.cli.jobs",
+        "ops.cli.results",
     }
 
 
@@ -334,8 +334,8 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
     ],
 )
 def test_how_errors_end(capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int) -> None:
-    @cli.command
-    def task() -> int:
+    @task.command
+    def body() -> int:
         raise error
 
     with pytest.raises(SystemExit) as left:
@@ -348,7 +348,7 @@ def test_a_group_of_fabrics_names_each_host() -> None:
         def __init__(self, result: dict[str, object]) -> None:
             self.result = result
 
-    assert cli.explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
+    assert explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
 
 
 @pytest.mark.parametrize(
@@ -360,11 +360,11 @@ def test_a_group_of_fabrics_names_each_host() -> None:
     ],
 )
 def test_what_a_library_of_googles_says_is_no_bug_of_ours(module: str, line: str) -> None:
-    assert cli.explain(type("Error", (Exception,), {"__module__": module})("gone")) == (line, 1)
+    assert explain(type("Error", (Exception,), {"__module__": module})("gone")) == (line, 1)
 
 
 def test_the_exit_code_of_a_body_is_that_of_the_command() -> None:
-    assert cli.command(lambda: None)() is None  # type: ignore[func-returns-value]
+    assert task.command(lambda: None)() is None  # type: ignore[func-returns-value]
     with pytest.raises(SystemExit) as left:
-        cli.command(lambda: 1)()
+        task.command(lambda: 1)()
     assert left.value.code == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hosts.agent.lines import Messages
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from ops.logs.lines import FIRST, Format, LogLine
 from ops.logs.read import FirstOf
-from replica.lines import Messages
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]
 CHAINED = [*TRACE, "", "The above exception was the direct cause of the following exception:", "", *TRACE[:3], "KeyError: 'x'"]

@@ -10,6 +10,7 @@ import pytest
 from test_ops_submit import FakeFleet, on
 from test_tuner_run import World
 
+from hosts.agent.site import HostSite
 from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import LogFilter
@@ -20,10 +21,9 @@ from ops.cluster.bucket import open_bucket
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import package, push
-from ops.train import program, render
-from ops.train.config import JobFlags, build_job
-from ops.train.submit import Submission, submit
-from replica.site import HostSite
+from ops.submit import program, render
+from ops.submit.config import JobFlags, build_job
+from ops.submit.submit import Submission, submit
 
 VALUES = {"JOB_DIR": "/bucket/out", "JOB_ID": "j", "SCALETIER_DATA": "/bucket/data", "TYPE": "worker", "INDEX": "3"}
 

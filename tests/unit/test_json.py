@@ -27,8 +27,8 @@ from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import Cluster
 from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
-from ops.train import train, tuning
-from ops.train.trials import Tuned
+from ops.submit import train, tuning
+from ops.submit.trials import Tuned
 
 ROOT = DOCS.parents[1]
 
@@ -156,6 +156,6 @@ def test_links_and_names_of_the_user_s_own() -> None:
     told = [{"name": "x", "requirements": [], "versions": {"tensorflow": 2}, "bytes": 1}]
     assert list(wrong(told, documented()["fab runtimes"])) == ["[].versions{} is 2, and not string"]
     with pytest.raises(AssertionError, match=r"fab data, in docs/json.md: x is not documented"):
-        check("ops.train.data.data", {"folder": "/bucket/data", "files": [], "x": 1})
+        check("ops.submit.data.data", {"folder": "/bucket/data", "files": [], "x": 1})
     with pytest.raises(AssertionError, match=r"ops.other prints JSON of which docs/json.md knows nothing"):
         check("ops.other", {})

@@ -26,16 +26,16 @@ from launching import SCRIPT, Host, module
 from replicahosts import PATIENCE, until
 from waiting import wait_for
 
+from hosts.agent import launched
+from hosts.agent.__main__ import spawn
+from hosts.agent.launched import Launched, Launcher, request
+from hosts.agent.log import Log
+from hosts.agent.process import Child, ProcessRun
+from hosts.agent.supervisor import Assignment
+from hosts.agent.trainer import Trainer
 from infra.spec import PEER_PORTS
 from jobs import paths
 from jobs.records import Plan
-from replica import launched
-from replica.__main__ import spawn
-from replica.launched import Launched, Launcher, request
-from replica.log import Log
-from replica.process import Child, ProcessRun
-from replica.supervisor import Assignment
-from replica.trainer import Trainer
 
 launch, at_the_end = module("launch"), module("ended")
 HOME = "/var/lib/scaletier/jobs/job01"

@@ -17,22 +17,7 @@ from trainer.flags import parser
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
 SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
-OURS = frozenset(
-    {
-        "benchmarks",
-        "fabfile",
-        "infra",
-        "jobs",
-        "ops",
-        "predictor",
-        "replica",
-        "scaletier",
-        "serving",
-        "tasks",
-        "trainer",
-        "tuner",
-    }
-)
+OURS = frozenset({"fabfile", "hosts", "infra", "jobs", "ops", "scaletier", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
@@ -49,22 +34,29 @@ WITHIN = {
         "infra.inventory",
         "infra.runtime.pip",
         "infra.runtime.atomic_dir",
-        "serving.catalog",
-        "serving.download",
-        "serving.records",
-        "predictor.request",
+        "hosts.serving.catalog",
+        "hosts.serving.download",
+        "hosts.serving.records",
+        "hosts.batch.request",
     },
-    "tasks": {"ops", "tasks"},
-    "fabfile.py": {"tasks"},
-    "replica": {"replica", "jobs"},
-    "serving": {"serving", "jobs"},
-    "predictor": {"predictor", "serving.download", "serving.rest"},
+    "fabfile.py": {"ops.cli"},
+    "hosts/agent": {"hosts.agent", "jobs"},
+    "hosts/serving": {"hosts.serving", "jobs"},
+    "hosts/batch": {"hosts.batch", "hosts.serving.download", "hosts.serving.rest"},
     "scaletier": {"scaletier"},
     "trainer": {"trainer", "scaletier"},
-    "tuner": {"tuner", "jobs", "replica.config", "replica.exit_rules", "replica.launched", "replica.cgroup", "replica.process"},
+    "hosts/tuner": {
+        "hosts.tuner",
+        "jobs",
+        "hosts.agent.config",
+        "hosts.agent.exit_rules",
+        "hosts.agent.launched",
+        "hosts.agent.cgroup",
+        "hosts.agent.process",
+    },
 }
 # Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
-ROOMS = ("cluster", "package", "logs", "screen", "train", "models", "show", "plan", "report")
+ROOMS = ("cluster", "package", "logs", "screen", "submit", "models", "show", "plan", "report", "cli")
 NARROW = {
     "package": {"cluster.root_helper", "cluster.host_files", "cluster.inventory"},
     "logs": {"cluster"},
@@ -87,7 +79,7 @@ OUTSIDE = {
     },
     "ops": set(),
     "ops/checks.py": {"yaml"},
-    "ops/commandline.py": {"fabric", "invoke"},
+    "ops/cli/commandline.py": {"fabric", "invoke"},
     "ops/cluster": {"fabric", "paramiko", "fsspec"},
     "ops/package": {"packaging", "pathspec"},
     "ops/models/reach.py": {"paramiko"},
@@ -95,30 +87,30 @@ OUTSIDE = {
     "ops/report/charts.py": {"vl_convert"},
     "ops/report/page.py": {"jinja2", "markupsafe"},
     "ops/screen/draw.py": {"rich"},
-    "tasks": {"fabric"},
+    "ops/cli/task.py": {"fabric"},
     "fabfile.py": set(),
     "jobs": set(),
     "jobs/objects.py": {"fsspec", "gcsfs", "aiohttp", "google.auth"},
-    "replica": set(),
-    "replica/broker.py": {"google.auth", "urllib3"},
-    "replica/facts.py": {"fsspec"},
-    "replica/keep_unsaved.py": {"fsspec"},
-    "serving": {"numpy", "orjson"},
-    "serving/__main__.py": {"uvicorn"},
-    "serving/app.py": {"starlette", "prometheus_client", "orjson"},
-    "serving/saved.py": {"tensorflow", "numpy"},
-    "serving/records.py": set(),
-    "serving/catalog.py": set(),
-    "serving/download.py": set(),
-    "predictor": {"numpy", "orjson"},
-    "predictor/request.py": set(),
-    "predictor/shards.py": set(),
+    "hosts/agent": set(),
+    "hosts/agent/broker.py": {"google.auth", "urllib3"},
+    "hosts/agent/facts.py": {"fsspec"},
+    "hosts/agent/keep_unsaved.py": {"fsspec"},
+    "hosts/serving": {"numpy", "orjson"},
+    "hosts/serving/__main__.py": {"uvicorn"},
+    "hosts/serving/app.py": {"starlette", "prometheus_client", "orjson"},
+    "hosts/serving/saved.py": {"tensorflow", "numpy"},
+    "hosts/serving/records.py": set(),
+    "hosts/serving/catalog.py": set(),
+    "hosts/serving/download.py": set(),
+    "hosts/batch": {"numpy", "orjson"},
+    "hosts/batch/request.py": set(),
+    "hosts/batch/shards.py": set(),
     "scaletier": {"tensorflow", "keras", "numpy"},
     "trainer": {"tensorflow", "keras", "numpy"},
     "trainer/tfrecord.py": {"google_crc32c"},
-    "tuner": set(),
-    "tuner/measure.py": {"fsspec", "tensorboard"},
-    "tuner/propose.py": {"optuna"},
+    "hosts/tuner": set(),
+    "hosts/tuner/measure.py": {"fsspec", "tensorboard"},
+    "hosts/tuner/propose.py": {"optuna"},
 }
 
 
@@ -184,7 +176,9 @@ def test_nothing_of_the_shipped_trainer_is_known_elsewhere() -> None:
     assert {name for action in library_flags.parser({})._actions for name in action.option_strings} - SHARED_FLAGS < flags
     modules = {f"{room}.{path.stem}" for room in ("trainer", "scaletier") for path in (ROOT / room).glob("*.py")}
     known = {*flags, *modules, "model-parallel"}
-    for path in sorted(path for layer in ("ops", "jobs", "replica") for path in (ROOT / layer).rglob("*.py")):
+    for path in sorted(path for layer in ("ops", "jobs", "hosts/agent") for path in (ROOT / layer).rglob("*.py")):
+        if path.parent.name == "cli":  # help names flags of trainers as examples
+            continue
         words = re.findall(r"--[\w-]+|\b(?:trainer|scaletier)\.\w+|model-parallel", path.read_text())
         assert not known & {*words}, path
 

@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = frozenset({"infra", "jobs", "ops", "predictor", "replica", "scaletier", "serving", "tasks", "trainer", "tuner"})
+OURS = frozenset({"infra", "jobs", "ops", "hosts", "scaletier", "trainer"})
 # Of the rooms for hosts, what runs here as well.
-SHARED = ("serving/catalog.py", "serving/download.py", "serving/records.py", "predictor/request.py")
+SHARED = ("hosts/serving/catalog.py", "hosts/serving/download.py", "hosts/serving/records.py", "hosts/batch/request.py")
 RECORDS = ("records", "tfrecord", "mnist", "manifest", "own", "table", "images", "progress", "request")
 # Of the library what comes with its import, and that of TensorFlow.
 LIBRARY = ("__init__", "cluster", "estimator", "flags", "job", "run", "runtime")
@@ -57,7 +57,7 @@ def test_no_tensorflow_for_an_operator(operator: set[str]) -> None:
 
 
 def test_all_that_an_operator_runs_is_installed(operator: set[str]) -> None:
-    files = [path for room in ("infra", "jobs", "ops", "tasks") for path in (ROOT / room).rglob("*.py")]
+    files = [path for room in ("infra", "jobs", "ops") for path in (ROOT / room).rglob("*.py")]
     files += [ROOT / "scaletier" / f"{name}.py" for name in LIBRARY]
     files += [*(ROOT / path for path in SHARED), *(ROOT / "trainer" / f"{name}.py" for name in RECORDS), ROOT / "fabfile.py"]
     owners = metadata.packages_distributions()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hosts.batch.request import FILE, Request
+from hosts.serving.records import Version
 from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.folder import LocalStore
@@ -19,8 +21,6 @@ from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
 from ops.models.lookup import catalog_of
-from predictor.request import FILE, Request
-from serving.records import Version
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
 MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
@@ -58,7 +58,7 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     bucket = cluster.inventory.bucket
     submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default", replicas="3"))
     job = submission.job
-    assert (job.id, job.module, job.job_dir) == ("batch1", "predictor.task", f"{bucket}/predicted")
+    assert (job.id, job.module, job.job_dir) == ("batch1", "hosts.batch.task", f"{bucket}/predicted")
     assert list(job.args) == [
         *("--data", f"{bucket}/data/in/*.json", "--model", f"{bucket}/models/digits/versions/v1"),
         *("--signature", "serving_default", "--job-dir", f"{bucket}/predicted"),
@@ -67,10 +67,10 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     request = Request.from_json(submission.package.files[FILE])
     assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
-    served = {path for path in submission.package.files if path.startswith("serving/")}
-    assert served == {f"serving/{name}.py" for name in ("__init__", "download", "rest")}
+    served = {path for path in submission.package.files if path.startswith("hosts/serving/")}
+    assert served == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest")}
     assert submission.data == {}, "it trains on nothing"
-    assert re.fullmatch(r"predictor_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
+    assert re.fullmatch(r"batch_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
-from ops.train.end import cancel, wait
+from ops.submit.end import cancel, wait
 
 HOSTS = ["master-0", "worker-0"]
 

@@ -25,8 +25,8 @@ from ops.errors import OpsError, UsageError
 from ops.logs import follow, read
 from ops.logs.follow import Note
 from ops.logs.lines import LogLine
-from ops.train import train
-from ops.train.submit import Submission
+from ops.submit import train
+from ops.submit.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 LINES = [LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]

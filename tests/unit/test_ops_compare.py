@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.records import JobRecord
-from ops.train import compare
+from ops.submit import compare
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from infra.inventory import Inventory
 from jobs import records
 from ops.errors import UsageError
 from ops.package.declared import FILE, read
-from ops.train.config import JobFlags, build_job, split_args, split_labels
-from ops.train.render import plan
+from ops.submit.config import JobFlags, build_job, split_args, split_labels
+from ops.submit.render import plan
 
 DECLARES = {
     f"mine/{FILE}": b"""

@@ -13,7 +13,7 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
-from ops.train.data import data
+from ops.submit.data import data
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
-from ops.train import render, train
-from ops.train.arguments import steps
-from ops.train.config import JobFlags
-from ops.train.submit import Submission
+from ops.submit import render, train
+from ops.submit.arguments import steps
+from ops.submit.config import JobFlags
+from ops.submit.submit import Submission
 from scaletier import flags as library_flags
 from scaletier import private
 from trainer import flags as trainer_flags

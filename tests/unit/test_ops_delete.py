@@ -23,9 +23,9 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import HostError, OpsError, UsageError
-from ops.train.config import JobFlags
-from ops.train.delete import delete, prune
-from ops.train.train import resumed
+from ops.submit.config import JobFlags
+from ops.submit.delete import delete, prune
+from ops.submit.train import resumed
 
 STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CANCELLED)
 

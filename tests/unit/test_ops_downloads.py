@@ -21,8 +21,8 @@ from ops import terminal
 from ops.errors import UsageError
 from ops.package import cpubuilds, package, runtimes, wheels
 from ops.package.pip import _Progress
-from ops.train.config import JobFlags, build_job
-from ops.train.runtimes import _list
+from ops.submit.config import JobFlags, build_job
+from ops.submit.runtimes import _list
 
 
 class Web:

@@ -16,8 +16,8 @@ from jobs.records import Plan
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.package import runtimes, wheels
-from ops.train.config import JobFlags
-from ops.train.train import dry_run
+from ops.submit.config import JobFlags
+from ops.submit.train import dry_run
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,10 @@ from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
-from ops import cli
 from ops.cluster.bucket import Bucket, missing, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, find_job, newest_job, open_ledger, replicas_of
-from ops.errors import OpsError, UsageError
+from ops.errors import OpsError, UsageError, explain
 
 
 class Ended:
@@ -115,7 +114,7 @@ def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: 
         open_bucket("nope://b", never)
     with pytest.raises(OSError, match="is no store") as error:
         _ = Cluster(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
-    assert cli.explain(error.value) == (
+    assert explain(error.value) == (
         "the bucket fails: 'nope://b' is no store: a directory, file:///directory, or gs://bucket",
         1,
     )
@@ -125,7 +124,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_one(inventory: Inventory, tmp_pa
     ledger = Cluster(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
     with pytest.raises(OSError, match="is not there") as error:
         existing_job(ledger, "job01")
-    assert cli.explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
+    assert explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
 
 
 def test_a_job_that_is_not_there(ledger: Ledger) -> None:
@@ -156,7 +155,7 @@ def test_a_record_that_cannot_be_read_is_one_line(ledger: Ledger, content: bytes
     for read in (find_job, existing_job):
         with pytest.raises(OpsError, match=f"^the record of job job01 cannot be read: {says}") as error:
             read(ledger, "job01")
-        line, code = cli.explain(error.value)
+        line, code = explain(error.value)
         assert (code, "\n" in line) == (1, False)
     assert find_job(ledger, "job02") is None
 

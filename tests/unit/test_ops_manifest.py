@@ -13,9 +13,9 @@ from hypothesis import strategies as some
 from infra.inventory import Inventory
 from jobs.records import JobRecord
 from ops.package import package
-from ops.train import arguments, manifest
-from ops.train.config import JobFlags, build_job
-from ops.train.render import plan
+from ops.submit import arguments, manifest
+from ops.submit.config import JobFlags, build_job
+from ops.submit.render import plan
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 

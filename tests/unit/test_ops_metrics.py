@@ -23,7 +23,7 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
 from ops.cluster.output import JobOutput
-from ops.train import metrics
+from ops.submit import metrics
 
 Log = list[str]
 

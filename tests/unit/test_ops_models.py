@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import put_job
 
+from hosts.serving.records import Version, VersionState
 from infra.inventory import Inventory
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
@@ -28,7 +29,6 @@ from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.models import deploy as deploying
 from ops.models import loaded, lookup, reach, server, server_status, versions
 from ops.models import predict as asking
-from serving.records import Version, VersionState
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
 MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
@@ -155,7 +155,7 @@ def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None
     server.start(cluster)
     assert list(fake.sent) == ["master-0"]
     names, unit = received(fake.sent["master-0"])
-    assert {"jobs/store.py", "serving/__main__.py"} <= names
+    assert {"jobs/store.py", "hosts/serving/__main__.py"} <= names
     assert f'="SERVES=--bucket {cluster.inventory.bucket} --host 127.0.0.1 --port 8501 --poll-seconds' in unit
     assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
 

@@ -12,7 +12,7 @@ from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from jobs.store import StoreError
 from ops.cluster.output import JobOutput
-from ops.train import outcome
+from ops.submit import outcome
 
 HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
 

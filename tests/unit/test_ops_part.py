@@ -10,8 +10,8 @@ import pytest
 from infra.inventory import Inventory
 from infra.spec import Role
 from ops.errors import UsageError
-from ops.train.config import JobFlags, JobSpec, build_job
-from ops.train.part import would_do
+from ops.submit.config import JobFlags, JobSpec, build_job
+from ops.submit.part import would_do
 
 # Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}

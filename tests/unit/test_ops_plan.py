@@ -24,10 +24,10 @@ from ops.plan import plan, planned, show
 from ops.plan.learning import AccuracyTarget
 from ops.plan.plan import Call
 from ops.plan.scaling import PlannedMachine, Shape, Work, asynchronous, synchronous
-from ops.train import manifest
-from ops.train.config import JobFlags, build_job
-from ops.train.program import SHIPPED
-from ops.train.submit import Submission
+from ops.submit import manifest
+from ops.submit.config import JobFlags, build_job
+from ops.submit.program import SHIPPED
+from ops.submit.submit import Submission
 
 TRAINER = """
 import os, sys, pathlib

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from hosts.agent.supervisor import Assignment
 from infra.inventory import Inventory
 from jobs.records import Plan
 from ops.errors import UsageError
 from ops.package import package
-from ops.train import manifest, program, reproduce
-from ops.train.config import JobFlags, build_job
-from ops.train.program import JobProgram
-from ops.train.render import plan
-from replica.supervisor import Assignment
+from ops.submit import manifest, program, reproduce
+from ops.submit.config import JobFlags, build_job
+from ops.submit.program import JobProgram
+from ops.submit.render import plan
 
 _SCRIPT = "import os\nimport helper\nimport parts.one\nfrom parts import two\nimport numpy\nknows = '--job-dir'\n"
 

@@ -67,7 +67,7 @@ def test_reading_what_the_check_says(tmp_path: Path) -> None:
 
 
 def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
-    code, package = {"replica/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
+    code, package = {"hosts/agent/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
     shared = push.shared_stream(code, package, "ab12")
     own = push.host_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
     # GNU tar takes it as well, through gzip's two members.
@@ -75,14 +75,14 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
     home = tmp_path / "opt/scaletier/.new"
     assert (home / "package/mine/task.py").read_text() == "x = 1\n"
     assert (home / "package.sha256").read_text() == "ab12"
-    assert (tmp_path / "opt/scaletier/.new/replica/__main__.py").read_bytes() == b""
+    assert (tmp_path / "opt/scaletier/.new/hosts/agent/__main__.py").read_bytes() == b""
     assert (tmp_path / "etc/scaletier/host.json").read_text() == "é{}"
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(shared + own))) as tar:
         entries = {entry.name: (entry.type, oct(entry.mode), entry.mtime) for entry in tar}
     kind = tarfile.REGTYPE
     assert entries == {
         "opt/scaletier/.new/jobs/__init__.py": (kind, "0o644", 0),
-        "opt/scaletier/.new/replica/__main__.py": (kind, "0o644", 0),
+        "opt/scaletier/.new/hosts/agent/__main__.py": (kind, "0o644", 0),
         "opt/scaletier/.new/package/mine/task.py": (kind, "0o644", 0),
         "opt/scaletier/.new/package.sha256": (kind, "0o644", 0),
         "etc/scaletier/host.json": (kind, "0o644", 0),
@@ -95,27 +95,27 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
 
 
 def test_a_job_that_waits_sends_no_package() -> None:
-    stream = push.shared_stream({"replica/__main__.py": b""}) + push.host_stream([])
+    stream = push.shared_stream({"hosts/agent/__main__.py": b""}) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
-        assert tar.getnames() == ["opt/scaletier/.new/replica/__main__.py"]
+        assert tar.getnames() == ["opt/scaletier/.new/hosts/agent/__main__.py"]
 
 
 def test_what_runs_on_hosts_is_all_that_goes_along() -> None:
     sent, version = push.code(ROOT)
-    assert {name.partition("/")[0] for name in sent} == {"jobs", "replica", "tuner"}
-    assert {"jobs/__init__.py", "jobs/ledger.py", "replica/__init__.py", "replica/__main__.py"} <= sent.keys()
-    assert sent["replica/VERSION"].decode() == version
+    assert {name.partition("/")[0] for name in sent} == {"jobs", "hosts"}
+    assert {"jobs/__init__.py", "jobs/ledger.py", "hosts/agent/__init__.py", "hosts/agent/__main__.py"} <= sent.keys()
+    assert sent["hosts/VERSION"].decode() == version
     assert len(push.shared_stream(sent)) < 120_000, "each host gets it with each job"
 
 
 def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
     sent, _ = push.code(ROOT)
     for name, content in sent.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    say = "import replica.__main__, jobs.objects, tuner.run; print(replica.__file__)"
+    say = "import hosts.agent.__main__, jobs.objects, hosts.tuner.run; print(hosts.agent.__file__)"
     ran = subprocess.run([sys.executable, "-c", say], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.stdout == f"{tmp_path}/replica/__init__.py\n", ran.stderr
+    assert ran.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", ran.stderr
 
 
 def test_the_version_is_that_of_the_code(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from opsdata import inventory_json, put_job, put_log
 from replicahosts import until
 from waiting import limit
 
+from hosts.agent.lines import OutputLine as SaidLine
+from hosts.agent.log import Log
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
 from jobs.folder import LocalStore
@@ -34,8 +36,6 @@ from ops.errors import HostError, HostsError, UsageError
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
 from ops.logs.read import read_logs
-from replica.lines import OutputLine as SaidLine
-from replica.log import Log
 
 SERVER = Path(__file__).with_name("fakehost.py")
 
@@ -191,7 +191,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
     """Equal lines at one moment, written on and on while connections are cut; at the end all of it is there."""
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr("replica.log.LARGEST", 20_000)
+    monkeypatch.setattr("hosts.agent.log.LARGEST", 20_000)
     ledger = Ledger(LocalStore(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)

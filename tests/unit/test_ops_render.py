@@ -19,11 +19,11 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
 from ops.package.package import Package
-from ops.train.config import JobFlags, JobSpec, build_job
-from ops.train.manifest import manifest
-from ops.train.part import would_do
-from ops.train.render import plan, secret_files
-from ops.train.train import dry_run
+from ops.submit.config import JobFlags, JobSpec, build_job
+from ops.submit.manifest import manifest
+from ops.submit.part import would_do
+from ops.submit.render import plan, secret_files
+from ops.submit.train import dry_run
 
 UNIT, TIMER, LIMITS = (
     f"/etc/systemd/system/{name}.d/host.conf" for name in ("scaletier.service", "scaletier.timer", "scaletier-trainer.service")
@@ -177,7 +177,7 @@ def test_the_plan_has_every_argument_byte_for_byte(args: list[str]) -> None:
 def test_the_unit(inventory: Inventory) -> None:
     lines = (HOSTS / "scaletier.service").read_text().splitlines()
     for line in (
-        "ExecStart=/opt/scaletier/venv/bin/python -m replica",
+        "ExecStart=/opt/scaletier/venv/bin/python -m hosts.agent",
         "ExecReload=/bin/kill -HUP $MAINPID",
         "User=replica",
         "UMask=0002",

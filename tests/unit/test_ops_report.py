@@ -32,8 +32,8 @@ from ops.report.report import (
     Tuning,
 )
 from ops.report.sources import Sources
-from ops.train.trials import Tuned
-from ops.train.tuning import build_study, hyperparameters
+from ops.submit.trials import Tuned
+from ops.submit.tuning import build_study, hyperparameters
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()

@@ -23,9 +23,9 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
-from ops.train import manifest, metrics, reproduce, train
-from ops.train.config import JobFlags, build_job
-from ops.train.submit import Submission
+from ops.submit import manifest, metrics, reproduce, train
+from ops.submit.config import JobFlags, build_job
+from ops.submit.submit import Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 POLICY = {"restartPolicy": "replica", "expendable": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}

@@ -18,9 +18,9 @@ from infra.inventory import Inventory
 from jobs.records import JobRecord
 from ops.errors import OpsError, UsageError
 from ops.package import package, runtimes
-from ops.train import manifest
-from ops.train.config import JobFlags, build_job
-from ops.train.render import plan
+from ops.submit import manifest
+from ops.submit.config import JobFlags, build_job
+from ops.submit.render import plan
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="a runtime is made by the hosts' version of Python, which this one stands in for"
@@ -343,7 +343,7 @@ class _Cluster:
 
 @pytest.mark.usefixtures("unzipped")
 def test_runtimes_are_listed_and_removed(local: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ops.train.runtimes import runtimes as run
+    from ops.submit.runtimes import runtimes as run
 
     key = runtimes.of_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
     runtimes.build(local, runtimes.of_file(asked, "--runtime"))

@@ -20,10 +20,10 @@ from ops.plan import planned
 from ops.show.cost import share
 from ops.show.overview import overview, picture
 from ops.show.snapshot import ClusterSnapshot
-from ops.train.config import JobFlags, JobSpec, build_job
-from ops.train.manifest import cluster
-from ops.train.part import counts, described, would_do
-from ops.train.render import plan
+from ops.submit.config import JobFlags, JobSpec, build_job
+from ops.submit.manifest import cluster
+from ops.submit.part import counts, described, would_do
+from ops.submit.render import plan
 
 FILES = {"mine/__init__.py": b""}
 

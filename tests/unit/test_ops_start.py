@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ops import checkout
+from ops.cli import checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False}

@@ -32,7 +32,6 @@ from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 from jobs.store import Item, Store, StoreError
 from jobs.submitter import NOT_HANDED_OVER, Submitter
-from ops import cli
 from ops.cluster import waking
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
@@ -40,14 +39,14 @@ from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
-from ops.errors import HostError, HostsError, OpsError, UsageError
+from ops.errors import HostError, HostsError, OpsError, UsageError, explain
 from ops.package import package, push
 from ops.package.declared import Data, TrainerConfig
-from ops.train import render, train
-from ops.train import submit as module
-from ops.train.config import JobFlags, build_job
-from ops.train.program import SHIPPED
-from ops.train.submit import Submission, submit
+from ops.submit import render, train
+from ops.submit import submit as module
+from ops.submit.config import JobFlags, build_job
+from ops.submit.program import SHIPPED
+from ops.submit.submit import Submission, submit
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -180,7 +179,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
         files = unpacked(fleet.sent[name])
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
         assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
-        assert files["opt/scaletier/.new/replica/VERSION"].decode() == version
+        assert files["opt/scaletier/.new/hosts/VERSION"].decode() == version
     whole = [parts for parts in fleet.parts if len(parts) > 1]
     assert len(whole) == len(submission.inventory.names)
     assert len({id(shared) for shared, _ in whole}) == 1, "the package is in memory once, however many hosts there are"
@@ -406,7 +405,7 @@ def test_a_bucket_that_fails_is_one_line(submission: Submission, ledger: Ledger,
     fleet = FakeFleet(submission.inventory)
     with pytest.raises(StoreError) as error:
         submit(on(fleet, Ledger(Watched(ledger.store, wrote))), submission, may_wait=True)
-    assert cli.explain(error.value) == ("the bucket fails: gs://b did not answer within 20 s", 1)
+    assert explain(error.value) == ("the bucket fails: gs://b did not answer within 20 s", 1)
     assert capsys.readouterr().err == "", "the error says it"
     assert fleet.told == []
 
@@ -448,7 +447,7 @@ def test_on_a_busy_cluster_it_waits_by_priority(
     assert [e.jobId for e in submit(cluster, named(submission, "job03", 5), may_wait=True)] == ["job01"]
     assert [e.jobId for e in ledger.queue().ahead_of("job02")] == ["job01", "job03"]
     files = unpacked(fleet.sent["ps-0"])
-    assert {"etc/scaletier/host.json", "opt/scaletier/.new/replica/VERSION"} <= files.keys()
+    assert {"etc/scaletier/host.json", "opt/scaletier/.new/hosts/VERSION"} <= files.keys()
     assert not [name for name in files if "/jobs/job" in name], "its hosts take the package when its turn comes"
     waits = found(ledger, "job02")
     assert (waits.state, waits.lease.free) == (JobState.QUEUED, True), "whoever tends the queue starts it"

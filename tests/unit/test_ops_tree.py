@@ -15,7 +15,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
 from ops.package import git, package, tree, wheels
-from ops.train.data import data
+from ops.submit.data import data
 
 _BOTH = (tree.IGNORE_FILE, tree.GIT_IGNORE_FILE)
 # A backend whose version is what git describes.

@@ -32,10 +32,10 @@ from jobs.study import (
     thinned,
 )
 from ops.errors import OpsError, UsageError
-from ops.train import trials, tuning
-from ops.train.config import JobFlags, build_job
-from ops.train.render import plan
-from ops.train.trials import Tuned
+from ops.submit import trials, tuning
+from ops.submit.config import JobFlags, build_job
+from ops.submit.render import plan
+from ops.submit.trials import Tuned
 
 PARAMS: list[dict[str, Any]] = [
     {"parameterName": "rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": "0.1", "scaleType": "UNIT_LOG_SCALE"},

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.inputs import kind_of
-from predictor.instances import of_line, of_record
-from predictor.predicting import BATCH, Predicting, done_of
-from predictor.shards import InputFile, Shard
+from hosts.batch.inputs import kind_of
+from hosts.batch.instances import of_line, of_record
+from hosts.batch.predicting import BATCH, Predicting, done_of
+from hosts.batch.shards import InputFile, Shard
+from hosts.serving.rest import Arrays, RestError, Signature, Tensor, predict
 from scaletier.runtime import import_tensorflow
-from serving.rest import Arrays, RestError, Signature, Tensor, predict
 
 tf = import_tensorflow()
 IMAGE = Signature({"key": Tensor("int64", (None,)), "image": Tensor("float32", (None, 4))}, {})

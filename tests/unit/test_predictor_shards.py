@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.request import Request
-from predictor.shards import PER_REPLICA, Done, InputFile, cut, mine, plan_from_json, plan_to_json
+from hosts.batch.request import Request
+from hosts.batch.shards import PER_REPLICA, Done, InputFile, cut, mine, plan_from_json, plan_to_json
 
 COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=12)
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor import inputs, task
-from predictor.library import tensorflow
-from predictor.output import ERRORS, PredictionOutput
-from predictor.request import Request
-from predictor.saved import PredictorModel
-from predictor.shards import Done, Shard
+from hosts.batch import inputs, task
+from hosts.batch.library import tensorflow
+from hosts.batch.output import ERRORS, PredictionOutput
+from hosts.batch.request import Request
+from hosts.batch.saved import PredictorModel
+from hosts.batch.shards import Done, Shard
+from hosts.serving.rest import RestError, Signature, Tensor
 from scaletier.runtime import import_tensorflow
-from serving.rest import RestError, Signature, Tensor
 
 tf = import_tensorflow()
 DEFAULT = "serving_default"
@@ -383,8 +383,8 @@ def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Pat
     request, out = asked(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
     script = f"""
 import sys
-from predictor import inputs, task
-from predictor.library import tensorflow
+from hosts.batch import inputs, task
+from hosts.batch.library import tensorflow
 output = task.PredictionOutput({str(out)!r})
 task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, output, {DEFAULT!r}, 0, 1)
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)

@@ -11,6 +11,8 @@ import pytest
 from replicahosts import Clock, Flaky
 from test_replica_supervisor import Child
 
+from hosts.agent.agent import Agent
+from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
@@ -19,8 +21,6 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
-from replica.agent import Agent
-from replica.supervisor import Assignment
 
 NOW = "2026-01-31T12:00:00.000Z"
 LEASE = 9.0

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_for
 
+from hosts.agent.broker import MOST_BUCKETS, Access, Broker, access, boundary
 from jobs.records import Plan, Task
-from replica.broker import MOST_BUCKETS, Access, Broker, access, boundary
 
 PLAN = Plan("job02", ["master-0"], "trainer.task", [], {})
 TASK = Task(tfConfig="{}", environment={"JOB_DIR": "gs://mine/jobs/job02/output", "SCALETIER_DATA": "gs://mine/data"})
@@ -83,8 +83,8 @@ def test_a_name_that_begins_like_another_is_another() -> None:
 
 
 def test_who_asks_for_ever_leaves_its_replica_room_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replica.broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
-    monkeypatch.setattr("replica.broker._Handler.timeout", None)  # nobody is hung up on for being slow
+    monkeypatch.setattr("hosts.agent.broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
+    monkeypatch.setattr("hosts.agent.broker._Handler.timeout", None)  # nobody is hung up on for being slow
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
     pairs = [socket.socketpair() for _ in range(200)]
     before = threading.active_count()

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from hosts.agent.__main__ import notify
+from hosts.agent.cgroup import processors
+from hosts.agent.config import HostConfigError, load
+from hosts.agent.launched import SOCKET
+from hosts.agent.site import HostSite, threads
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
-from replica.__main__ import notify
-from replica.cgroup import processors
-from replica.config import HostConfigError, load
-from replica.launched import SOCKET
-from replica.site import HostSite, threads
 
 HOST = {"name": "ps-0", "bucket": "/bucket"}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hosts.agent.decide import PREEMPTED, View, decide, killer, stopped, to_start
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study
-from replica.decide import PREEMPTED, View, decide, killer, stopped, to_start
 
 NAMES = ["master-0", "worker-0", "worker-1", "ps-0"]
 PLAN = Plan("job01", NAMES, "trainer.task", [], {}, maxRestarts=2, maxRetries=1, maxWaitTime=100.0)

@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 from replicahosts import Make, until
 
+from hosts.agent import diagnosis
+from hosts.agent.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
+from hosts.agent.lines import OutputLine
+from hosts.agent.log import Log
+from hosts.agent.site import HostSite
+from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.lease import Lease
@@ -20,12 +26,6 @@ from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import StoreError
-from replica import diagnosis
-from replica.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
-from replica.lines import OutputLine
-from replica.log import Log
-from replica.site import HostSite
-from replica.supervisor import Assignment
 
 SECRET = "correct horse battery staple"
 RAISES = (

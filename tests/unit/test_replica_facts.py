@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from hosts.agent import facts
+from hosts.agent.decide import View, decide
+from hosts.agent.manifest import Manifest
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.times import now
-from replica import facts
-from replica.decide import View, decide
-from replica.manifest import Manifest
 
 
 @pytest.fixture

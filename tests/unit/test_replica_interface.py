@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica import interface
+from hosts.agent import interface
 
 
 def test_an_interface_is_found_by_its_address_and_by_no_other() -> None:

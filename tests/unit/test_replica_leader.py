@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from replicahosts import Clock
 
+from hosts.agent.leader import Leader
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger, Stored
 from jobs.power import HostStarter
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict
-from replica.leader import Leader
 
 NAMES = ["master-0", "worker-0", "ps-0"]
 PLAN = Plan("job01", NAMES, "trainer.task", [], {}, leaseSeconds=10.0, heartbeatSeconds=1.0, stopSeconds=4.0)

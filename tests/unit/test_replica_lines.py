@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.lines import LONGEST_LINE, Messages, Splitter, severity_of
+from hosts.agent.lines import LONGEST_LINE, Messages, Splitter, severity_of
 
 
 def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:

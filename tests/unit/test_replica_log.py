@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from replicahosts import until
 
+from hosts.agent import archive, log
+from hosts.agent.archive import LogArchive, archived
+from hosts.agent.lines import OutputLine
+from hosts.agent.log import Log
 from jobs.chunks import Chunk, ChunkReader, chunks_of
 from jobs.chunks import ChunkFolder as Chunks
 from jobs.folder import LocalStore
 from jobs.store import StoreError
-from replica import archive, log
-from replica.archive import LogArchive, archived
-from replica.lines import OutputLine
-from replica.log import Log
 
 NAME = "jobs/job01/logs/ps-0"
 
@@ -106,8 +106,8 @@ class Once(LocalStore):
 
 def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "SECONDS", 0.01)
-    monkeypatch.setattr("replica.log.LARGEST", 1000)
-    monkeypatch.setattr("replica.log._PIECE", 300)
+    monkeypatch.setattr("hosts.agent.log.LARGEST", 1000)
+    monkeypatch.setattr("hosts.agent.log._PIECE", 300)
     said = []
     for life in range(3):
         log = Log(tmp_path / "logs", "job01", "ps-0")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from replica import cgroup, trainer
-from replica.cgroup import memory_events, oom_kills
-from replica.log import Log
-from replica.process import ProcessRun
+from hosts.agent import cgroup, trainer
+from hosts.agent.cgroup import memory_events, oom_kills
+from hosts.agent.log import Log
+from hosts.agent.process import ProcessRun
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hosts.agent import missing
+from hosts.agent.decide import exit_message
 from jobs.records import ReplicaRecord
-from replica import missing
-from replica.decide import exit_message
 
 ROOT = Path(__file__).resolve().parents[2]
 THEN = "to program_packages in ansible/roles/host/defaults/main.yml, then `make image` for local hosts, and `pulumi up`."

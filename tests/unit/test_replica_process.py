@@ -1,4 +1,4 @@
-"""The real process, `python -m replica`, and its trainer: what goes in, what comes out, how it ends."""
+"""The real process, `python -m hosts.agent`, and its trainer: what goes in, what comes out, how it ends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 
+from hosts.agent.site import HostSite
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.store import StoreError
-from replica.site import HostSite
 
 
 def test_success(make: Make) -> None:
@@ -301,9 +301,9 @@ def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make
 
 def test_a_program_that_was_replaced_asks_to_be_started_again(make: Make, tmp_path: Path) -> None:
     cluster = make(GOES)
-    for name in ("jobs", "replica"):
+    for name in ("jobs", "hosts"):
         shutil.copytree(ROOT / name, tmp_path / "program" / name)
-    version = tmp_path / "program" / "replica" / "VERSION"
+    version = tmp_path / "program" / "hosts" / "VERSION"
     version.write_text("1")
     cluster.start(program=tmp_path / "program")
     until(lambda: cluster.runs("master-0"))

@@ -10,6 +10,8 @@ import pytest
 from replicahosts import Clock, Flaky
 from test_replica_supervisor import Host
 
+from hosts.agent.reporter import Reporter
+from hosts.agent.usage import Read, nothing
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.folder import LocalStore
@@ -21,8 +23,6 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
-from replica.reporter import Reporter
-from replica.usage import Read, nothing
 
 NAMES = ["master-0", "worker-0"]
 PLAN = Plan("job01", NAMES, "task", [], {}, heartbeatSeconds=4.0, leaseSeconds=9.0)

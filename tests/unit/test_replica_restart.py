@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hosts.agent import restart
 from jobs.records import Event, Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.study import Study
-from replica import restart
 
 PLAN = Plan("job01", ["master-0", "worker-0"], "trainer.task", [], {}, maxRestarts=2)
 WHOLE = replace(PLAN, restartPolicy="all")

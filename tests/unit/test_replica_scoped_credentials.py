@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from replica.scoped_credentials import PORT, main
+from hosts.agent.scoped_credentials import PORT, main
 
 _ASK = """
 import json, sys, urllib.request

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Clock
 
+from hosts.agent.supervisor import Assignment, Supervisor
 from jobs.firsterror import FirstError
 from jobs.progress import JobProgress
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.study import Study
-from replica.supervisor import Assignment, Supervisor
 
 PLAN = Plan("job01", ["master-0", "worker-0"], "task", ["--x", "a b"], {}, stopSeconds=7.0)
 NOW = "2026-01-31T12:00:00.000Z"

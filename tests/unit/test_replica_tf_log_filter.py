@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replicahosts import Make
 
-from replica.tf_log_filter import is_quiet, is_remark
+from hosts.agent.tf_log_filter import is_quiet, is_remark
 
 # As TensorFlow 2.21 prints them.
 REMARKS = [

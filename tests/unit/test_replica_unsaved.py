@@ -16,14 +16,14 @@ import pytest
 from launching import Host
 from waiting import wait_for
 
+from hosts.agent import keep_unsaved, unsaved
+from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
+from hosts.agent.launched import Launcher
+from hosts.agent.process import Child, TrainerStart
+from hosts.agent.unsaved import JobFolders, UnsavedCollector
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.records import UnsavedFiles
-from replica import keep_unsaved, unsaved
-from replica.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
-from replica.launched import Launcher
-from replica.process import Child, TrainerStart
-from replica.unsaved import JobFolders, UnsavedCollector
 
 LONG = 60.0
 

@@ -9,13 +9,13 @@ import pytest
 from replicahosts import Clock
 from test_replica_reporter import PLAN, Replica
 
+from hosts.agent.usage import Meter
 from jobs.checked import RecordError
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState
-from replica.usage import Meter
 
 UNIT = "/system.slice/scaletier.service"
 CURRENT = "memory.current"

@@ -12,7 +12,7 @@ from waiting import limit
 _PROGRAM = """
 import os, signal, sys
 from types import SimpleNamespace
-from replica.__main__ import Loop
+from hosts.agent.__main__ import Loop
 
 def round():
     if "tidying" in sys.argv:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ops.train import environment
+from ops.submit import environment
 from scaletier.job import Job, JobError
 from scaletier.run import main
 from scaletier.runtime import (

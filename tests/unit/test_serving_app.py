@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from hosts.serving import app as module
+from hosts.serving.__main__ import main
+from hosts.serving.app import ServerMetrics, app
+from hosts.serving.catalog import Catalog
+from hosts.serving.manager import ModelManager
+from hosts.serving.records import Version, folder_of
+from hosts.serving.rest import Arrays, Signature, Tensor
 from jobs.folder import LocalStore
-from serving import app as module
-from serving.__main__ import main
-from serving.app import ServerMetrics, app
-from serving.catalog import Catalog
-from serving.manager import ModelManager
-from serving.records import Version, folder_of
-from serving.rest import Arrays, Signature, Tensor
 
 
 class Digits:

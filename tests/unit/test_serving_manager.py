@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from waiting import limit, wait_for
 
+from hosts.serving.batcher import Batcher
+from hosts.serving.catalog import Catalog
+from hosts.serving.manager import ModelManager
+from hosts.serving.records import LoadState, Model, Version, folder_of
+from hosts.serving.rest import Arrays, RestError, Signature, Tensor
 from jobs.folder import LocalStore
 from jobs.store import StoreError
-from serving.batcher import Batcher
-from serving.catalog import Catalog
-from serving.manager import ModelManager
-from serving.records import LoadState, Model, Version, folder_of
-from serving.rest import Arrays, RestError, Signature, Tensor
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hosts.serving.catalog import Catalog
+from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
 from jobs.checked import RecordError
 from jobs.folder import LocalStore
-from serving.catalog import Catalog
-from serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
 
 READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING
 FILES = {"saved_model.pb": "00"}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving import rest
-from serving.rest import RestError, Signature, Tensor
+from hosts.serving import rest
+from hosts.serving.rest import RestError, Signature, Tensor
 
 ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})

@@ -328,7 +328,7 @@ def with_recipe(root: Path) -> None:
     for file in (
         "constraints.txt",
         "pyproject.toml",
-        *(f"{name}/requirements.txt" for name in ("trainer", "serving", "tuner")),
+        *(f"{name}/requirements.txt" for name in ("trainer", "hosts/serving", "hosts/tuner")),
     ):
         (root / file).parent.mkdir(exist_ok=True)
         (root / file).touch()

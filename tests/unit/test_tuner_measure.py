@@ -8,10 +8,10 @@ from pathlib import Path
 import hypertune
 import pytest
 
+from hosts.tuner.measure import TrialMetrics
+from hosts.tuner.stopping import ENOUGH, lags
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
-from tuner.measure import TrialMetrics
-from tuner.stopping import ENOUGH, lags
 
 
 @pytest.fixture

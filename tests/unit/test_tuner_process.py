@@ -13,14 +13,14 @@ from launching import Host
 from replicahosts import PATIENCE, until
 from waiting import limit
 
-from replica.launched import Launcher
-from tuner.process import TrialChild, TrialUnit, launching
+from hosts.agent.launched import Launcher
+from hosts.tuner.process import TrialChild, TrialUnit, launching
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
 HARNESS = """
 import os, sys, time
-from tuner.process import TrialChild, _others
+from hosts.tuner.process import TrialChild, _others
 child = TrialChild(["sh", "-c", sys.argv[1]], dict(os.environ))
 while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
     time.sleep(0.01)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hosts.tuner.propose import propose
 from jobs.study import (
     Algorithm,
     Goal,
@@ -24,7 +25,6 @@ from jobs.study import (
     TrialState,
     best,
 )
-from tuner.propose import propose
 
 RATE = Parameter("rate", ParameterType.DOUBLE, 1e-4, 1.0, scaleType=ScaleType.UNIT_LOG_SCALE)
 UNITS = Parameter("units", ParameterType.INTEGER, 1, 64)

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from hosts.tuner.propose import propose
+from hosts.tuner.run import Tuner, _folder, last_words
 from jobs.chunks import Chunk
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
@@ -26,8 +28,6 @@ from jobs.store import Item, StoreError
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from jobs.trials import Trials
 from ops.screen.trials import TrialScreen
-from tuner.propose import propose
-from tuner.run import Tuner, _folder, last_words
 
 STUDY = Study(
     [Parameter("x", ParameterType.INTEGER, 1, 100)],

@@ -41,7 +41,7 @@ def forge(victim: str) -> str:
 def alter(victim: str) -> str:
     """Change what others run, and who is let through."""
     places = [BUCKET / f"jobs/{victim}/package.tar.gz", BUCKET / "data/mine", HOME / f"jobs/{victim}/package/mine"]
-    code = [Path("/opt/scaletier/replica/VERSION"), Path("/opt/scaletier/venv/mine"), HOME / ".config/fsspec/conf.json"]
+    code = [Path("/opt/scaletier/hosts/VERSION"), Path("/opt/scaletier/venv/mine"), HOME / ".config/fsspec/conf.json"]
     units = [Path("/etc/systemd/system/scaletier.service"), Path("/usr/lib/scaletier/launch"), HOME / "logs/newest"]
     firewall = [Path("/run/scaletier/peers"), Path("/etc/scaletier/network")]
     rule = ["ip", "-4", "rule", "add", "pref", "9", "lookup", "main"]

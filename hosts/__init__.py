@@ -1,0 +1,1 @@
+"""Run on the VMs: the agent, the model server, a batch prediction, the tuner."""

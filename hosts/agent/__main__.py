@@ -1,0 +1,202 @@
+"""`python -m hosts.agent`: the main process of a host's unit scaletier.service.
+
+Exit code 0: no job needs this host, or the unit was stopped. 2: it is not said which host this is. 75: fab has brought another
+version of this program, and systemd starts that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from hosts.agent import config, connections
+from hosts.agent.agent import Agent
+from hosts.agent.launched import Launcher, launcher
+from hosts.agent.log import Log
+from hosts.agent.process import Child, ProcessRun
+from hosts.agent.site import HostSite, own_environment
+from hosts.agent.supervisor import Assignment
+from hosts.agent.trainer import Trainer
+from hosts.agent.usage import Meter
+from jobs.ledger import Ledger
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.power import HostStarter, StartClient
+from jobs.store import StoreError
+from jobs.times import now
+
+STORE_SECONDS = 20.0
+AGAIN = 75
+# A unit that is stopped tells the bucket, for so long.
+_LAST_WORDS_SECONDS = 5.0
+_LONGEST_SLEEP = 5.0
+_VERSION = Path(__file__).parents[1] / "VERSION"
+
+
+def main() -> int:
+    """Run this host's replicas for as long as a job needs them."""
+    version = _version()
+    try:
+        host, state = config.load(os.environ)
+        store = open_store(host.bucket)
+    except (config.HostConfigError, StoreError) as error:
+        sys.stderr.write(f"<3>replica: {error}\n")
+        return 2
+    ledger = Ledger(Limited(store, STORE_SECONDS))
+    starts = launcher(host.bucket, os.environ)
+    site = HostSite(host, state, ledger, store, os.environ, starts)
+    asker = StartClient(host.power) if host.power else None
+    agent = Agent(
+        host.name,
+        os.urandom(4).hex(),
+        ledger,
+        site,
+        partial(spawn, starts),
+        time.monotonic,
+        now,
+        host.pollSeconds,
+        current=lambda: _version() == version,
+        usage=Meter(time.monotonic).read,
+        preempted=asker.preempted if asker else lambda: False,
+        starter=lambda: HostStarter(asker.start, asker.hosts, time.monotonic) if asker else None,
+        read_connections=connections.connections,
+    )
+    notify("READY=1")
+    loop = Loop(agent)
+    loop.run()
+    return AGAIN if loop.woken_late or _version() != version else 0
+
+
+def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
+    """Start the trainer, or the program that runs it as trials.
+
+    That program is this package's, not the job's, so it runs as the replica does.
+    """
+    assert isinstance(assignment.log, Log)
+    job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
+    if assignment.plan.study:
+        stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
+        tuner = ProcessRun(
+            job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all"
+        )  # with the trials in its group
+        return Trainer(tuner, assignment.log, Child)
+    plan = assignment.plan
+    peers = plan.peers(assignment.name)
+    run = ProcessRun(job, argv, cwd, env, stop_signal=plan.stopSignal, stop_seconds=plan.stopSeconds, peers=peers)
+    return Trainer(run, assignment.log, starts or Child)
+
+
+def _version() -> str:
+    """Return the version of this program by fab."""
+    try:
+        return _VERSION.read_text()
+    except OSError:
+        return ""
+
+
+class Loop:
+    """Two threads: this one waits for the trainer and for systemd alone, the other for the bucket."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._woken, self._wake = socket.socketpair()
+        self._due = threading.Event()
+        self._hurried = False
+        self._terminated_at: float | None = None
+
+    def run(self) -> None:
+        """Run until no job needs this host, or the unit is stopped.
+
+        From then on a wake-up ends this process, and systemd starts it again: no handler runs while Python exits.
+        """
+        try:
+            self._run()
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def _run(self) -> None:
+        agent = self._agent
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, lambda *_: self._hurry())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._terminate())
+        threading.Thread(target=self._report, name="reporter", daemon=True).start()
+        status, reported = "", None
+        while not agent.over:
+            notify("WATCHDOG=1")
+            if self._hurried:
+                self._hurried = False
+                self._due.set()
+            if status != (status := agent.status):
+                notify(f"STATUS={status}")
+            supervisor = agent.supervisor
+            wait = supervisor.step() if supervisor else _LONGEST_SLEEP
+            if supervisor and reported != (reported := supervisor.record.state):
+                self._due.set()  # the bucket should hear of it
+            if self._gives_up():
+                return
+            if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
+                self._woken.recv(4096)
+
+    @property
+    def woken_late(self) -> bool:
+        """True if a job arrived after this process had seen none or while it tidied."""
+        return (self._hurried or self._due.is_set()) and self._terminated_at is None
+
+    def _terminate(self) -> None:
+        self._terminated_at = self._terminated_at or time.monotonic()
+        self._agent.terminate()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Start a thread that sets the event: in a handler the interrupted code may hold its lock."""
+        self._hurried = True
+
+    def _gives_up(self) -> bool:
+        """Return True if the unit is being stopped, its trainer has ended, and the bucket is unreachable."""
+        supervisor = self._agent.supervisor
+        if self._terminated_at is None or (supervisor and not supervisor.idle):
+            return False
+        return time.monotonic() - self._terminated_at > _LAST_WORDS_SECONDS
+
+    def _report(self) -> None:
+        agent = self._agent
+        try:
+            while not agent.over:
+                self._due.clear()  # what comes from here on is for the next round
+                wait = agent.round()
+                with suppress(BlockingIOError):
+                    self._wake.send(b"\0")  # an order may have come
+                self._due.wait(wait)
+        except BaseException:  # noqa: BLE001  whatever it is
+            traceback.print_exc()
+            os._exit(1)  # a host that reports nothing is worse than one that starts again
+
+
+def notify(*assignments: str) -> None:
+    """Send assignments such as `READY=1` to systemd, if it listens: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        # systemd writes the zero byte of an abstract address as @.
+        target = "\0" + address[1:] if address.startswith("@") else address
+        with suppress(OSError):
+            channel.sendto("\n".join(assignments).encode(), target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

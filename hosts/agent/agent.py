@@ -1,0 +1,310 @@
+"""The work of one host: its job, or the queue if it has none.
+
+It acts in rounds; no other component waits for a round.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from hosts.agent import connections, restart
+from hosts.agent.reporter import Reporter
+from hosts.agent.supervisor import Assignment, Spawn, Supervisor
+from hosts.agent.usage import Read, nothing
+from jobs import lease, paths
+from jobs.checked import RecordError
+from jobs.lease import ChangeTimer, Clock
+from jobs.ledger import Ledger, Stored
+from jobs.notification import Notification
+from jobs.power import HostStarter
+from jobs.queue_monitor import QueueMonitor
+from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
+from jobs.states import JobState, ReplicaState
+from jobs.store import Conflict, StoreError
+
+# While a job begins or ends here, somebody waits for it: so many rounds in the time of one, for so long.
+_QUICK = 4
+_QUICK_SECONDS = 10.0
+
+
+class Site(Protocol):
+    """A job's needs from its host besides a process: files, log, and facts about the host."""
+
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
+        """Return the job's files on this host and its log, for that replica.
+
+        Raises:
+            StoreError: they cannot be fetched now.
+        """
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the facts for the manifest once; None if there are no new ones."""
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        """Begin to write the diagnosis of a job that FAILED, once, in the background.
+
+        `heard` is when this host learnt of its end.
+        """
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        """Return the files that the job wrote outside JOB_DIR, or None during the search.
+
+        The first call begins it.
+        """
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        """Forget the secrets of every job but these, which have this host or may get it."""
+
+    def finish(self) -> bool:
+        """Return True once log and diagnosis are in the bucket, or after a time limit."""
+
+
+class Agent:
+    """One life of the process that a host's unit runs.
+
+    `round` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        site: Site,
+        spawn: Spawn,
+        clock: Clock,
+        now: Callable[[], str],
+        poll: float,
+        lease_seconds: float = lease.SECONDS,
+        current: Callable[[], bool] = lambda: True,
+        usage: Read = nothing,
+        preempted: Callable[[], bool] = lambda: False,
+        starter: Callable[[], HostStarter | None] = lambda: None,
+        read_connections: connections.Read = connections.no_connections,
+    ) -> None:
+        """Prepare the work of a host.
+
+        `current` returns False once this host has another version of this program than the running one; `usage` reads a
+        trainer's resource usage. `preempted` returns whether this host is being preempted, `starter` creates a starter of
+        other hosts.
+        """
+        self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
+        self._clock, self._now, self._poll = clock, now, poll
+        self._watch = ChangeTimer(clock)
+        self._lease_seconds = lease_seconds
+        self._me = f"{name}/{life}"
+        self._current, self._usage, self._read_connections = current, usage, read_connections
+        self._preempted, self._starter = preempted, starter
+        self._tender = QueueMonitor(ledger, self._watch, self._me, lease_seconds, starter())
+        self._quick_until = clock() + _QUICK_SECONDS
+        self._reporter: Reporter | None = None
+        self._assignment: Assignment | None = None
+        self.supervisor: Supervisor | None = None
+        self._failing = False
+        self._trouble = ""
+        self._heard = ""
+        self._terminated = self._asked = False
+        self.over = False
+        """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
+
+    @property
+    def status(self) -> str:
+        """One line for `systemctl status`."""
+        reporter, supervisor = self._reporter, self.supervisor
+        if reporter is None or supervisor is None:
+            return f"no job is here: {self._trouble}" if self._trouble else "no job has this host"
+        job, record = reporter.job, supervisor.record
+        what = f"job {job.jobId} {job.state}" if job else "job not read yet"
+        return f"{what}, trainer {record.state}, restarts {record.restarts}"
+
+    def terminate(self) -> None:
+        """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
+        self._terminated = True
+        if self.supervisor:
+            self.supervisor.terminate()
+
+    def round(self) -> float:
+        """Do what is due with the bucket; return the seconds until the next round.
+
+        It logs itself if the bucket fails.
+        """
+        try:
+            self._round()
+        except (OSError, RecordError, Conflict) as error:
+            self._fails(error)
+            return self._poll
+        if self._failing and self._assignment:
+            self._assignment.log.say("the bucket answers again")
+        self._failing, self._trouble = False, ""
+        return self._wait()
+
+    def _wait(self) -> float:
+        reporter = self._reporter
+        if reporter is None or reporter.job is None:
+            return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
+        if reporter.restless:
+            return 0.0
+        self._quick_until = self._clock() + _QUICK_SECONDS
+        quick = reporter.job.final or reporter.job.state is JobState.CANCELLING
+        return self._poll / _QUICK if quick else self._poll
+
+    def _round(self) -> None:
+        if self._reporter is None and not self._terminated:
+            try:
+                self._find()
+            except RecordError as error:  # a job that cannot be read is ended below, like one that nobody leads
+                self._fails(error)
+        if self._reporter is not None:
+            self._report(self._reporter)
+        elif self._terminated:
+            self.over = True
+        if not self._terminated and (self._reporter is None or not self._reporter.led):
+            self._tender.now_and_then()
+
+    def _find(self) -> None:
+        """Take up the job that has this host; where none has it and none waits for it, this process is over."""
+        if not self._current():
+            self.over = True  # what comes next is for the version that fab has brought since
+            return
+        queue = self._ledger.queue()
+        concerning = queue.concerning(self._name)
+        self._site.tidy([entry.jobId for entry in concerning])
+        entry = queue.holder(self._name)
+        if entry is None:
+            self.over = not concerning
+            return
+        stored = self._ledger.job(entry.jobId)
+        if stored is None or stored.record.final:
+            return  # its submitter is about to make it, or its end is about to be noticed
+        job = stored.record
+        if job.lease.submitter:
+            return  # it may still come to nothing
+        try:
+            plan = self._ledger.plan(entry.jobId)
+            replica = entry.replica_on(self._name)
+            if plan is None or replica not in plan.replicas:
+                raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
+            self._take_up(plan.placed(entry.placement), replica, job)
+        except (StoreError, RecordError) as error:
+            self._cannot_take_up(stored, error)
+            raise
+
+    def _cannot_take_up(self, stored: Stored[JobRecord], error: Exception) -> None:
+        """End a job whose plan or package is corrupt, unless it has a leader, which decides itself.
+
+        Such a job must not keep its hosts for ever.
+        """
+        job = stored.record
+        patience = Plan.preparingSeconds if isinstance(error, StoreError) else 2 * self._lease_seconds
+        tried = self._watch.see(("take up", job.jobId), True)
+        nobody_leads = job.lease.free or self._watch.see(("led", job.jobId), job.lease) >= self._lease_seconds
+        if tried >= patience and nobody_leads and not job.lease.submitter:
+            why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
+            self._ledger.change_job(stored, job.passed(self._me).ended(why))
+
+    def _take_up(self, plan: Plan, name: str, job: JobRecord) -> None:
+        """Go on from the record that a former life of this replica left in the bucket, or begin."""
+        version = self._ledger.replica_version(plan.jobId, name)
+        previous = self._ledger.replicas(plan.jobId, [name]).get(name)
+        assignment = self._site.prepare(plan, name)
+        record = restart.resume(plan, name, job.attempt, previous, self._now())
+        if previous and previous.state is ReplicaState.RUNNING:
+            assignment.log.say("the replica or its host was stopped", "WARNING")
+        self._assignment = assignment
+        supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
+        self._reporter = Reporter(
+            plan,
+            name,
+            self._life,
+            self._ledger,
+            supervisor,
+            assignment.log,
+            self._clock,
+            self._now,
+            version,
+            self._usage,
+            self._starter(),
+            self._read_connections,
+            self._site.notify,
+        )
+        self.supervisor = supervisor
+        if self._terminated:  # looked at last: terminate() may come at any moment
+            supervisor.terminate()
+
+    def _report(self, reporter: Reporter) -> None:
+        assert self.supervisor is not None
+        if (facts := self._site.facts()) is not None:
+            self.supervisor.tell(facts)
+        if self._terminated:
+            self._ask_why()
+            reporter.publish()
+            if self.supervisor.idle and not reporter.untold:
+                self.over = self._site.finish()
+            return
+        try:
+            reporter.round()
+        except RecordError:
+            # A record that stays unreadable is the end of its job: its host must not hang on it.
+            if self._watch.see("unreadable", True) >= 2 * self._lease_seconds:
+                self.supervisor.order(0, "the job's record cannot be read")
+                if self.supervisor.idle and self._site.finish():
+                    self._drop()
+            raise
+        self._watch.forget("unreadable")
+        self._diagnose(reporter.job, self.supervisor)
+        if not self._looked_for_unsaved(reporter.job, self.supervisor) or reporter.untold:
+            return
+        if reporter.settled and self._site.finish():
+            self._drop()
+
+    def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
+        """Write the diagnosis of a job that FAILED once its trainer has stopped, before files are removed."""
+        if job is None or job.state is not JobState.FAILED:
+            return
+        self._heard = self._heard or self._now()
+        if supervisor.idle:
+            self._site.diagnose(job, supervisor.record, self._heard)
+
+    def _looked_for_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
+        """Return True once the record lists the unsaved files of an ended job.
+
+        Then its folders here are removed.
+        """
+        if job is None or not job.final or not supervisor.idle:
+            return False
+        record = supervisor.record
+        if record.unsaved is None and (files := self._site.unsaved(record)) is not None:
+            supervisor.tell_unsaved(files)
+        return record.unsaved is not None
+
+    def _ask_why(self) -> None:
+        """Ask once whether the unit is being stopped because its host is preempted."""
+        if self._asked or self.supervisor is None or self._assignment is None:
+            return
+        self._asked = True
+        if self._preempted():
+            self._assignment.log.say("this host is preempted", "WARNING")
+            self.supervisor.preempted()
+
+    def _drop(self) -> None:
+        """Be done with a job."""
+        self._reporter = self.supervisor = self._assignment = None
+        self._heard = ""
+
+    def _fails(self, error: Exception) -> None:
+        self._trouble = str(error)
+        if not self._failing and self._assignment:
+            self._assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
+        elif not self._failing:
+            self._complain(f"<4>replica: {error}; trying again\n")
+        self._failing = True
+
+    @staticmethod
+    def _complain(text: str) -> None:
+        """Write to the journal, as no job's log is open."""
+        sys.stderr.write(text)

@@ -1,0 +1,264 @@
+"""This host's diagnosis of a job that FAILED, one object in the bucket, which `fab bundle` reads.
+
+It is made in a thread of its own, once, when the job has FAILED and its trainer here has stopped: it delays neither a
+heartbeat nor the end of the job, and the host's next job not long. Of a trainer's environment it has TF_CONFIG only, and never
+the value of a secret, whatever a trainer printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hosts.agent import cgroup
+from hosts.agent.decide import killer
+from hosts.agent.supervisor import Assignment
+from hosts.agent.trainer import TAIL_CHARACTERS
+from jobs import chunks
+from jobs.chunks import ChunkFolder, LogFilter
+from jobs.firsterror import LONGEST
+from jobs.records import HostFile, JobRecord, ReplicaRecord
+from jobs.store import Conflict, Files
+from jobs.times import now, seconds_between
+
+LIMIT = 1_000_000
+"""Bytes of it at most: what does not fit of the log, its oldest lines, is left out, then what is largest."""
+LINES = 200
+SECONDS = 30.0
+"""So long the host's next job waits for it at most."""
+SHORTEST = 4
+"""Characters of a secret that is looked for: a shorter one is part of too many words."""
+_MESSAGE = 4000
+# So long is what was cut before it came here, a line of the end of a log and the first error.
+_CUT = (TAIL_CHARACTERS, LONGEST)
+_UNIT_SECONDS = 20.0
+_UNITS = ("scaletier.service", "scaletier-trainer.service")
+_PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
+_PACKAGES = 2000
+
+
+class Diagnosis:
+    """One of them, being made and written."""
+
+    def __init__(self, files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None]) -> None:
+        """Prepare to write the object of that name once.
+
+        `make` returns its content; if that or the write fails, `complain` gets a line.
+        """
+        self._files, self._name, self._make, self._complain = files, name, make, complain
+        self._give_up_at = time.monotonic() + SECONDS
+        self._thread = threading.Thread(target=self._run, name="diagnosis", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> bool:
+        """Return True once it is written, has failed, or the time limit is over."""
+        return not self._thread.is_alive() or time.monotonic() > self._give_up_at
+
+    def _run(self) -> None:
+        try:
+            with os.fdopen(os.memfd_create("diagnosis"), "wb") as file:  # the host's disk may be what is full
+                file.write(self._make())
+                file.flush()
+                self._files.upload(self._name, Path(f"/proc/self/fd/{file.fileno()}"))
+        except Conflict:
+            return  # the job was deleted
+        except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self._complain(f"no diagnosis for fab bundle: {why}")
+
+
+def made(
+    host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, heard: str
+) -> bytes:
+    """Return the whole diagnosis as it is written.
+
+    `heard` is when this host learnt of the job's end; `log` is the folder of its log here.
+    """
+    plan, env = assignment.plan, assignment.environment
+    depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
+    buckets = [host.bucket] if host.bucket.startswith("/") else []
+    secrets = lines_of(env.get(name, "") for name in plan.secrets)
+    content = {
+        "schema": 1,
+        **of_job(job, heard),
+        "replica": record.name,
+        "host": host.name,
+        "time": now(),
+        "trainer": of_trainer(record),
+        "lines": cut(hidden(with_tail(last_lines(log), record), secrets)),
+        "units": units(),
+        "kernel": {"memoryEvents": cgroup.memory_events()},
+        "disks": disks(["/", str(state), *buckets]),
+        "memory": memory_of_host(),
+        "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
+        "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
+    }
+    return encoded(hidden(content, secrets))
+
+
+def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
+    """Return the job's end, and the difference between this host's clock and the leader's.
+
+    `aheadSeconds` includes the time until `heard`.
+    """
+    leader = job.lease.holder.partition("/")[0]
+    summary = {"leader": leader, "leaderTime": job.endTime, "time": heard}
+    ahead = round(seconds_between(job.endTime, heard), 3) if job.endTime else None
+    return {"jobId": job.jobId, "clock": {**summary, "aheadSeconds": ahead}}
+
+
+def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
+    """Return the exit of this host's trainer, in words too if a signal killed it."""
+    keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
+    summary = {key: getattr(record, key) for key in keys}
+    ended = killer(record) if record.signal else None
+    first = asdict(record.firstError) if record.firstError else None
+    return {**summary, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
+
+
+def last_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the end of a log: time, severity and message of each line."""
+    entries = []
+    for entry in chunks.newest(ChunkFolder(folder), LogFilter(lines=LINES))[0]:
+        text = entry.line.decode("utf-8", "replace")
+        try:
+            line = json.loads(text)
+            fields = {key: str(line[key]) for key in ("time", "severity", "message")}
+        except (ValueError, KeyError, TypeError):
+            fields = {"time": "", "severity": "INFO", "message": text}
+        entries.append(fields)
+    return entries
+
+
+def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
+    """Return the end of a log with the trainer's last output if that is missing.
+
+    A full disk loses the line that reports it.
+    """
+    tail = record.errorMessage.splitlines()
+    there = {line["message"][:TAIL_CHARACTERS] for line in lines}
+    if not tail or tail[-1] in there:
+        return lines
+    missing = [text for text in tail if text not in there]
+    return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in missing)]
+
+
+def cut(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines, each truncated; secrets are removed before, as half of one would not be found."""
+    return [{**line, "message": line["message"][:_MESSAGE]} for line in lines]
+
+
+def units() -> dict[str, Any]:
+    """Return systemd's properties of the replica's and the trainer's units, as far as readable."""
+    argv = ["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", *_UNITS]
+    try:
+        ran = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_UNIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"notReadable": f"systemctl: {error}"}
+    if ran.returncode:
+        return {"notReadable": f"systemctl: {ran.stderr.strip() or ran.returncode}"}
+    blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in ran.stdout.split("\n\n")]
+    forgotten = {"LoadState": "not-found"}  # which is what systemd says of a unit that has ended
+    loaded = {block.pop("Id"): block for block in blocks if "Id" in block}
+    return {name: forgotten if forgotten.items() <= block.items() else block for name, block in loaded.items()}
+
+
+def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the use of the file systems of these paths."""
+    usage: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            has = os.statvfs(path)
+        except OSError as error:
+            usage.append({"path": path, "notReadable": error.strerror})
+            continue
+        sizes = {"totalBytes": has.f_blocks * has.f_frsize, "freeBytes": has.f_bavail * has.f_frsize}
+        usage.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
+    return usage
+
+
+def memory_of_host() -> dict[str, Any]:
+    """Return the machine's memory and its free part; null for what this unit cannot see."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    pages = {"machineBytes": "SC_PHYS_PAGES", "machineFreeBytes": "SC_AVPHYS_PAGES"}
+    sizes: dict[str, Any] = dict.fromkeys(pages)
+    for key, name in pages.items():
+        with suppress(OSError, ValueError):
+            sizes[key] = os.sysconf(name) * page
+    return {**sizes, "unitLimitBytes": cgroup.memory_limit()}
+
+
+def packages(python: str, brought: Path) -> dict[str, Any]:
+    """Return the trainer's Python, and the packages of it and of the job, by folder names."""
+    top = Path(python).parents[1] if len(Path(python).parents) > 1 else Path()
+    folders = [*sorted(top.glob("lib/python3*/site-packages")), brought]
+    versions: dict[str, str] = {}
+    for folder in folders:
+        for path in islice(folder.glob("*.dist-info"), _PACKAGES):
+            name, dash, version = path.name.removesuffix(".dist-info").rpartition("-")
+            if dash:
+                versions[name] = version
+    return {
+        "path": python,
+        "versions": [folder.parent.name for folder in folders[:-1]],
+        "packages": dict(sorted(versions.items())),
+    }
+
+
+def hidden(value: Any, secrets: Collection[str]) -> Any:
+    """Return the value without lines of a secret in its texts, nor remains of truncated ones.
+
+    A trainer may have printed them.
+    """
+    if isinstance(value, str):
+        return "\n".join(_hidden(line, secrets) for line in value.split("\n"))
+    if isinstance(value, dict):
+        return {key: hidden(item, secrets) for key, item in value.items()}
+    return [hidden(item, secrets) for item in value] if isinstance(value, list) else value
+
+
+def _hidden(line: str, secrets: Collection[str]) -> str:
+    if len(line) in _CUT:
+        lengths = (n for secret in secrets for n in range(SHORTEST, len(secret) + 1) if line.endswith(secret[:n]))
+        if longest := max(lengths, default=0):
+            line = f"{line[:-longest]}[secret]"
+    for secret in secrets:
+        line = line.replace(secret, "[secret]")
+    return line
+
+
+def lines_of(values: Iterable[str]) -> list[str]:
+    """Return the lines of secrets to search for, the longest first, as one may contain another."""
+    lines = {line.strip() for value in values for line in value.splitlines()}
+    return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
+
+
+def encoded(told: dict[str, Any]) -> bytes:
+    """Return the diagnosis as it is written, in at most LIMIT bytes."""
+    while len(content := _json(told)) > LIMIT:
+        if lines := told.get("lines"):
+            told = {**told, "lines": lines[len(lines) // 2 + 1 :]}
+            continue
+        largest = max(told, key=lambda key: len(_json(told[key])))
+        told = {**told, largest: "left out, as it was too large"}
+    return content
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")

@@ -1,0 +1,117 @@
+"""Facts that only the chief's host knows: `python -m hosts.agent.facts PATH…` prints a JSON object.
+
+`{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; if the data cannot be hashed, `data`
+has the reason, `notHashed`, in place of the last three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import IO, Any
+
+# More would take minutes, and push what the trainer reads out of the page cache.
+LIMIT = 8_000_000_000
+_NICE = 10  # a short job is told of, too, though its trainers have the processors
+_CHUNK = 1 << 20
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
+
+
+class FactsError(ValueError):
+    """A reason why data was not hashed."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A file, wherever it is: its size in bytes, and how to open it."""
+
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
+def sources(paths: Iterable[str]) -> dict[str, DataSource]:
+    """Return the files of files, directories, globs and URLs, by their names below their common folder.
+
+    Raises:
+        DataError: one of the paths leads to no file.
+    """
+    files: dict[str, DataSource] = {}
+    for path in paths:
+        there = _at_url(path) if "://" in path else _on_this_host(path)
+        visible = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
+        if not visible:
+            raise FactsError(f"the chief's host finds no file {path}")
+        files |= visible
+    shared = os.path.commonpath([name.rpartition("/")[0] for name in files]) if files else ""
+    return {os.path.relpath(name, shared): files[name] for name in sorted(files)}
+
+
+def _on_this_host(path: str) -> Iterator[tuple[str, DataSource]]:
+    top = Path(path).absolute()
+    for match in Path("/").glob(str(top)[1:]):
+        for file in match.rglob("*") if match.is_dir() else [match]:
+            if file.is_file():
+                yield str(file), DataSource(file.stat().st_size, partial(file.open, "rb"))  # type: ignore[arg-type]  # knows no modes
+
+
+def _at_url(url: str) -> Iterator[tuple[str, DataSource]]:
+    try:
+        from fsspec.core import url_to_fs  # slow, of no use to a host whose bucket is a directory, and a runtime may lack it
+
+        filesystem, top = url_to_fs(url)
+        for match in filesystem.glob(top):
+            for name, info in filesystem.find(match, detail=True).items():
+                yield name, DataSource(info["size"], partial(filesystem.open, name, "rb"))
+    except Exception as error:  # clients raise errors of their own
+        raise FactsError(f"{url} cannot be read: {error}") from error
+
+
+def digest(paths: Sequence[str]) -> dict[str, Any]:
+    """Return `data` of the facts.
+
+    The hash is that of the lines that sha256sum prints of the files, so `sha256sum FILE… | sha256sum` there checks it.
+    """
+    if not paths:
+        return {"paths": [], "notHashed": "no argument of the trainer names any"}
+    try:
+        files = sources(paths)
+        size = sum(file.size for file in files.values())
+        if size > LIMIT:
+            raise FactsError(f"{size / 1e9:.1f} GB are more than the {LIMIT / 1e9:.0f} GB that are hashed at most")
+        lines = hashlib.sha256()
+        for name, file in files.items():
+            with file.open() as content:
+                line = f"{_sha256(content)}  {name}\n"
+            lines.update(line.encode("utf-8", "surrogateescape"))
+    except (FactsError, OSError) as error:
+        return {"paths": list(paths), "notHashed": str(error)}
+    return {"paths": list(paths), "sha256": lines.hexdigest(), "files": len(files), "bytes": size}
+
+
+def _sha256(content: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := content.read(_CHUNK):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Print the facts about the data of the command line."""
+    os.nice(_NICE)
+    installed = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    sys.path.append(str(installed))  # and no code of its .pth files
+    frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
+    versions = {"python": platform.python_version(), "tensorflow": next(iter(frameworks.values()), None)}
+    sys.stdout.write(json.dumps({"versions": versions, "data": digest(sys.argv[1:])}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A program in a unit of its own, as the user `trainer`, by the host's launcher.
+
+The launcher is /usr/lib/scaletier/launch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hosts.agent.exit_rules import SIGKILL_STATUS
+from hosts.agent.process import ProcessRun
+
+SOCKET = "SCALETIER_LAUNCH"
+"""The variable that names the launcher's socket on a host; without it programs are plain children."""
+STOP_FILE = "/run/scaletier-stop"
+"""The file that tells a launcher's program how many seconds are left to end."""
+# For the launcher, of which systemd starts a process a program: on a busy machine that takes longer than it seems.
+_START_SECONDS = 60.0
+_PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
+
+
+class Launcher:
+    """The launcher of this host, and the bucket as it is seen there."""
+
+    def __init__(self, address: str, bucket: str) -> None:
+        self._address, self._bucket = address, bucket
+        self._waiting: list[socket.socket] = []
+
+    def warm(self) -> None:
+        """Have the launcher wait for a program that is about to be there: its own start takes time."""
+        with suppress(OSError):
+            if not self._waiting:
+                self._waiting.append(_connected(self._address))
+
+    def __call__(self, run: ProcessRun, output: int) -> Launched:
+        """Start a program; OSError where the launcher refuses."""
+        return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
+
+    def _channel(self) -> socket.socket:
+        while self._waiting:
+            channel = self._waiting.pop()
+            if not select.select([channel], [], [], 0)[0]:
+                return channel
+            channel.close()  # it has said something, or ended: there is nobody any more
+        return _connected(self._address)
+
+    def tidy(self, keep: Collection[str]) -> None:
+        """Remove packages and homes of all other jobs on this host.
+
+        Raises:
+            OSError: that is not possible now.
+        """
+        with _connected(self._address) as channel:
+            _ask(channel, {"keep": sorted(keep)}, [])
+            _answer(channel)
+
+
+def request(run: ProcessRun, bucket: str) -> dict[str, Any]:
+    """Return the request to the launcher, which decides by itself which paths the program sees."""
+    if any("\0" in word for word in (*run.argv, *run.env.values())):
+        raise ValueError("embedded null byte")
+    output = run.env.get("JOB_DIR", "").rstrip("/")
+    below = re.compile(rf"{re.escape(bucket)}/{_PATH_ENDS}")
+    words = [*run.argv, *run.env.values()] if bucket.startswith("/") else []
+    return {
+        "job": run.job,
+        "argv": list(run.argv),
+        "env": dict(run.env),
+        "cwd": os.path.normpath(run.cwd),
+        "output": output if bucket.startswith("/") and output.startswith(f"{bucket}/") else "",
+        "names": sorted({os.path.normpath(path) for word in words for path in below.findall(word)}),
+        "scratch": run.scratch.name if run.scratch else "",
+        "peers": dict(run.peers),
+        "stopSeconds": run.stop_seconds,
+    }
+
+
+class Launched:
+    """A program behind the launcher. Where this process ends, so does it."""
+
+    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
+        """Start the program.
+
+        Raises:
+            OSError: it did not begin.
+        """
+        self._channel, self._stop_signal = channel, stop_signal
+        self.out_of_memory, self.memory_limit, self.left = False, None, 0
+        self._status: int | None = None
+        self._over = threading.Event()
+        try:
+            _ask(channel, asked, [output])
+            self.pid = int(_answer(self._channel)["pid"])
+            self._channel.settimeout(None)
+        except BaseException:
+            self._channel.close()
+            raise
+        threading.Thread(target=self._await, name="launched", daemon=True).start()
+
+    def stop(self, seconds: float) -> None:
+        self._send(f"{int(signal.SIGTERM)} {self._stop_signal} {seconds:.1f}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._send(str(int(number)))
+
+    def _send(self, line: str) -> None:
+        with suppress(OSError):
+            self._channel.sendall(f"{line}\n".encode())
+
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Return True once it has ended, False after this many seconds."""
+        return self._over.wait(seconds)
+
+    def reap(self) -> int:
+        self._channel.close()
+        return SIGKILL_STATUS if self._status is None else self._status
+
+    def _await(self) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
+            reply = _answer(self._channel)
+            self.out_of_memory, self.memory_limit = bool(reply["outOfMemory"]), reply["memoryLimit"]
+            self.left = int(reply.get("left", 0))
+            code = int(reply["code"])
+            # An older host's launcher does not tell a signal from the code that a shell makes of it.
+            number = reply["signal"] if "signal" in reply else code - 128 if code > 128 else None
+            self._status = -int(number) if number else code
+        self._over.set()
+        os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
+
+
+def _connected(address: str) -> socket.socket:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        channel.settimeout(_START_SECONDS)
+        channel.connect(address)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) -> None:
+    data = json.dumps(asked).encode() + b"\n"
+    count = socket.send_fds(channel, [data], descriptors)
+    channel.sendall(data[count:])
+
+
+def _answer(channel: socket.socket) -> dict[str, Any]:
+    """Return the next line.
+
+    Raises:
+        OSError: it reports an error, or none comes.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            piece = channel.recv(1)
+        except TimeoutError:
+            raise TimeoutError(f"the host's launcher did not answer in {_START_SECONDS:g} s") from None
+        if not piece:
+            raise OSError("the host's launcher ended without a word")
+        line += piece
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise OSError(str(reply["error"]))
+    return reply
+
+
+def launcher(bucket: str, environ: os._Environ[str] | dict[str, str]) -> Launcher | None:
+    """Return this host's launcher, or None if there is none."""
+    address = environ.get(SOCKET)
+    return Launcher(address, bucket) if address else None
+
+
+def scratch_folder(state: Path) -> Path:
+    """Return the folder of the trials' reports, of a host with a launcher."""
+    return state / "trials"

@@ -1,0 +1,136 @@
+"""The leader's work besides its own replica: it holds the job's lease and changes the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hosts.agent.decide import View, decide, stopped, to_start
+from jobs.lease import ChangeTimer, Clock
+from jobs.ledger import Ledger, Stored
+from jobs.power import HostStarter
+from jobs.progress import of_job
+from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+
+_RANKS = 5
+
+
+class Leader:
+    """Every replica has one; it acts only while its replica holds the lease.
+
+    The lease is free once the submitter has handed the job over, and falls free when its holder is silent; the replicas take
+    it in the order of the plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        clock: Clock,
+        now: Callable[[], str],
+        starter: HostStarter | None = None,
+    ) -> None:
+        """Prepare to lead a job; `starter` starts hosts that are off, if there is one."""
+        self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
+        self._starter = starter
+        startable = starter.hosts if starter else frozenset()
+        self._startable = frozenset(replica for replica, host in plan.hosts.items() if host in startable)
+        self._me = f"{name}/{life}"
+        self._watch = ChangeTimer(clock)
+        self._renew_at = 0.0
+        self._end_by: float | None = None
+        self._rank = min(plan.replicas.index(name), _RANKS)
+
+    def leads(self, job: JobRecord) -> bool:
+        """Return True while this replica holds the lease."""
+        return job.lease.holder == self._me
+
+    def may_take(self, job: JobRecord) -> bool:
+        """Return True if there is no leader, or its lease has expired.
+
+        A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.queue_monitor`).
+        """
+        lease = job.lease
+        silent = self._watch.see("lease", lease)
+        if lease.submitter:
+            return False
+        if lease.meant_for(self._name):
+            return True  # an earlier life of this replica, which is no more
+        patience = 0.0 if lease.free else self._plan.leaseSeconds
+        return silent >= patience + self._rank * self._plan.leaseSeconds / 2 / _RANKS
+
+    def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
+        """Take the lease; Conflict where another was quicker."""
+        stored = self._ledger.change_job(job, job.record.passed(self._me))
+        self._renewed()
+        return stored
+
+    def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
+        """Return the job's record after what had to be decided, and its lease renewed if that was due.
+
+        Conflict where the lease was taken over meanwhile: then nothing was changed.
+        """
+        record = job.record
+        if record.state is JobState.RUNNING:
+            # The time that this leader has seen it run; who leads after it goes on from there.
+            record = replace(record, runSeconds=round(record.runSeconds + self._watch.see("runs", True), 3))
+        hosts = list(self._plan.hosts.values())
+        moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
+        if moved:
+            record = replace(record, hosts=hosts)  # the queue was garbled, and has been made anew since the job was submitted
+        view = self._look(record, replicas, cancel_requested)
+        new = decide(record, view)
+        if self._starter:
+            lines = self._starter.want(self._plan.hosts[name] for name in to_start(record, view))
+            if lines and not record.final:
+                current = new or record
+                new = replace(current, events=[*current.events, *(Event(view.now, line) for line in lines)][-EVENTS_KEPT:])
+        if record.final:
+            self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
+        if new is None and not moved and self._clock() < self._renew_at:
+            return job
+        new = new or record
+        progress = of_job({n: r.progress for n, r in replicas.items()}, self._plan.chief, new.steps, not new.final)
+        new = replace(new, progress=progress or new.progress)
+        stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
+        self._renewed()
+        self._watch.forget("runs")
+        self._watch.see("runs", True)
+        return stored
+
+    def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
+        """Return True once every replica of an ended job has stopped, or the time limit is over."""
+        view = self._look(job, replicas, False)
+        return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)
+
+    def _renewed(self) -> None:
+        self._renew_at = self._clock() + self._plan.leaseSeconds / 3
+
+    def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
+        watch, names = self._watch, self._plan.replicas
+        silence = {n: watch.see(("beat", n), (r.life, r.beat) if (r := replicas.get(n)) else None) for n in names}
+        exited, killed = {}, {}
+        for name, record in replicas.items():
+            if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
+                exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
+            if record.attempt != job.attempt:
+                continue
+            expired = silence[name] >= self._plan.lostAfterSeconds
+            if record.restarts or record.killed or expired:
+                killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, expired))
+        printed = tuple(record.lines for record in replicas.values())
+        return View(
+            self._plan,
+            replicas,
+            self._now(),
+            silence,
+            exited,
+            killed,
+            watch.see("state", (job.state, job.attempt)),
+            watch.see("printed", (printed, job.attempt)),
+            cancel_requested,
+            self._startable,
+        )

@@ -1,0 +1,197 @@
+"""A replica's log on its host: chunks of JSON lines that followers read as they grow, and the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+from hosts.agent.lines import OutputLine
+from jobs.chunks import LARGEST, LIMIT, Chunk, ChunkFolder, chunks_of, cut
+
+_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+_PIECE = 1 << 18
+_IN_A_LOG = 16
+
+
+class Log:
+    """The chunks in `<directory>/<job>/`, written by several threads; `newest` beside it links to it."""
+
+    def __init__(self, directory: Path, job_id: str, replica: str, limit: int = LIMIT, archived: Iterable[Chunk] = ()) -> None:
+        """Open the log, or continue that of an earlier incarnation of this replica.
+
+        `archived` are its chunks in the bucket. Of this log and those of other jobs together, `limit` bytes are kept.
+        """
+        self.job_id, self.limit = job_id, limit
+        self.path = directory / job_id
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
+        self._lock = threading.Lock()
+        self._chunks = chunks_of(ChunkFolder(self.path).sizes())
+        self._file = -1
+        self._open_chunk, self._lines = self._next(archived), 0
+        self._lost: list[OutputLine] = []  # the first and the last of them
+        self._lost_count, self._why = 0, ""
+        _forget_others(self.path, limit)
+        link = directory / ".newest"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.path.name)
+        link.replace(directory / "newest")
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        """Write a line of the replica's own."""
+        self.write([OutputLine(time.time(), severity, line) for line in message.splitlines()])
+
+    def write(self, lines: Iterable[OutputLine]) -> None:
+        """Write lines to the chunk and to the journal at once.
+
+        A full disk loses lines, which is logged, and stops no component.
+        """
+        lines = list(lines)
+        journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
+        with self._lock:
+            self._keep(lines)
+            with suppress(OSError):
+                _write(sys.stdout.fileno(), journal.encode("utf-8", "replace"))
+
+    def closed(self) -> list[Chunk]:
+        """Return the chunks that no longer grow, in order."""
+        with self._lock:
+            return list(self._chunks)
+
+    def roll(self) -> None:
+        """Close the chunk that is being written, so that it can be copied; what comes goes into another."""
+        with self._lock:
+            self._roll()
+
+    def adopt(self, chunk: Chunk) -> None:
+        """Take note of a chunk of an earlier host's that was put into the folder."""
+        with self._lock:
+            self._chunks = sorted([*self._chunks, chunk])
+
+    def close(self) -> None:
+        """Close the log."""
+        self.roll()
+
+    def _next(self, archived: Iterable[Chunk]) -> Chunk:
+        """Return where the log continues: behind local chunks, on a new host behind the archived ones."""
+        if not self._chunks:
+            last = max((chunk.life for chunk in archived), default=0)
+            return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
+        *_, last_chunk = self._chunks
+        path = self.path / last_chunk.name
+        with suppress(OSError), path.open("rb+") as file:
+            lines, end = 0, b""
+            while block := file.read(_PIECE):
+                lines, end = lines + block.count(b"\n"), block[-1:]
+            if end not in (b"", b"\n"):
+                file.write(b"\n")  # a replica that was killed may have left half a line
+                lines += 1
+            self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
+            return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + lines, 0)
+        return Chunk(last_chunk.life + 1, 0, 0, 0)  # which cannot be gone on with
+
+    def _keep(self, lines: list[OutputLine]) -> None:
+        try:
+            if self._lost:
+                begin, end = (moment(line.time) for line in self._lost)
+                message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
+                self._put([OutputLine(time.time(), "WARNING", message)])
+                self._lost, self._lost_count = [], 0
+        except OSError:
+            self._lose(lines)
+        else:
+            self._put_or_lose(lines)
+
+    def _put_or_lose(self, lines: list[OutputLine]) -> None:
+        count = 0
+        try:
+            for piece in _pieces(lines):
+                self._put(piece)
+                count += len(piece)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            self._lose(lines[count:])
+
+    def _lose(self, lines: list[OutputLine]) -> None:
+        if lines:
+            self._lost = [*self._lost[:1], lines[-1]] if self._lost else [lines[0], lines[-1]]
+            self._lost_count += len(lines)
+
+    def _put(self, lines: list[OutputLine]) -> None:
+        """Append lines to the chunk, all of them or none; OSError."""
+        content = "".join(map(self._json, lines)).encode("utf-8", "replace")
+        chunk = self._open_chunk
+        if self._file < 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(self.path / chunk.name, flags, 0o664)
+        try:
+            _write(self._file, content)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, chunk.size)
+            raise
+        self._lines += len(lines)
+        self._open_chunk = chunk._replace(size=chunk.size + len(content))
+        if self._open_chunk.size >= self._largest:
+            self._roll()
+
+    def _roll(self) -> None:
+        if self._file < 0 or not self._open_chunk.size:
+            return
+        chunk = self._open_chunk
+        os.close(self._file)
+        self._file = -1
+        self._chunks.append(chunk)
+        self._open_chunk, self._lines = Chunk(chunk.life, chunk.end, chunk.line + self._lines, 0), 0
+        for removed in cut(self._chunks, self.limit):
+            self._chunks.remove(removed)
+            (self.path / removed.name).unlink(missing_ok=True)
+
+    def _json(self, line: OutputLine) -> str:
+        record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
+        return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+@lru_cache(64)
+def moment(time: float) -> str:
+    """Return the seconds of the epoch in a log's form; lines that come together have one time."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _pieces(lines: list[OutputLine]) -> Iterator[list[OutputLine]]:
+    """Yield groups of lines of about this many characters, as a chunk has a limited size."""
+    piece: list[OutputLine] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line.message) + 100
+        if size >= _PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _forget_others(own: Path, limit: int) -> None:
+    """Remove the oldest logs of other jobs, which are all in the bucket, beyond the limit."""
+    with suppress(OSError):
+        others = [path for path in own.parent.iterdir() if path != own and path.is_dir() and not path.is_symlink()]
+        total = 0
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            total += sum(file.stat().st_size for file in path.iterdir())
+            if total > limit:
+                shutil.rmtree(path)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]

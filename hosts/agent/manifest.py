@@ -1,0 +1,69 @@
+"""The chief's part of manifest.json: what only its host can tell, asked of a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+from hosts.agent.decide import with_facts
+from jobs import paths
+from jobs.ledger import Ledger
+from jobs.records import Plan
+from jobs.store import Conflict, StoreError
+
+
+class Manifest:
+    """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
+
+    def __init__(self, plan: Plan, python: str, ledger: Ledger) -> None:
+        self._plan, self._ledger = plan, ledger
+        self._process: subprocess.Popen[bytes] | None = None
+        self._facts: dict[str, Any] = {}
+        argv = [python, "-S", "-m", "hosts.agent.facts", *plan.data]  # -S: what a job brought along runs at no start of Python
+        with suppress(OSError):  # a Python that is not there keeps the trainer from starting, too, and that is said there
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def told(self) -> dict[str, Any] | None:
+        """Return the facts once they are in the manifest, only the first time; None before."""
+        if self._process and self._process.poll() is not None:
+            answer, _ = self._process.communicate()
+            self._facts = self._read(answer, self._process.returncode)
+            self._process = None
+        if not self._facts or not self._complete():
+            return None
+        facts, self._facts = self._facts, {}
+        return facts
+
+    def close(self) -> None:
+        """Wait no longer."""
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _complete(self) -> bool:
+        """Complete the manifest; return False until `fab train` has written its part.
+
+        A garbled one stays as it is.
+        """
+        name = paths.manifest(self._plan.jobId)
+        with suppress(StoreError, Conflict):
+            if (item := self._ledger.store.read(name)) is None:
+                return False
+            try:
+                whole = with_facts(json.loads(item.content), self._facts)
+            except (ValueError, AttributeError, TypeError):
+                return True
+            self._ledger.store.replace(name, (json.dumps(whole, indent=1) + "\n").encode(), item.version)
+            return True
+        return False
+
+    def _read(self, answer: bytes, code: int) -> dict[str, Any]:
+        """Return the answer's last line; a Python of the job's own may have printed others before."""
+        with suppress(ValueError, IndexError):
+            facts = json.loads(answer.splitlines()[-1])
+            if not code and isinstance(facts, dict):
+                return facts
+        return {"data": {"paths": self._plan.data, "notHashed": f"hashing ended with {code}"}}

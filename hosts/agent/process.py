@@ -1,0 +1,147 @@
+"""A program that runs, as the replica sees it, and the plain kind: a child, leader of its own session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hosts.agent import cgroup
+from jobs.records import STOP_FILE, Plan
+
+ASK_SHARE = 0.8
+"""The share of a program's time to end after which the rest of its processes gets the signal, too."""
+
+
+@dataclass(frozen=True)
+class ProcessRun:
+    """A program to run: its job, its command line, its folder and its environment.
+
+    `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
+    request to end goes to its first process alone, by `all` to each of them. What the first process leaves has `stop_seconds`
+    to end. `peers` are the names and addresses of the job's other hosts: only these and the program may reach each other.
+    """
+
+    job: str
+    argv: Sequence[str]
+    cwd: Path
+    env: Mapping[str, str]
+    scratch: Path | None = None
+    said: bytes = b""
+    stop_signal: str = "main"
+    stop_seconds: float = Plan.stopSeconds
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+
+class TrainerProcess(Protocol):
+    """A program that was started, and all that it starts.
+
+    `left` counts what it left running when it ended with 0, as far as that is known.
+    """
+
+    pid: int
+    left: int
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM, as its `stop_signal` says, and write the seconds until SIGKILL to its STOP_FILE."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes; do nothing if there is none."""
+
+    def ended(self) -> bool:
+        """Return True once it has ended, of which a SIGCHLD informs.
+
+        What it leaves behind is killed by then, or by `reap`.
+        """
+
+    def reap(self) -> int:
+        """Return its exit after its end, as in `replica.exit_rules`: negative if a signal ended it."""
+
+
+class TrainerStart(Protocol):
+    """Starts a program; OSError where that cannot be, ValueError for an argument that no process can have."""
+
+    def __call__(self, run: ProcessRun, output: int) -> TrainerProcess:
+        """Start a program; `output` is a descriptor that the caller closes."""
+
+
+class Child:
+    """A child of this process: `signal` reaches every process of its session that it started."""
+
+    left = 0
+
+    def __init__(self, run: ProcessRun, output: int) -> None:
+        self._oom_kills = cgroup.oom_kills()
+        self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
+        if self._stop_file:
+            Path(self._stop_file).unlink(missing_ok=True)
+        stdin = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
+        try:
+            if run.said:
+                os.write(stdin, run.said)
+                os.lseek(stdin, 0, os.SEEK_SET)
+            self._process = subprocess.Popen(
+                encoded(run.argv),
+                cwd=run.cwd,
+                env=run.env,
+                stdin=stdin,
+                stdout=output,
+                stderr=output,  # one pipe, because two would lose the order of the lines
+                start_new_session=True,
+            )
+        finally:
+            os.close(stdin)
+        self.pid = self._process.pid
+
+    @property
+    def out_of_memory(self) -> bool:
+        return cgroup.oom_kills() > self._oom_kills
+
+    @property
+    def memory_limit(self) -> int | None:
+        return cgroup.memory_limit()
+
+    def stop(self, seconds: float) -> None:
+        if self._stop_file:
+            whole = Path(f"{self._stop_file}.new")
+            whole.write_text(f"{seconds:.1f}\n")
+            whole.rename(self._stop_file)
+        if self._stop_signal == "all":
+            self.signal(signal.SIGTERM)
+        else:
+            self._process.terminate()
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def ended(self) -> bool:
+        # Not reaped before its group is signalled, so that the group's id cannot be somebody else's yet.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def reap(self) -> int:
+        self.signal(signal.SIGKILL)
+        return self._process.wait()
+
+
+def encoded(argv: Sequence[str]) -> list[bytes]:
+    """Return a command line in the kernel's form, byte for byte."""
+    return [argument.encode("utf-8", "surrogateescape") for argument in argv]
+
+
+def delete(folder: Path) -> None:
+    """Delete a folder as far as this user may: by a program, as no depth of folders ends it."""
+    subprocess.run(["rm", "-rf", "--", folder], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -1,0 +1,195 @@
+"""One replica's exchange with its job, in its own thread: first its heartbeat, then the job's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from hosts.agent import connections
+from hosts.agent.leader import Leader
+from hosts.agent.supervisor import Says, Supervisor
+from hosts.agent.usage import Read, nothing
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.lease import Clock
+from jobs.ledger import Ledger, Stored
+from jobs.notification import Notification
+from jobs.power import HostStarter
+from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
+from jobs.states import JobState
+from jobs.store import Conflict
+
+
+class Reporter:
+    """Between a supervisor and the bucket. Each round may wait for the bucket; nobody waits for a round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        log: Says,
+        clock: Clock,
+        now: Callable[[], str],
+        version: str | None,
+        usage: Read = nothing,
+        starter: HostStarter | None = None,
+        read_connections: connections.Read = connections.no_connections,
+        notify: Callable[[JobRecord], Notification | None] = lambda _: None,
+    ) -> None:
+        """Prepare to report a replica.
+
+        `version` is that of the record of an earlier incarnation, None if there is none; `usage` reads the trainer's resource
+        usage, `read_connections` the state of its host's sockets; `starter` is as in a Leader, `notify` as in a Site.
+        """
+        self._plan, self._name, self._life = plan, name, life
+        self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
+        self._leader = Leader(plan, name, life, ledger, clock, now, starter)
+        self._version = version
+        self._read_usage, self._read_connections, self._notify = usage, read_connections, notify
+        self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
+        self._usage: Usage | None = None
+        self._connections: list[str] = []
+        self._lines = -1
+        self._told: ReplicaRecord | None = None
+        self._beat = 0
+        self._beat_at = self._measure_at = 0.0
+        self._epoch = 0
+        self._job: JobRecord | None = None
+        self.settled = False
+        """True once the job has ended, and this replica has nothing more to do for it."""
+        self.restless = False
+        """True while one step may lead to the next, so that the next round should come at once."""
+        self.led = False
+        """True while another replica moves the job on, and looks after the queue."""
+
+    @property
+    def job(self) -> JobRecord | None:
+        """The job as it was last seen."""
+        return self._job
+
+    @property
+    def untold(self) -> bool:
+        """True while the bucket does not know how the replica is."""
+        return self._told != self._supervisor.record
+
+    def publish(self) -> None:
+        """Write this replica's record if it changed or its heartbeat is due.
+
+        Raises:
+            StoreError: the bucket fails.
+        """
+        record = self._supervisor.record
+        if self._told == record and self._clock() < self._beat_at:
+            return
+        self._beat += 1
+        record_written = self._own(record)
+        try:
+            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
+        except Conflict:
+            # Our own last write, of whose success we did not hear, or one that an earlier life of this replica had under way.
+            self._version = self._ledger.replica_version(self._plan.jobId, self._name)
+            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
+        self._told = record
+        self._beat_at = self._clock() + self._plan.heartbeatSeconds
+
+    def _own(self, record: ReplicaRecord) -> ReplicaRecord:
+        lines = self._supervisor.lines
+        current = replace(
+            record,
+            lines=lines,
+            usage=self._usage,
+            progress=self._supervisor.progress,
+            connections=self._connections,
+            heartbeatTime=self._now(),
+        )
+        return replace(current, life=self._life, beat=self._beat)
+
+    def round(self) -> None:
+        """Report, read, and lead if it is this replica's turn.
+
+        Raises:
+            StoreError or RecordError: the next round continues.
+        """
+        self.restless = False
+        self.publish()
+        stored = self._ledger.job(self._plan.jobId)
+        if stored is None:
+            raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
+        if stored.record.lease.epoch < self._epoch:
+            return  # a late answer: who said this has been overtaken
+        replicas: dict[str, ReplicaRecord] = {}
+        with suppress(Conflict):  # another was quicker: the next round sees it
+            if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
+                stored = self._leader.take(stored)
+            if self._leader.leads(stored.record):
+                replicas = self._replicas()
+                stored = self._lead(stored, replicas)
+        self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
+        self._obey(stored.record)
+        self._settle(stored, replicas)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Read the trainer's usage after a round, in time for the next heartbeat: none waits for it."""
+        if self._clock() >= self._measure_at:
+            self._usage = self._read_usage()
+            lines, before = self._supervisor.lines, self._lines
+            quiet = lines == before and not self._supervisor.idle
+            self._lines, self._connections = lines, self._read_connections(self._peers) if quiet else []
+            self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
+
+    def _replicas(self) -> dict[str, ReplicaRecord]:
+        """Return the records of all replicas of the job."""
+        others = [name for name in self._plan.replicas if name != self._name]
+        replicas = self._ledger.replicas(self._plan.jobId, others)
+        replicas[self._name] = self._own(self._supervisor.record)
+        return replicas
+
+    def _lead(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> Stored[JobRecord]:
+        before = stored.record
+        stored = self._leader.act(stored, replicas, not before.final and self._ledger.cancel_requested(self._plan.jobId))
+        after = stored.record
+        if (after.state, after.attempt) != (before.state, before.attempt):
+            attempt = f", attempt {after.attempt}" if after.attempt else ""
+            self._log.say(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
+            self.restless = True
+        for event in after.events:
+            if event not in before.events:
+                self._log.say(event.cause, "WARNING")
+        return stored
+
+    def _obey(self, job: JobRecord) -> None:
+        self._epoch = job.lease.epoch
+        self._job = job
+        ending = job.final or job.state is JobState.CANCELLING
+        self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
+
+    def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
+        """Finish with an ended job, after the order to end: an idle trainer may be about to restart."""
+        job = stored.record
+        if not job.final or not self._supervisor.idle or self.untold:
+            return
+        if self._leader.leads(job):
+            if not self._leader.settled(job, replicas) or not self._notified(stored):
+                return
+            self._ledger.free_hosts(job.jobId)
+        self.settled = True
+
+    def _notified(self, stored: Stored[JobRecord]) -> bool:
+        """Return True once the job's end was reported, if configured, and its record has the result."""
+        job = stored.record
+        if not self._plan.notify or (job.notification and job.notification.time):
+            return True
+        if (result := self._notify(job)) is None:
+            return False
+        try:
+            self._ledger.change_job(stored, replace(job, notification=result))
+        except Conflict:
+            return False  # the next round writes it into the record as it is then
+        failed = f"failed: {result.error}" if result.error else "done"
+        self._log.say(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
+        return True

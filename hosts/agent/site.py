@@ -1,0 +1,308 @@
+"""A job's files on this host: its package, its log, its environment, and facts for the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import tarfile
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hosts.agent import cgroup, diagnosis, interface, keep_unsaved, launched
+from hosts.agent.archive import LogArchive, archived
+from hosts.agent.broker import Broker, Mint, access, mint
+from hosts.agent.diagnosis import Diagnosis
+from hosts.agent.launched import SOCKET, Launcher, scratch_folder
+from hosts.agent.log import Log
+from hosts.agent.manifest import Manifest
+from hosts.agent.notifier import COMMAND_SECONDS, Notifier
+from hosts.agent.process import Child, ProcessRun, delete
+from hosts.agent.supervisor import Assignment
+from hosts.agent.trainer import Trainer
+from hosts.agent.unsaved import JobFolders, UnsavedCollector
+from jobs import paths, variables
+from jobs.ledger import Ledger
+from jobs.notification import Notification, is_url
+from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.store import Conflict, Files, StoreError
+
+# Said by systemd to the replica alone.
+_PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
+# What is true of the replica, and not of another user.
+_OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
+_TRAINER = "trainer"
+# Of a command that reports a job's end.
+_STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.05
+# As a trainer's unit has them, folders of its job, with what the names of files there begin with.
+_UNIT_TEMPORARY = {"tmp/": "/tmp", "var/tmp/": "/var/tmp"}  # noqa: S108
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of this process, without systemd's variables for it alone."""
+    return {key: value for key, value in environ.items() if key not in _PRIVATE}
+
+
+class HostSite:
+    """A job's files below `state`.
+
+    They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
+    `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
+    """
+
+    def __init__(
+        self,
+        host: HostFile,
+        state: Path,
+        ledger: Ledger,
+        files: Files,
+        environ: Mapping[str, str],
+        launcher: Launcher | None = None,
+        mint: Mint = mint,
+    ) -> None:
+        """Prepare a host's site.
+
+        `files` is the bucket for large objects: packages and logs. Without a `launcher` a trainer runs as this user. `mint`
+        makes tokens for Google's clients.
+        """
+        self._launcher = launcher
+        self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
+        self._mint = mint
+        self._broker: Broker | None = None
+        self._secrets = state / "secrets"
+        self._archive: LogArchive | None = None
+        self._manifest: Manifest | None = None
+        self._log: Log | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._notifier: Notifier | None = None
+        self._assignment: Assignment | None = None
+        self._place: JobFolders | None = None
+        self._unsaved: UnsavedCollector | None = None
+
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
+        """Return the job's package, log and environment.
+
+        Raises:
+            StoreError: they cannot be fetched now.
+        """
+        try:
+            self._assignment = self._prepared(plan, replica)
+        except StoreError:
+            raise
+        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+            raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
+        self._diagnosis = self._unsaved = self._notifier = None
+        return self._assignment
+
+    def _prepared(self, plan: Plan, name: str) -> Assignment:
+        self.finish()  # of a job, or an attempt, before
+        if self._launcher and not plan.study:
+            self._launcher.warm()
+        folder = self._package(plan)
+        others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
+        self._place = JobFolders(folder, folder.parent / "package.sha256", others)
+        folder_of_log = paths.log(plan.jobId, name)
+        there = archived(self._files, folder_of_log)
+        if self._log is None or self._log.job_id != plan.jobId:
+            if self._log:
+                self._log.close()
+            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
+        environment = self._environment(plan, plan.tasks[name], folder, interface.variables(plan.address(name)))
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+        self._archive = LogArchive(self._log, self._files, folder_of_log, there)
+        python = self._python(plan)
+        self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
+        return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the facts of the chief's host once they are in the manifest; None before and after."""
+        return self._manifest.told() if self._manifest else None
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        """Begin to write the diagnosis of a job that FAILED, once.
+
+        `heard` is when this host learnt of its end.
+        """
+        if self._diagnosis or self._assignment is None or self._log is None:
+            return
+        name, log = paths.diagnosis(job.jobId, record.name), self._log
+        make = partial(diagnosis.made, self._host, self._state, self._assignment, log.path, job, record, heard)
+        self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        """Return the files written outside an empty JOB_DIR, or None during the search.
+
+        The first call begins it; the files are kept.
+        """
+        assignment, log, place = self._assignment, self._log, self._place
+        if assignment is None or log is None or place is None:
+            return UnsavedFiles()
+        plan, env = assignment.plan, assignment.environment
+        if plan.study or not record.startTime or not env.get("JOB_DIR"):
+            return UnsavedFiles()
+        if self._unsaved is None:
+            start, python = self._launcher or Child, self._host.python
+            names = (plan.jobId, record.name, env, place, python, self._host.bucket)
+            self._unsaved = UnsavedCollector(*names, self._files, start, log)
+        return self._unsaved.result()
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
+        if self._notifier is None:
+            assert self._assignment is not None
+            plan, env = self._assignment.plan, self._assignment.environment
+            words = [] if is_url(plan.notify) else variables.expand_command(shlex.split(plan.notify), env)
+            secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
+            record = json.dumps(diagnosis.hidden(job.to_dict(), secrets)).encode()
+            self._notifier = Notifier(plan.notify, words, record, self._run_as_trainer)
+        return self._notifier.result
+
+    def _run_as_trainer(self, argv: list[str], added: Mapping[str, str]) -> int:
+        """Run a command as the trainer's user and behind its isolation, with its output in the log."""
+        assignment, log = self._assignment, self._log
+        assert assignment is not None and log is not None
+        run = ProcessRun(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
+        command = Trainer(run, log, self._launcher or Child)
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while (code := command.poll()) is None:
+            if time.monotonic() > deadline:
+                command.stop(_STOP_SECONDS)
+            time.sleep(_LOOK_SECONDS)
+        if command.stopping:
+            raise TimeoutError
+        return code
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        """Remove secrets, packages and homes of all other jobs, and what trials left.
+
+        The given jobs have this host or may get it. Call it while no trainer of this host runs.
+        """
+        with suppress(OSError):  # there are none
+            for file in self._secrets.iterdir():
+                if file.stem not in job_ids:
+                    file.unlink()
+        with suppress(OSError):  # the next look tries again
+            if self._launcher and self._left() - set(job_ids):
+                self._launcher.tidy(job_ids)
+
+    def _left(self) -> set[str]:
+        """Return the jobs and trials whose files the launcher could remove."""
+        names: set[str] = set()
+        for folder in (self._state / "jobs", self._state / "fetched", scratch_folder(self._state)):
+            with suppress(OSError):  # it is not there
+                names |= {each.name for each in folder.iterdir()}
+        return names
+
+    def finish(self) -> bool:
+        """Return True once diagnosis and log are in the bucket, or after a time limit."""
+        if self._manifest:
+            self._manifest.close()
+        if self._diagnosis and not self._diagnosis.finish():
+            return False
+        return self._archive is None or self._archive.finish()
+
+    def _package(self, plan: Plan) -> Path:
+        """Return the whole trainer package: as `fab train` pushed it, or else from the bucket."""
+        # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
+        home = self._state / "fetched" / plan.jobId
+        for place in (self._state / "jobs" / plan.jobId, home):
+            folder, mark = place / "package", place / "package.sha256"
+            if mark.exists() and mark.read_text().strip() == plan.packageSha256:
+                return folder
+        home.mkdir(parents=True, exist_ok=True)
+        packed, unpacked = home / ".package.tar.gz", home / ".package"
+        if not self._files.download(paths.package(plan.jobId), packed):
+            raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
+        if (digest := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
+            raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {digest[:16]}…, not {plan.packageSha256[:16]}…")
+        delete(unpacked)
+        unpacked.mkdir()  # a package may be empty, where the program is the host's own
+        with tarfile.open(packed) as tar:
+            for member in tar.getmembers():
+                if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
+                    raise StoreError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
+            tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is no privileged user who unpacks
+        delete(folder)
+        unpacked.rename(folder)
+        packed.unlink()
+        mark.write_text(plan.packageSha256)
+        return folder
+
+    def _python(self, plan: Plan) -> str:
+        return plan.python or self._host.python
+
+    def _environment(self, plan: Plan, task: Task, folder: Path, network: Mapping[str, str]) -> dict[str, str]:
+        """Return the trainer's environment.
+
+        It is that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH. `network` has
+        the variables for libraries, unless the job sets them.
+        """
+        # A trial has an output of its own, so its variables are filled in when it starts.
+        job_environment = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
+        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | job_environment
+        path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
+        bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
+        usual = {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **network}
+        stop_file = launched.STOP_FILE if self._launcher else str(self._state / "stop")
+        return (
+            usual
+            | env
+            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins, STOP_FILE: stop_file}
+            | self._rights(plan, task)
+            | self._told_secrets(plan)
+        )
+
+    def _rights(self, plan: Plan, task: Task) -> dict[str, str]:
+        """Return the variables that direct Google's clients to the broker; none if the bucket is a folder."""
+        if self._broker:
+            self._broker.close()
+            self._broker = None
+        scheme, _, bucket = self._host.bucket.partition("://")
+        if scheme != "gs":
+            return {}
+        may = access(plan, task, bucket)
+        # A client that makes a folder looks for those above it, which are not this trainer's to look at.
+        with suppress(Conflict):
+            self._ledger.store.create(f"{may.writes[0]}/", b"")
+        log = self._log
+        assert log is not None  # of this job
+        self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
+        return self._broker.environment
+
+    def _others(self, plan: Plan) -> dict[str, str]:
+        """Return this process's variables, with those of the trainers' user: a home, removed with its job."""
+        inherited = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
+        return inherited | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
+
+    def _home(self, plan: Plan) -> Path:
+        return self._state / "jobs" / plan.jobId / "home"
+
+    def _told_secrets(self, plan: Plan) -> dict[str, str]:
+        """Return the variables that `fab train` pushed to this host alone."""
+        if not plan.secrets:
+            return {}
+        try:
+            secrets: dict[str, str] = json.loads((self._secrets / f"{plan.jobId}.json").read_bytes())
+        except (OSError, ValueError):
+            problem = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
+            raise StoreError(f"{problem}: start the job again under another id") from None
+        return secrets
+
+
+def threads(processors: int) -> dict[str, str]:
+    """Return the variables that size the pools of OpenMP and TensorFlow by this limit.
+
+    They would count the processors of the machine. One operation may wait for another host, so that TensorFlow runs two at
+    least.
+    """
+    return {
+        "OMP_NUM_THREADS": str(processors),
+        "TF_NUM_INTRAOP_THREADS": str(processors),
+        "TF_NUM_INTEROP_THREADS": str(max(2, processors)),
+    }

@@ -1,0 +1,274 @@
+"""The trainer of one job on this host: started, restarted by the rules, stopped.
+
+It waits for its child only.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from hosts.agent import restart
+from hosts.agent.decide import killer
+from hosts.agent.exit_rules import SIGKILL_STATUS, SIGTERM_CODE
+from jobs import variables
+from jobs.firsterror import FirstError
+from jobs.lease import Clock
+from jobs.progress import JobProgress
+from jobs.records import Plan, ReplicaRecord, UnsavedFiles
+from jobs.states import ReplicaState
+
+_TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
+
+
+class SupervisedProcess(Protocol):
+    """A trainer process."""
+
+    pid: int
+
+    @property
+    def stopping(self) -> bool:
+        """True once stop was called."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+
+    @property
+    def lines(self) -> int:
+        """The number of lines that it has printed."""
+
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """Its reported progress."""
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, SIGKILL after this many seconds."""
+
+    def poll(self) -> int | None:
+        """Return the exit once it has ended, as in `replica.exit_rules`: negative if a signal ended it."""
+
+    def due(self) -> float:
+        """Return the seconds until poll has work besides a SIGCHLD."""
+
+
+class Says(Protocol):
+    """The replica's own lines in the log."""
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        """Write them."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A job on this host: what to run, where, in what environment, and the log that it writes to."""
+
+    plan: Plan
+    name: str
+    directory: Path
+    environment: Mapping[str, str]
+    python: str
+    log: Says
+
+    @property
+    def argv(self) -> list[str]:
+        """The job's program, or what runs it as trials, by the Python of this process."""
+        if self.plan.study:
+            return [sys.executable, "-I", str(_TUNER), self.plan.jobId, self.name]
+        return variables.expand_command(self.plan.program(self.python), self.environment)
+
+
+Spawn = Callable[[Assignment], SupervisedProcess]
+
+
+class Supervisor:
+    """The supervisor of one assignment's trainer. One thread calls `step`; the rest is thread-safe."""
+
+    def __init__(
+        self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
+    ) -> None:
+        """Prepare to continue from `record`; nothing runs before `order`."""
+        self._assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
+        self._record = record
+        self._child: SupervisedProcess | None = None
+        self._attempt = -1
+        self._ending = ""
+        self._terminated = False
+        # A restart that an earlier life of this replica began is told from here on.
+        pending = bool(record.events) and record.events[-1].seconds is None
+        self._ended_at = clock() if pending else None
+        self._started_at = 0.0
+        self._printed_before = record.lines
+        self._progress = record.progress
+        self._start_at = clock() + restart.wait_before_start(record)
+        self._lock = threading.RLock()
+
+    @property
+    def record(self) -> ReplicaRecord:
+        """The present record, without the output since the trainer started."""
+        with self._lock:
+            self._see_recovery()
+            self._see_error()
+            return self._record
+
+    @property
+    def lines(self) -> int:
+        """The number of lines that its trainers have printed."""
+        with self._lock:
+            return self._printed_before + (self._child.lines if self._child else 0)
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """The progress of the trainer, or the one before; unknown for trials, which are several."""
+        with self._lock:
+            if self._assignment.plan.study:
+                return None
+            return (self._child.progress if self._child else None) or self._progress
+
+    @property
+    def idle(self) -> bool:
+        """True while no trainer runs and none is about to be started."""
+        with self._lock:
+            return self._child is None and self._record.state is ReplicaState.EXITED
+
+    def tell(self, facts: Mapping[str, object]) -> None:
+        """Set the facts of the chief's host for the manifest."""
+        with self._lock:
+            self._record = replace(self._record, facts=dict(facts))
+
+    def tell_unsaved(self, unsaved: UnsavedFiles) -> None:
+        """Take note of what was written beside JOB_DIR, of a job that has ended."""
+        with self._lock:
+            self._record = replace(self._record, unsaved=unsaved)
+
+    def preempted(self) -> None:
+        """Note that this host is being preempted."""
+        with self._lock:
+            self._record = replace(self._record, preempted=True)
+
+    def order(self, attempt: int, ending: str) -> None:
+        """Set the attempt by the job's record, and the reason if the trainer is to end, else empty."""
+        with self._lock:
+            self._attempt, self._ending = max(self._attempt, attempt), ending
+
+    def terminate(self) -> None:
+        """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
+        with self._lock:
+            self._terminated = True
+
+    def step(self) -> float:
+        """Do what is due; the seconds until something is again, unless a signal comes first."""
+        with self._lock:
+            self._reap()
+            self._steer()
+            waits = [self._child.due()] if self._child else []
+            if self._record.state is ReplicaState.PREPARING and self._attempt >= 0:
+                waits.append(self._start_at - self._clock())
+            return max(min(waits, default=float("inf")), 0.0)
+
+    def _reap(self) -> None:
+        """Take note of a trainer that has ended."""
+        child = self._child
+        if child is None or (status := child.poll()) is None:
+            return
+        self._see_recovery()
+        self._see_error()
+        self._printed_before = self.lines
+        self._progress = self.progress
+        self._child = None
+        self._ended_at = self._clock()
+        if self._terminated or child.stopping:
+            self._record = self._stopped(status)
+            return
+        ran = self._ended_at - self._started_at
+        record = restart.after_exit(
+            self._assignment.plan, self._record, status, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
+        )
+        self._record = record
+        wait = restart.wait_before_start(record)
+        self._start_at = self._clock() + wait
+        self._tell_of(record, wait)
+
+    def _stopped(self, status: int | None) -> ReplicaRecord:
+        """Return the record of a stopped trainer. While its job continues, exit 0 at SIGTERM is no success."""
+        status = SIGTERM_CODE if self._terminated or not self._ending else status
+        return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
+
+    def _see_recovery(self) -> None:
+        """Take note of the first line after a restart, also of a trainer that ended before anybody asked."""
+        if self._child and self._ended_at is not None and self._child.lines:
+            self._record = restart.recovered(self._record, self._clock() - self._ended_at)
+            self._ended_at = None
+
+    def _see_error(self) -> None:
+        """Record the first error, at once when it begins; its last lines may follow."""
+        error, previous = self._child.first_error if self._child else None, self._record.firstError
+        if error and error != previous and (previous is None or previous.time == error.time):
+            self._record = replace(self._record, firstError=error)
+
+    def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
+        log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0
+        if record.state is ReplicaState.PREPARING:
+            when = f", in {wait:g} s" if wait else ""
+            log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
+        elif record.hopeless:
+            log.say(f"trainer ended by {killer(record)}, the same {record.alike} times in a row", "ERROR")
+        elif record.signal:
+            log.say(f"trainer ended by {killer(record)}", "ERROR")
+        else:
+            log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
+
+    def _steer(self) -> None:
+        """Start or stop the trainer, as was ordered."""
+        if self._attempt < 0 and not self._terminated:
+            return
+        plan, record, log = self._assignment.plan, self._record, self._assignment.log
+        outdated = restart.outdated(plan, record, self._attempt)
+        if self._child:
+            if (self._terminated or self._ending or outdated) and not self._child.stopping:
+                why = self._ending or "the whole job starts again"
+                log.say(f"stopping: {'the unit is stopped' if self._terminated else why}")
+                self._child.stop(plan.stopSeconds)
+        elif self._terminated or self._ending:
+            self._record = self._stopped(None)
+        elif outdated:
+            log.say(f"the whole job starts again, attempt {self._attempt}", "WARNING")
+            self._start(restart.again(record, self._attempt))
+        elif record.state is ReplicaState.PREPARING and self._clock() >= self._start_at:
+            self._start(record)
+
+    def _start(self, record: ReplicaRecord) -> None:
+        log = self._assignment.log
+        record = restart.started(record, self._now())
+        self._started_at = self._clock()
+        try:
+            self._child = self._spawn(self._assignment)
+        except (OSError, ValueError) as error:
+            program = self._assignment.argv[0]
+            reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+            why = f"the trainer cannot start: {reason}"
+            # A host that is slow is no verdict on the program.
+            status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
+            record = restart.after_exit(self._assignment.plan, record, status, 0.0, self._now(), why)
+            self._start_at = self._clock() + restart.wait_before_start(record)
+            log.say(record.errorMessage, "ERROR")
+        else:
+            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")
+        self._record = record

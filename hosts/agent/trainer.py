@@ -1,0 +1,163 @@
+"""The trainer: started without a shell, read to its last byte, stopped with all that it started."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from hosts.agent.lines import Messages, OutputLine, Splitter
+from hosts.agent.log import Log, moment
+from hosts.agent.process import ASK_SHARE, Child, ProcessRun, TrainerStart
+from hosts.agent.tf_log_filter import is_quiet, is_remark
+from jobs.firsterror import ErrorFinder, FirstError
+from jobs.progress import JobProgress, ProgressFinder
+
+TAIL_LINES = 20
+TAIL_CHARACTERS = 1000
+_READ = 64 * 1024
+_PIPE = 1024 * 1024
+
+
+class Trainer:
+    """A running trainer, with every process that it started."""
+
+    def __init__(self, run: ProcessRun, log: Log, start: TrainerStart = Child) -> None:
+        """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
+        self._stop_at: float | None = None
+        self._ask_at = math.inf
+        self._stop_signal, self._log = run.stop_signal, log
+        self._quiet = is_quiet(run.env)
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.lines = 0
+        self._errors, self._reports = ErrorFinder(), ProgressFinder()
+        self._pipe, output = os.pipe()
+        try:
+            self._process = start(run, output)
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(output)
+        self.pid = self._process.pid
+        self._ended, self._end = os.pipe()
+        # The pump has a thread of its own: a slow bucket must not hold up the trainer's output.
+        self._pump = threading.Thread(target=self._read, args=(log,), name="pump", daemon=True)
+        self._pump.start()
+
+    @property
+    def stopping(self) -> bool:
+        """True once stop was called."""
+        return self._stop_at is not None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return self._process.out_of_memory
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
+        return self._process.memory_limit
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self._tail)
+
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
+        return self._errors.found
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """Its reported progress."""
+        return self._reports.progress
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
+
+        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
+        """
+        if self._stop_at is None:
+            now = time.monotonic()
+            self._stop_at = now + seconds
+            self._ask_at = now + ASK_SHARE * seconds if self._stop_signal == "main" else math.inf
+            self._process.stop(seconds)
+
+    def poll(self) -> int | None:
+        """Return the trainer's exit once it has ended and its output is read; until then None.
+
+        It is as in `replica.exit_rules`. Children that outlive the trainer are killed: they would hold its port.
+        """
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._process.signal(signal.SIGKILL)
+        elif now >= self._ask_at:
+            self._ask_at = math.inf
+            self._process.signal(signal.SIGTERM)
+        if not self._process.ended():
+            return None
+        status = self._process.reap()
+        os.close(self._end)
+        self._pump.join()
+        if self._process.left and not self.stopping:
+            running = f"{self._process.left} of its processes still ran when the program ended with 0, and were ended"
+            self._log.say(f"{running}: it must wait for what it starts in the background", "WARNING")
+        return status
+
+    def due(self) -> float:
+        """Return the seconds until poll has work besides a SIGCHLD."""
+        return math.inf if self._stop_at is None else max(min(self._stop_at, self._ask_at) - time.monotonic(), 0.1)
+
+    def _read(self, log: Log) -> None:
+        splitter, messages = Splitter(), Messages()
+        for data in self._output(lambda: splitter.due(time.time())):
+            moment = time.time()
+            texts = splitter.feed(data, moment) if data else splitter.half(moment)
+            self._take(log, [messages.add(text, moment) for text in texts])
+        moment = time.time()
+        self._take(log, [messages.add(text, moment) for text in splitter.end()])
+
+    def _output(self, due: Callable[[], float | None]) -> Iterator[bytes]:
+        """Yield the trainer's output in pieces; an empty one if none comes within the seconds `due`.
+
+        It reads not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left
+        the trainer's session may hold the pipe open.
+        """
+        with os.fdopen(self._pipe, "rb") as pipe, os.fdopen(self._ended, "rb") as ended:
+            with suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
+            rest = _PIPE
+            while rest > 0:
+                ready = select.select([pipe, ended], [], [], due())[0]
+                if not ready:
+                    yield b""
+                    continue
+                if pipe not in ready or not (data := os.read(pipe.fileno(), _READ)):
+                    return
+                if ended in ready:
+                    rest -= len(data)
+                yield data
+
+    def _take(self, log: Log, lines: list[OutputLine]) -> None:
+        if self._quiet:
+            lines = [line for line in lines if not is_remark(line.message)]
+        if lines:
+            self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            complaint, seconds = "", time.monotonic()
+            for line in lines:
+                self._errors.see(line.time, line.severity, line.message, moment(line.time))
+                complaint = self._reports.see(line.message, seconds, moment(line.time)) or complaint
+            log.write(lines)
+            if complaint:
+                log.say(complaint, "WARNING")
+            self.lines += len(lines)

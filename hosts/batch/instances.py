@@ -1,0 +1,80 @@
+"""Parse a line or a record of the input into an instance for the server.
+
+Raises RestError if it holds none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hosts.batch.library import tensorflow
+from hosts.serving.rest import RestError, Signature, Tensor
+
+_RAW = "_raw"
+KEY = "key"
+
+
+def of_line(line: bytes) -> Any:
+    """Return the JSON value of a line."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise RestError(400, f"is no JSON: {error}") from None
+
+
+def of_record(record: bytes, signature: Signature, key: int) -> Any:
+    """Return the features of a tf.train.Example that are named as inputs, in their shapes.
+
+    Others are ignored. A missing input of numbers is read from the bytes NAME_raw, one an element, as images are kept:
+    unchanged for whole numbers, scaled to 0 to 1 for others. `key` is the record's number, for a signature that takes a `key`
+    if the record has none. A signature with one input of texts gets the record itself if no feature has its name.
+    """
+    inputs = signature.inputs
+    try:
+        feature_map = tensorflow().example.Example.FromString(record).features.feature
+    except Exception as error:  # noqa: BLE001  protobuf has errors of its own
+        raise RestError(400, f"is no tf.train.Example: {error}") from None
+    features = {name: _values(feature_map[name]) for name in feature_map}
+    if len(inputs) == 1 and not features.keys() & inputs.keys():
+        ((name, tensor),) = inputs.items()
+        if tensor.dtype is None:
+            return {name: record}
+    instance: dict[str, Any] = {}
+    for name, tensor in inputs.items():
+        if name in features:
+            instance[name] = _shaped(features[name], tensor)
+        elif name + _RAW in features and tensor.dtype is not None:
+            instance[name] = _shaped(_bytes(features[name + _RAW], np.dtype(tensor.dtype)), tensor)
+        elif name == KEY and tensor.dtype is not None and np.dtype(tensor.dtype).kind in "iu":
+            instance[name] = key
+    return instance
+
+
+def _values(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []
+
+
+def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
+    """Return the elements of one value of bytes as numbers of that kind; other values unchanged."""
+    if len(values) != 1 or not isinstance(values[0], bytes):
+        return values
+    elements = np.frombuffer(values[0], np.uint8)
+    return (elements / np.float32(255)).astype(kind) if kind.kind == "f" else elements
+
+
+def _shaped(values: Any, tensor: Tensor) -> Any:
+    """Return the values in the input's shape without its first dimension.
+
+    Values of another size stay flat; a later check refuses them.
+    """
+    shape = [-1 if size is None else size for size in (tensor.shape or (None, None))[1:]]
+    elements = math.prod(size for size in shape if size >= 0)
+    if shape.count(-1) > 1 or not elements or len(values) % elements or (-1 not in shape and len(values) != elements):
+        return values
+    array = np.asarray(values, object if tensor.dtype is None else None).reshape(shape)
+    return array.tolist() if tensor.dtype is None or not shape else array

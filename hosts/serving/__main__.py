@@ -1,0 +1,101 @@
+"""`python -m hosts.serving`: the model server of a host, the main process of its unit scaletier-serving.service."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from hosts.serving.app import ServerMetrics, app
+from hosts.serving.catalog import Catalog
+from hosts.serving.manager import ModelManager
+from hosts.serving.saved import ServingModel, tensorflow
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.store import StoreError
+
+_STORE_SECONDS = 20.0
+_BACKLOG = 1024
+_IDLE_SECONDS = 30.0
+# With nothing to serve it was just started, and somebody is about to bring a model.
+_SOON_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the models of a bucket until SIGTERM; 2 where the bucket's address is none."""
+    parser = argparse.ArgumentParser(prog="python -m hosts.serving", description="Answers for the models of a bucket.")
+    parser.add_argument("--bucket", required=True, help="directory, or gs://name")
+    parser.add_argument("--cache", required=True, type=Path, help="directory of this server's own")
+    parser.add_argument("--host", nargs="+", default=["127.0.0.1"], help="addresses to listen at")
+    parser.add_argument("--port", type=int, default=8501)
+    parser.add_argument("--poll-seconds", type=float, default=1.0)
+    options = parser.parse_args(arguments)
+    try:
+        store = open_store(options.bucket)
+    except StoreError as error:
+        sys.stderr.write(f"<3>serving: {error}\n")
+        return 2
+    try:
+        sockets = [socket.create_server((host, options.port)) for host in options.host]
+    except OSError as error:
+        sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
+        return 1
+    metrics = ServerMetrics()
+    shelf = ModelManager(
+        Catalog(Limited(store, _STORE_SECONDS)),
+        store,
+        options.cache,
+        _load,
+        lambda model, rows: metrics.rows.labels(model).observe(rows),
+    )
+    # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.Thread(target=_follow, args=(shelf, options.poll_seconds), name="shelf", daemon=True).start()
+    config = uvicorn.Config(
+        app(shelf, metrics),
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=5,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets)
+    shelf.close()
+    return 0
+
+
+def _load(folder: Path) -> ServingModel:
+    saved = ServingModel(folder)
+    saved.warm_up()
+    return saved
+
+
+def _follow(shelf: ModelManager, seconds: float) -> None:
+    tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
+    wanted_at = time.monotonic()
+    while True:
+        try:
+            shelf.follow()
+        except Exception:  # noqa: BLE001  whatever it is, those that answer go on, and the next look may do
+            traceback.print_exc()
+        if not shelf.idle:
+            wanted_at = time.monotonic()
+        elif time.monotonic() - wanted_at > _IDLE_SECONDS:
+            os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
+            return
+        time.sleep(min(seconds, _SOON_SECONDS) if shelf.idle else seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

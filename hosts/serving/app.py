@@ -1,0 +1,260 @@
+"""The server's HTTP face: TensorFlow Serving's REST API, health, and figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hosts.serving import rest
+from hosts.serving.manager import LoadedVersion, ModelManager
+from hosts.serving.records import LoadState
+from hosts.serving.rest import RestError, Tensor
+
+MOST_BYTES = 16 << 20
+"""The largest request, in bytes of JSON: some three thousand images of MNIST."""
+TOGETHER_BYTES = 2 * MOST_BYTES
+"""What all requests that are being answered may have: in memory it is ten times as much."""
+_LARGE_BYTES = 1 << 18
+SECONDS = 60.0
+"""The longest that a request may wait and be computed."""
+BODY_SECONDS = 30.0
+"""The longest that it may take to arrive, which is 16 MB at 5 Mbit/s."""
+_UNKNOWN = "?"
+
+
+class _Name(StringConvertor):
+    """A part of a path up to the colon in front of a method."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
+
+
+class ServerMetrics:
+    """Counters and gauges for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        names = ("model", "method", "code")
+        self.requests = Counter("scaletier_requests", "Requests answered", names, registry=self.registry)
+        self.seconds = Histogram(
+            "scaletier_request_seconds",
+            "Seconds from a request to its answer",
+            ("model", "method"),
+            registry=self.registry,
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
+        )
+        self.rows = Histogram(
+            "scaletier_batch_rows",
+            "Rows computed together",
+            ("model",),
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+        )
+        self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
+
+    def text(self, shelf: ModelManager) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        self.loaded.clear()
+        for name, served in shelf.models.items():
+            self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in served.versions.values()))
+        text: bytes = generate_latest(self.registry)
+        return text
+
+
+class RequestMemoryLimit:
+    """A limit on the bytes of requests in progress; bytes count once they have arrived."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @contextlib.asynccontextmanager
+    async def content(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield a request's body, whose bytes count against the limit until this ends.
+
+        Raises:
+            RestError: 413 if it is too large, 503 if the limit is reached, 408 if it takes too long to arrive.
+        """
+        size = 0
+
+        def take(more: int) -> None:
+            nonlocal size
+            self._check(size + more, more)
+            size += more
+            self._taken += more
+
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal():
+            self._check(int(declared), int(declared))
+        try:
+            yield await _content(request, take)
+        finally:
+            self._taken -= size
+
+    def _check(self, size: int, more: int) -> None:
+        if size > MOST_BYTES:
+            raise RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
+        if self._taken + more > TOGETHER_BYTES:
+            raise RestError(503, "too many large requests at once", 1)
+
+
+def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
+    """Return the application; another thread polls `shelf`."""
+
+    room = RequestMemoryLimit()
+
+    async def status(request: Request) -> Response:
+        versions = shelf.there(request.path_params["model"], request.path_params.get("version"))
+        return _json({"model_version_status": [_status(here) for here in versions]})
+
+    async def metadata(request: Request) -> Response:
+        model = request.path_params["model"]
+        here = shelf.find(model, request.path_params.get("version"))
+        assert here.model is not None
+        signatures = {
+            name: {
+                "inputs": {key: _info(key, tensor) for key, tensor in signature.inputs.items()},
+                "outputs": {key: _info(key, tensor) for key, tensor in signature.outputs.items()},
+                "method_name": "tensorflow/serving/predict",
+                "defaults": {},
+            }
+            for name, signature in here.model.signatures.items()
+        }
+        spec = {"name": model, "signature_name": "", "version": here.name}
+        return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
+
+    async def predict(request: Request) -> Response:
+        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        assert here.model is not None
+        signatures = here.model.signatures
+
+        def read(content: bytes) -> tuple[str, rest.Arrays, bool]:
+            body = rest.body_of(content)
+            name = rest.signature_name(body)
+            return name, *rest.predict(body, rest.chosen(signatures, name))
+
+        async with room.content(request) as content:
+            # What takes long is not for the thread that all requests share.
+            aside = len(content) > _LARGE_BYTES
+            name, inputs, by_rows = await asyncio.to_thread(read, content) if aside else read(content)
+            outputs = await _computed(here, name, inputs)
+            answer = await asyncio.to_thread(rest.answer, outputs, by_rows) if aside else rest.answer(outputs, by_rows)
+        return Response(answer, media_type="application/json")
+
+    async def classify(request: Request) -> Response:
+        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        assert here.model is not None
+        async with room.content(request) as content:
+            body = rest.body_of(content)
+            name = rest.signature_name(body)
+            rest.chosen(here.model.signatures, name)
+            inputs = here.model.examples(name, rest.examples(body))
+            return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
+
+    async def prometheus(_: Request) -> Response:
+        return Response(metrics.text(shelf), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(_: Request) -> Response:
+        return _json({"looked": shelf.looked, "models": sorted(shelf.models)}, 200 if shelf.looked else 503)
+
+    def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            began = time.perf_counter()
+            try:
+                response = await work(request)
+            except RestError as error:
+                response = _refused(error)
+            except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
+                response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
+            # A name that nobody has is one label, whatever clients make up.
+            model = request.path_params["model"] if request.path_params["model"] in shelf.models else _UNKNOWN
+            metrics.requests.labels(model, method, str(response.status_code)).inc()
+            metrics.seconds.labels(model, method).observe(time.perf_counter() - began)
+            return response
+
+        return handler
+
+    routes = []
+    for path in ("/v1/models/{model:name}", "/v1/models/{model:name}/versions/{version:name}"):
+        routes += [
+            Route(f"{path}:predict", timed("predict", predict), methods=["POST"]),
+            Route(f"{path}:classify", timed("classify", classify), methods=["POST"]),
+            Route(f"{path}/metadata", timed("metadata", metadata)),
+            Route(path, timed("status", status)),
+        ]
+    routes += [Route("/health", health), Route("/metrics", prometheus), Route("/monitoring/prometheus/metrics", prometheus)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _other})
+
+
+async def _content(request: Request, take: Callable[[int], None]) -> bytes:
+    """Return the request's body. `take` gets each piece, and may refuse it.
+
+    Raises:
+        RestError: 408 if it takes too long.
+    """
+    pieces = []
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                take(len(piece))
+                pieces.append(piece)
+    except TimeoutError:
+        raise RestError(
+            408, f"the request did not arrive within {BODY_SECONDS:.0f} s: ask for fewer instances at once"
+        ) from None
+    return b"".join(pieces)
+
+
+async def _computed(here: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:
+    assert here.batcher is not None
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(here.batcher.put(signature, inputs)), SECONDS)
+    except TimeoutError:
+        raise RestError(504, f"no answer within {SECONDS:.0f} s: ask for fewer instances at once") from None
+
+
+def _status(here: LoadedVersion) -> dict[str, Any]:
+    code = "OK" if here.state is not LoadState.END else "UNKNOWN"
+    status = {"error_code": code, "error_message": here.why}
+    return {"version": here.name, "state": here.state, "status": status, "deployment": here.token}
+
+
+def _info(name: str, tensor: Tensor) -> dict[str, Any]:
+    """Return a TensorInfo in the JSON form of protocol buffers."""
+    kind = "DT_STRING" if tensor.dtype is None else _KINDS.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
+    dims = [{"size": "-1" if size is None else str(size), "name": ""} for size in tensor.shape or ()]
+    return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}
+
+
+_KINDS = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _refused(error: RestError) -> Response:
+    response = _json({"error": str(error)}, error.status)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    if error.status == 408:
+        response.headers["Connection"] = "close"  # the rest of the request may never come
+    return response
+
+
+async def _other(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": f"{error.detail}: POST /v1/models/MODEL:predict, GET /v1/models/MODEL"}, error.status_code)

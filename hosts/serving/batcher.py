@@ -1,0 +1,140 @@
+"""Batch the requests that arrive during a computation: a batch waits for the previous one only."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hosts.serving.rest import Arrays, RestError, Signature
+
+Run = Callable[[str, Arrays], Arrays]
+Saw = Callable[[int], None]
+
+
+@dataclass
+class _Request:
+    signature: str
+    inputs: Arrays
+    rows: int
+    future: Future[Arrays] = field(default_factory=Future)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """The properties that two requests must share to be batched."""
+        return (self.signature, *((name, a.dtype, a.shape[1:]) for name, a in sorted(self.inputs.items())))
+
+
+class Batcher:
+    """One thread that runs a model. `put` is for all threads."""
+
+    def __init__(
+        self,
+        run: Run,
+        signatures: dict[str, Signature],
+        most_rows: int = 128,
+        most_waiting: int = 512,
+        saw: Saw = lambda _: None,
+    ) -> None:
+        """Start the thread that computes; `saw` is called with the rows of every batch."""
+        self._run, self._signatures, self._most_rows, self._saw = run, signatures, most_rows, saw
+        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._most_waiting = most_waiting
+        self._closed = False
+        self._odd: set[str] = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._work, name="model", daemon=True).start()
+
+    def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
+        """Return a future of the outputs.
+
+        Raises:
+            RestError: 503 if too many requests wait already.
+        """
+        together = (
+            signature not in self._odd and self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
+        )
+        request = _Request(signature, inputs, len(next(iter(inputs.values()))) if together else 0)
+        if self._waiting.qsize() >= self._most_waiting:
+            raise RestError(503, "too many requests wait for this model", retry_after=1)
+        with self._lock:
+            if not self._closed:
+                self._waiting.put(request)
+                return request.future
+        # Whoever found this model just before it was dropped still gets an answer.
+        threading.Thread(target=self._compute, args=([request],), daemon=True).start()
+        return request.future
+
+    def close(self) -> None:
+        """End once what waits is done."""
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        following: _Request | None = None
+        while True:
+            first = following or self._waiting.get()
+            if first is None:
+                return
+            batch, following, ended = self._gather(first)
+            self._compute(batch)
+            if ended:
+                return
+
+    def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
+        """Return the waiting requests that fit the first, the next one, and whether the end has come."""
+        batch, rows = [first], first.rows
+        while first.rows and first.signature not in self._odd and rows < self._most_rows:
+            try:
+                other = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if other is None:
+                return batch, None, True
+            if not other.rows or other.shape != first.shape or rows + other.rows > self._most_rows:
+                return batch, other, False
+            batch.append(other)
+            rows += other.rows
+        return batch, None, False
+
+    def _compute(self, batch: Sequence[_Request]) -> None:
+        batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+        if not batch:
+            return
+        if len(batch) == 1:
+            self._alone(batch[0])
+            return
+        first, rows = batch[0], sum(request.rows for request in batch)
+        try:
+            together = {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
+            outputs = self._run(first.signature, together)
+        except Exception:  # noqa: BLE001  one bad request must not spoil those that it was computed with
+            for request in batch:
+                self._alone(request)
+            return
+        if any(array.ndim == 0 or len(array) != rows for array in outputs.values()):
+            # Whatever its shapes say, this model gives other rows than it got: none of them is to reach another client.
+            self._odd.add(first.signature)
+            for request in batch:
+                self._alone(request)
+            return
+        self._saw(rows)
+        start = 0
+        for request in batch:
+            end = start + request.rows
+            request.future.set_result({name: array[start:end] for name, array in outputs.items()})
+            start = end
+
+    def _alone(self, request: _Request) -> None:
+        try:
+            outputs = self._run(request.signature, request.inputs)
+            self._saw(max(request.rows, 1))
+        except Exception as error:  # noqa: BLE001  it is for whoever asked
+            request.future.set_exception(error)
+        else:
+            request.future.set_result(outputs)

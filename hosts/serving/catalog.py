@@ -1,0 +1,84 @@
+"""The models in a store: read, and changed by nothing but conditional writes."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+
+from hosts.serving.records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.store import Conflict, Store
+
+_TRIES = 50
+_TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
+
+
+class Catalog:
+    """The models' records in the bucket. Its methods raise StoreError if the bucket fails."""
+
+    def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._store, self._sleep = store, sleep
+
+    def models(self) -> tuple[list[Model], list[str]]:
+        """Return every model by name, and a line about each unreadable record."""
+        records, bad = [], []
+        for path, content in sorted(self._store.scan(EVERY_MODEL).items()):
+            try:
+                records.append(_model(model_of(path), content))
+            except RecordError as error:
+                bad.append(f"{model_of(path)}: {error}")
+        return records, bad
+
+    def in_use(self) -> bool:
+        """Return True for a bucket with other data of a cluster."""
+        return self._store.read(paths.QUEUE) is not None or bool(self._store.scan(paths.EVERY_JOB))
+
+    def model(self, name: str) -> Model | None:
+        """Return a model, or None if there is none.
+
+        Raises:
+            RecordError: its record is unreadable.
+        """
+        item = self._store.read(path_of(name))
+        return _model(name, item.content) if item else None
+
+    def change(self, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
+        """Apply a change to the newest record and return the result.
+
+        If another writer was quicker, the change is applied again to the newer record. So `change` must have no further effect
+        on a record that already contains it.
+
+        Raises:
+            ModelError: the model does not exist, unless it may be created, or `change` refuses.
+        """
+        for _ in range(_TRIES):
+            item = self._store.read(path_of(name))
+            if item is None and not create:
+                raise ModelError(f"there is no model {name!r}")
+            before = _model(name, item.content) if item else None
+            after = change(before or Model(name))
+            if after == before:
+                return after
+            try:
+                if item is None:
+                    self._store.create(path_of(name), after.to_json())
+                else:
+                    self._store.replace(path_of(name), after.to_json(), item.version)
+            except Conflict:
+                self._sleep(random.uniform(0.005, 0.05))  # noqa: S311  nothing is secret here
+                continue
+            return after
+        raise Conflict(path_of(name))
+
+
+def _model(name: str, content: bytes) -> Model:
+    model = Model.from_json(content)
+    if model.name != name:
+        raise RecordError(f"model.json says that it is that of model {model.name!r}")
+    for version in model.versions:
+        if not NAME.fullmatch(version.name) or not _TOKEN.fullmatch(version.token):
+            raise RecordError(f"model.json has a version {version.name!r} of token {version.token!r}, and those are no names")
+    return model

@@ -1,0 +1,261 @@
+"""The versions of this server: it polls the bucket, loads the served ones and unloads the others."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hosts.serving.batcher import Batcher
+from hosts.serving.catalog import Catalog
+from hosts.serving.download import fetch
+from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
+from hosts.serving.rest import Arrays, RestError, Signature
+from jobs.store import Conflict, Files, StoreError
+
+_RETRY_SECONDS = 1
+_AGAIN_SECONDS = 60.0
+
+
+class LoadedModel(Protocol):
+    """A model in this process, as `saved.ServingModel` is."""
+
+    signatures: dict[str, Signature]
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        """Return the outputs."""
+
+    def examples(self, signature: str, examples: Any) -> Arrays:
+        """Return the inputs for these examples."""
+
+
+Load = Callable[[Path], LoadedModel]
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """A version on this server; what is not AVAILABLE has no model."""
+
+    name: str
+    state: LoadState
+    why: str = ""
+    model: LoadedModel | None = None
+    batcher: Batcher | None = None
+    token: str = ""
+    tries: int = 0
+    """How often it could not be loaded, the last time `at` on this server's clock; 0 for what is not to be tried again."""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model on this server. `default` answers if a request names no version, None while there is none."""
+
+    default: LoadedVersion | None
+    versions: Mapping[str, LoadedVersion]
+
+
+class ModelManager:
+    """The loaded models. One thread calls `follow`; all may call `find` and `models`.
+
+    Their results are immutable and are replaced as a whole.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        files: Files,
+        cache: Path,
+        load: Load,
+        saw: Callable[[str, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare a server without models.
+
+        `cache` is a folder of this server's own. `saw` is called with each model's batches by their rows.
+        """
+        self._clock = clock
+        self._marks: set[Path] = set()
+        self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
+        self._models: Mapping[str, ServedModel] = {}
+        self.looked = False
+        """True once the bucket was read."""
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """The present models by name."""
+        return self._models
+
+    def there(self, model: str, version: str | None) -> list[LoadedVersion]:
+        """Return the versions of a model, or the requested one.
+
+        Raises:
+            RestError: 404 if it does not exist, 503 before the first poll.
+        """
+        served = self._shown(model)
+        if version is None:
+            return list(served.versions.values())
+        if version not in served.versions:
+            there = ", ".join(sorted(served.versions)) or "none"
+            raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
+        return [served.versions[version]]
+
+    def find(self, model: str, version: str | None) -> LoadedVersion:
+        """Return the version that is to answer.
+
+        Raises:
+            RestError: as by `there`, and 503 for one that may be loaded soon.
+        """
+        here = self._shown(model).default if version is None else self.there(model, version)[0]
+        if here is None or here.state is LoadState.LOADING:
+            raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
+        if here.state is LoadState.END:
+            raise RestError(500, f"version {here.name} of model {model} could not be loaded: {here.why}")
+        return here
+
+    def _shown(self, model: str) -> ServedModel:
+        models = self._models
+        if model in models:
+            return models[model]
+        if not self.looked:
+            raise RestError(503, "the models are not loaded yet", _RETRY_SECONDS)
+        raise RestError(404, f"there is no model {model!r} here; there are {', '.join(sorted(models)) or 'none'}")
+
+    @property
+    def idle(self) -> bool:
+        """True where there is nothing to serve, as far as the bucket says."""
+        return self.looked and not self._models
+
+    def follow(self) -> None:
+        """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
+        try:
+            records, bad = self._catalog.models()
+        except (StoreError, Conflict) as error:
+            _complain(f"the bucket does not answer: {error}")
+            return
+        for line in bad:
+            _complain(line)
+        broken = {line.partition(":")[0] for line in bad}
+        deleted = self._models.keys() - {model.name for model in records if _wanted(model)} - broken
+        if deleted and not records and not bad and not self._bucket_there():
+            _complain("the bucket is empty: it is taken for one that is away")
+            return
+        # What answered before a restart does so again before anything new is tried, which may take the whole process down.
+        for state in (VersionState.READY, VersionState.CREATING):
+            for model in records:
+                if any(version.state is state for version in _wanted(model)):
+                    self._follow(model, state)
+        if deleted:
+            self._drop(deleted)
+        self.looked = True
+
+    def _bucket_there(self) -> bool:
+        """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
+        try:
+            return self._catalog.in_use()
+        except (StoreError, Conflict):
+            return False
+
+    def _follow(self, model: Model, state: VersionState) -> None:
+        """Load the versions of that state, and drop what is not wanted."""
+        there = dict(self._models[model.name].versions) if model.name in self._models else {}
+        versions = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
+        for version in _wanted(model):
+            if version.name not in versions:
+                versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, token=version.token)
+        self._show(model, versions)
+        for version in _wanted(model):
+            here = versions[version.name]
+            if version.state is state and (here.state is LoadState.LOADING or self._try_again(version, here)):
+                versions = {**versions, version.name: self._loaded(model.name, version, here.tries)}
+                self._show(model, versions)
+        for name, here in there.items():
+            if versions.get(name) is not here and here.batcher:
+                here.batcher.close()
+        self._tidy(model.name, versions)
+
+    def _show(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
+        """Publish the versions of a model; the default changes when the recorded one answers."""
+        recorded = versions.get(model.default)
+        before = self._models[model.name].default if model.name in self._models else None
+        default = recorded
+        if (recorded is None or recorded.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
+            still = versions.get(before.name)
+            default = still if still and still.state is LoadState.AVAILABLE else before if recorded else recorded
+        self._models = {**self._models, model.name: ServedModel(default, dict(versions))}
+
+    def _try_again(self, version: Version, here: LoadedVersion) -> bool:
+        """Return True for a version to load again, after a pause that doubles each time."""
+        if version.state is not VersionState.READY or here.state is not LoadState.END or not here.tries:
+            return False
+        return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
+
+    def _loaded(self, model: str, version: Version, tries: int) -> LoadedVersion:
+        """Load a version and return the result; `tries` loads have failed before."""
+        mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
+        if mark.exists() and mark not in self._marks:
+            why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
+            return LoadedVersion(version.name, LoadState.END, why, token=version.token)
+        try:
+            self._marks.add(mark)
+            self._cache.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            folder = self._fetched(model, version)
+            saved = self._load(folder)
+            batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
+        except StoreError as error:
+            _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
+            return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time
+        except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
+            return LoadedVersion(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
+        finally:
+            mark.unlink(missing_ok=True)
+        return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+
+    def close(self) -> None:
+        """End with the process, without blaming a model for it."""
+        for mark in self._marks:
+            mark.unlink(missing_ok=True)
+
+    def _fetched(self, model: str, version: Version) -> Path:
+        """Return the version's files in a local folder, each as it was deployed.
+
+        Raises:
+            ValueError: one differs.
+        """
+        folder = self._cache / model / f"{version.name}-{version.token}"
+        source = folder_of(model, version.name)
+        fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))
+        return folder
+
+    def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
+        names = {f"{here.name}-{here.token}" for here in kept.values()}
+        for folder in (self._cache / model).glob("*"):
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _drop(self, names: Collection[str]) -> None:
+        dropped = [here for name in names for here in self._models[name].versions.values()]
+        self._models = {name: model for name, model in self._models.items() if name not in names}
+        for here in dropped:
+            if here.batcher:
+                here.batcher.close()
+        for name in names:
+            shutil.rmtree(self._cache / name, ignore_errors=True)
+
+
+def _wanted(model: Model) -> list[Version]:
+    """Return the versions that this server must have."""
+    return [version for version in model.versions if version.wanted]
+
+
+def _complain(line: str) -> None:
+    """Write a line to the journal."""
+    sys.stderr.write(f"<4>serving: {line}\n")

@@ -1,0 +1,16 @@
+"""`python -I hosts/tuner/__main__.py JOB REPLICA`: the trials that this replica of a job runs.
+
+In isolation, as it runs in the folder of a package of a user's, which may have a module of any name. What its trials find in
+their environment comes by stdin.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hosts.tuner.run import main
+
+if __name__ == "__main__":
+    job, replica = sys.argv[1:]
+    sys.exit(main(job, replica, sys.stdin.read()))

@@ -1,0 +1,139 @@
+"""A trial's process: a unit of its own if the host has a launcher, else of this process group.
+
+With the group all that it starts is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hosts.agent.cgroup import oom_kills
+from hosts.agent.launched import Launcher
+from hosts.agent.process import ASK_SHARE, ProcessRun
+from jobs.records import Plan
+
+METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
+_LOOK_SECONDS = 0.1
+
+
+class TrialChild:
+    """A trial that runs; its output is this process's own."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; OSError where that cannot be."""
+        self._oom_kills = oom_kills()
+        self._process = subprocess.Popen(
+            [argument.encode("utf-8", "surrogateescape") for argument in argv], env=environment, stdin=subprocess.DEVNULL
+        )
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+
+        It is None after this time.
+        """
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        _end_others()
+        return status
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
+        for pid in _others():
+            _signal(pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        _end_others()
+        self._process.wait()
+
+    def terminate(self, seconds: float) -> None:
+        """Do nothing: it is of the process group that got the signal."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return oom_kills() > self._oom_kills
+
+
+class TrialUnit:
+    """A trial in a unit of its own; its output is this process's."""
+
+    def __init__(self, starts: Launcher, run: ProcessRun) -> None:
+        """Start it; OSError where that cannot be."""
+        self._launched = starts(run, sys.stdout.fileno())
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+
+        It is None after this time.
+        """
+        return self._launched.reap() if self._launched.wait(seconds) else None
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
+        self._launched.stop(seconds)
+        if not self._launched.wait(ASK_SHARE * seconds):
+            self._launched.signal(signal.SIGTERM)
+            seconds -= ASK_SHARE * seconds
+        while not self._launched.wait(seconds):
+            self._launched.signal(signal.SIGKILL)
+            seconds = _LOOK_SECONDS
+
+    def terminate(self, seconds: float) -> None:
+        """Pass on a SIGTERM; after so many seconds there is another end to it."""
+        self._launched.stop(seconds)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return self._launched.out_of_memory
+
+
+def launching(
+    starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
+) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
+    """Return a function that starts trials of a job in that folder.
+
+    A trial reports its metrics in a file of a folder of its own.
+    """
+
+    def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
+        scratch = Path(environment[METRIC_FILE]).parent
+        return TrialUnit(
+            starts, ProcessRun(job, argv, cwd, environment, scratch, stop_signal=stop_signal, stop_seconds=stop_seconds)
+        )
+
+    return spawn
+
+
+def _end_others() -> None:
+    """Send SIGKILL to all others of the group, and to those that they start meanwhile."""
+    while others := _others():
+        for pid in others:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _others() -> list[int]:
+    """Return the processes of this process group, without itself and zombies."""
+    group, own, pids = os.getpgrp(), os.getpid(), []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and (pid := int(path.name)) != own:
+            with suppress(OSError, ValueError, IndexError):
+                state, _, of_group = (path / "stat").read_text().rpartition(") ")[2].split()[:3]
+                if int(of_group) == group and state not in "ZX":
+                    pids.append(pid)
+    return pids
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

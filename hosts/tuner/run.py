@@ -1,0 +1,430 @@
+"""The trials that one replica of a job runs; without a master, each replica claims them itself.
+
+A trial is one record, which is created, taken over and ended by conditional writes alone. So two replicas never begin the same
+number, and if two believe that they have a trial, one write fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from hosts.agent import config
+from hosts.agent.exit_rules import describe_end, is_restart
+from hosts.agent.launched import launcher, scratch_folder
+from hosts.agent.process import delete
+from hosts.tuner.measure import TrialMetrics
+from hosts.tuner.process import METRIC_FILE, TrialChild, launching
+from hosts.tuner.stopping import lags
+from jobs import variables
+from jobs.checked import RecordError
+from jobs.chunks import ChunkFolder, LogFilter, newest
+from jobs.ledger import Ledger, Stored
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.records import HostFile, Plan
+from jobs.store import Conflict, StoreError
+from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
+from jobs.times import now
+from jobs.trials import Trials
+
+FAILED, TERMINATED = 1, 128 + signal.SIGTERM
+_STORE_SECONDS = 20.0
+_SUMMARIES_SECONDS = 5.0
+_LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
+
+
+class TrialProcess(Protocol):
+    """A trial's process."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit as in `replica.exit_rules` once it has ended; None after this time."""
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
+
+    def terminate(self, seconds: float) -> None:
+        """Pass on a SIGTERM, where it has not got the same one; it is killed after so many seconds."""
+
+
+Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialProcess]
+
+
+def main(job_id: str, name: str, said: str) -> int:
+    """Run trials until none is left; return the exit code.
+
+    `said` is the replica's description of the trials' environment. The code is 0 if all trials are done, 1 if too many FAILED,
+    143 if it was stopped.
+    """
+    try:
+        host, state = config.load(os.environ)
+        ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
+        plan = _plan(ledger, job_id, host.pollSeconds)
+        from hosts.tuner.propose import propose
+    except ImportError as error:
+        return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
+    except (config.HostConfigError, RecordError, StoreError) as error:
+        return _fail(str(error))
+    assert plan.study
+    log = state / "logs" / job_id
+    description = json.loads(said)
+    starts = launcher(host.bucket, os.environ)
+    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
+    scratch = scratch_folder(state) if starts else None
+    tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), description["env"], scratch)
+    signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
+    return tuner.run()
+
+
+def _plan(ledger: Ledger, job_id: str, seconds: float) -> Plan:
+    while True:
+        try:
+            if plan := ledger.plan(job_id):
+                return plan
+        except StoreError as error:
+            _say(f"the bucket does not answer: {error}")
+        time.sleep(seconds)
+
+
+class Tuner:
+    """One replica's part of a study."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        plan: Plan,
+        study: Study,
+        name: str,
+        host: HostFile,
+        propose: Callable[[Study, Sequence[Trial], int], dict[str, str]],
+        spawn: Spawn,
+        last_words: Callable[[], str] = str,
+        environ: Mapping[str, str] = os.environ,
+        scratch: Path | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare the trials of a replica.
+
+        `last_words` returns the last lines of the trial that has just ended, from the replica's log; `environ` is the
+        environment of all trials; `scratch` holds a folder for each one's reports if these need a fixed place.
+        """
+        self._environ, self._scratch = environ, scratch
+        self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
+        self._propose, self._spawn, self._last_words, self._sleep = propose, spawn, last_words, sleep
+        self._trials = Trials(ledger, plan.jobId)
+        # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
+        self._wanted: Trial | None = None
+        self._child: TrialProcess | None = None
+        self._terminated = False
+
+    def terminate(self) -> None:
+        """Stop the trial, as the job or this host's part of it is being stopped."""
+        self._terminated = True
+        if self._child:
+            self._child.terminate(self._plan.stopSeconds)
+
+    def run(self) -> int:
+        """Run trials for as long as there are any to run; the exit code."""
+        while not self._terminated:
+            try:
+                trials = self._trials.read()
+                if (code := self._over(trials)) is not None:
+                    return code
+                claimed = self._claim(trials)
+                if claimed:
+                    self._run(claimed)
+                    continue
+            except Conflict:
+                continue
+            except (OSError, RecordError) as error:  # a StoreError is one, and so is a folder that cannot be made now
+                _say(f"the bucket does not answer, and is asked again: {error}")
+            self._sleep(self._host.pollSeconds)
+        return TERMINATED
+
+    def _over(self, trials: Sequence[Trial]) -> int | None:
+        """Return the exit code once no trial is left to run or to wait for."""
+        study, failed = self._study, [trial for trial in trials if trial.state is TrialState.FAILED]
+        if len(failed) >= study.maxFailedTrials:
+            last = failed[-1]
+            return _fail(
+                f"{len(failed)} of {len(trials)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
+                f"trial {last.trialId} ({' '.join(words(last.hyperparameters))}): {last.errorMessage}"
+            )
+        if len(trials) < study.trials or any(not trial.final for trial in trials):
+            return None
+        first = best(study, trials)
+        if first is None or first.finalMetric is None:
+            return _fail(f"no trial came to a value of {study.hyperparameterMetricTag}")
+        if self._name == self._plan.chief:
+            tag, final = study.hyperparameterMetricTag, first.finalMetric
+            early = sum(trial.isTrialStoppedEarly for trial in trials)
+            counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
+            _say(
+                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(words(first.hyperparameters))}"
+            )
+            _say(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
+        return 0
+
+    def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
+        """Claim a trial: this replica's own, one of a lost replica, or a new one; None if none is left."""
+        job = self._ledger.job(self._plan.jobId)
+        missing = {*(job.record.lost if job else ()), *(job.record.without if job else ())}
+        for trial in trials:
+            strange = trial.replica not in self._plan.replicas
+            if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):
+                return self._again(trial)
+        if len(trials) >= self._study.trials:
+            return None
+        number = self._trials.next_number
+        trial = Trial(number, self._propose(self._study, trials, number), self._name, self._host.name)
+        self._make_folder(trial)
+        self._wanted = trial
+        return self._ledger.create_trial(self._plan.jobId, trial)
+
+    def _again(self, trial: Trial) -> Stored[Trial] | None:
+        stored = self._ledger.trial(self._plan.jobId, trial.trialId)
+        if stored is None or stored.record != trial:
+            return None  # it has got further meanwhile
+        if trial == self._wanted:
+            return stored
+        if trial.restarts >= self._plan.maxRestarts:
+            self._ended(stored, self._failed(trial, f"it was killed, or its host was, {trial.restarts + 1} times"))
+            return None
+        self._make_folder(trial)
+        self._wanted = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
+        return self._ledger.change_trial(self._plan.jobId, stored, self._wanted)
+
+    def _make_folder(self, trial: Trial) -> None:
+        """Create the trial's folder, unless it is in gs://, which needs none.
+
+        It comes before the claim.
+
+        Raises:
+            OSError: it cannot be created now.
+        """
+        folder = self._study.folder(trial.trialId)
+        if folder.startswith("/"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+
+    def _run(self, stored: Stored[Trial]) -> None:
+        """Run a trial to its end, or until another replica has it, or this one is stopped."""
+        trial, study = stored.record, self._study
+        self._wanted = None
+        with _folder(self._scratch) as scratch:
+            file = scratch / "output.metrics"
+            metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
+            again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
+            _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            try:
+                environment = self._environment(trial, file)
+                child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
+            except (OSError, ValueError) as error:
+                self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
+                return
+            self._child = child
+            if self._terminated:  # looked at last: terminate() may come at any moment
+                child.terminate(self._plan.stopSeconds)
+            try:
+                watched = self._watch(stored, child, metrics)
+            except BaseException:
+                child.stop(self._plan.stopSeconds)  # whatever it was: the trial is run again, and not beside itself
+                raise
+            finally:
+                self._child = None
+            if watched is None or self._terminated:
+                return
+            status, stored, early = watched
+            self._ended(stored, self._judged(stored.record, status, child.out_of_memory, metrics, early))
+
+    def _watch(
+        self, stored: Stored[Trial], child: TrialProcess, metrics: TrialMetrics
+    ) -> tuple[int, Stored[Trial], bool] | None:
+        """Return the exit, the record and whether it was stopped early; None if another has the trial."""
+        looked = beat = time.monotonic()
+        while (status := child.wait(self._host.pollSeconds)) is None:
+            moment = time.monotonic()
+            summaries = self._study.enableTrialEarlyStopping and moment - looked >= _SUMMARIES_SECONDS
+            measured = _measured(metrics, summaries)
+            looked = moment if summaries else looked
+            news = measured and measured != stored.record.allMetrics
+            if self._terminated or not (news or moment - beat >= self._plan.heartbeatSeconds):
+                continue
+            beat = moment
+            try:
+                current = (
+                    self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._mine(stored.record)
+                )
+                if current is None:
+                    _say(f"Trial {stored.record.trialId} is another replica's by now")
+                    child.stop(self._plan.stopSeconds)
+                    return None
+                stored = current
+                if news and self._study.enableTrialEarlyStopping and lags(self._study, measured, self._trials.read()):
+                    child.stop(self._plan.stopSeconds)
+                    return 0, stored, True
+            except (StoreError, RecordError):
+                continue  # it is told again at the next look
+        return status, stored, False
+
+    def _mine(self, trial: Trial) -> Stored[Trial] | None:
+        """Return the present record; None if another replica or incarnation has the trial."""
+        there = self._ledger.trial(self._plan.jobId, trial.trialId)
+        same = there and (there.record.replica, there.record.restarts) == (trial.replica, trial.restarts)
+        return there if same else None
+
+    def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
+        """Write the next record of this replica's trial; return None if the trial is another's.
+
+        A Conflict may also be with a write of one's own whose answer was lost.
+        """
+        try:
+            return self._ledger.change_trial(self._plan.jobId, stored, trial)
+        except Conflict:
+            there = self._mine(trial)
+            if there is None or there.record.final:
+                return there if there and there.record == trial else None
+            try:
+                return self._ledger.change_trial(self._plan.jobId, there, trial)
+            except Conflict as error:
+                raise StoreError(str(error)) from error
+
+    def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
+        """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
+        if status:
+            # A kill of the process alone, too, is no verdict of the trainer's.
+            restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
+            if restarts and not out_of_memory:
+                return trial
+            words = self._last_words()
+            return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {words}' if words else ''}")
+        tag = self._study.hyperparameterMetricTag
+        try:
+            measured = metrics.reported() or trial.allMetrics if early else metrics.whole()
+        except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
+            return self._failed(trial, f"what it told cannot be read: {error}")
+        if not measured:
+            others = f"; it told {', '.join(sorted(metrics.others))}" if metrics.others else ""
+            how = "cloudml-hypertune reports it, or metrics.json or a summary below JOB_DIR has it by this name"
+            return self._failed(trial, f"it told no {tag} (hyperparameterMetricTag){others}: {how}")
+        if not math.isfinite(measured[-1].objectiveValue):
+            return self._failed(trial, f"its last {tag} was {measured[-1].objectiveValue}")
+        measurements = thinned(_finite(measured))
+        return replace(
+            trial,
+            state=TrialState.SUCCEEDED,
+            endTime=now(),
+            allMetrics=measurements,
+            finalMetric=measurements[-1],
+            isTrialStoppedEarly=early,
+        )
+
+    def _failed(self, trial: Trial, why: str) -> Trial:
+        return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
+
+    def _ended(self, stored: Stored[Trial], trial: Trial) -> None:
+        """Write a trial's end, however long the bucket is unreachable, and log it.
+
+        It does nothing if the trial is another's by now.
+        """
+        if trial.final:
+            while True:
+                try:
+                    if self._write(stored, trial) is None:
+                        return
+                    break
+                except (StoreError, RecordError) as error:
+                    if self._terminated:
+                        return
+                    _say(f"the end of trial {trial.trialId} cannot be told yet: {error}")
+                    self._sleep(self._host.pollSeconds)
+        tag, final = self._study.hyperparameterMetricTag, trial.finalMetric
+        if final:
+            early = ", stopped early" if trial.isTrialStoppedEarly else ""
+            _say(f"Trial {trial.trialId} {trial.state}: {tag} {final.objectiveValue:.6g} at step {final.trainingStep}{early}")
+        elif trial.final:
+            _say(f"error: trial {trial.trialId} {trial.state}: {trial.errorMessage}", sys.stderr)
+
+    def _argv(self, trial: Trial) -> list[str]:
+        flag, folder = self._study.jobDirFlag, self._study.folder(trial.trialId)
+        python = self._plan.python or self._host.python
+        return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
+
+    def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
+        """Return the trial's environment as in Cloud ML: the job's, its number, the file for its reports.
+
+        The number is in TF_CONFIG, too.
+        """
+        folder, number = self._study.folder(trial.trialId), str(trial.trialId)
+        config = json.loads(self._environ.get("TF_CONFIG") or "{}")
+        config["task"] = {**config.get("task", {}), "trial": number}
+        ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
+        task = self._plan.tasks.get(self._name)
+        of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
+        own = variables.expand_environment(of_job, {**self._environ, **ours})  # and no secret
+        return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(config)}
+
+
+def last_words(log: Path) -> str:
+    """Return a program's last line, preferably one with an error; empty if it is not in the log yet.
+
+    The replica, which reads the output of this process and its trials, may write it a moment later.
+    """
+    time.sleep(_LOG_SECONDS)
+    lines: list[dict[str, str]] = []
+    with suppress(OSError, ValueError):
+        entries, _ = newest(ChunkFolder(log), LogFilter(_LOG_LINES))
+        lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
+    printed = [line for line in lines if line.get("message", "").strip()]
+    loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]
+    return (loud or printed or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
+
+
+def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
+    """Return the measurements so far, with the summaries if requested; unreadable ones are left out."""
+    try:
+        return thinned(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
+    except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
+        _say(f"what the trial tells cannot be read now: {error}")
+        return []
+
+
+@contextmanager
+def _folder(above: Path | None) -> Iterator[Path]:
+    """Yield a folder for a trial's reports.
+
+    The trial's own folders in it are not this user's to delete: the launcher removes them.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
+    try:
+        if above:
+            folder.chmod(0o770)  # for the trial, to whose group the launcher gives it
+        yield folder
+    finally:
+        delete(folder)
+
+
+def _finite(measured: Sequence[Measurement]) -> list[Measurement]:
+    return [each for each in measured if math.isfinite(each.objectiveValue)]
+
+
+def _fail(message: str) -> int:
+    _say(f"error: {message}", sys.stderr)
+    return FAILED
+
+
+def _say(line: str, stream: object = None) -> None:
+    print(line, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""Tasks on the cluster: who is there, what it does, what it costs."""
+
+import sys
+from typing import Any
+
+from ops.cli.commandline import after_dashes
+from ops.cli.task import JSON, task
+
+
+@task(help={"json": JSON})
+def hosts(_: Any, json: bool = False) -> int:
+    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does.
+
+    fab hosts
+    fab hosts --json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import hosts as run
+
+    return run(Cluster.load(), json)
+
+
+@task(help={"json": JSON})
+def connect(_: Any, json: bool = False) -> int:
+    """Fetch the hosts from the stack's state, after another user's pulumi up; the first fab here does it.
+
+    fab connect
+    fab connect --json
+    """
+    from ops.cluster.inventory import connect as run
+
+    return run(json)
+
+
+@task(help={"fix": "do what is safe: the firewall, hosts that are off, keys' modes", "json": JSON})
+def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
+    """Look for problems: versions, limits, keys, clocks, disks, firewall, hosts, units, and orphans.
+
+    fab doctor
+    fab doctor --fix
+    fab doctor --json
+
+    A line each, ok, warning or broken, with the command that mends it; exit code 1 where one is broken. It works with half
+    of the cluster down, and without a stack. Nothing is ever deleted: of what is in no stack it says the command.
+    """
+    from ops.show.doctor import doctor as run
+
+    return run(fix, json)
+
+
+@task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
+def top(_: Any, once: bool = False, json: bool = False) -> int:
+    """Show the whole cluster until Ctrl-C: each host's job and usage, running and waiting jobs, the cost.
+
+    fab top
+    fab top --once
+
+    One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.top import top as run
+
+    return run(Cluster.load(), once, json)
+
+
+@task(help={"json": JSON})
+def cost(_: Any, json: bool = False) -> int:
+    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has.
+
+    fab cost
+    fab cost --json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.cost import cost as run
+
+    return run(Cluster.load(), json)
+
+
+@task(
+    words=["replica"],
+    rest="COMMAND",
+    help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
+)
+def shell(_: Any, replica: str | None = None) -> int:
+    """Open a shell on a host, or run a command there, as `admin`, who has sudo, unlike the rest of fab.
+
+    fab shell worker-2
+    fab shell worker-2 -- df -h
+    fab shell worker-2 -- 'cd /tmp; ls | wc -l'
+    """
+    from ops.cluster.inventory import load
+    from ops.cluster.shell import shell as run
+
+    return run(load(), replica, after_dashes(sys.argv))

@@ -1,0 +1,307 @@
+"""The command line of `fab`: Fabric parses it; bare words, help and suggestions are added here.
+
+Fabric's own flags that this project has no use for are not offered; a flag has a short form only if it is the same in every
+task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fabric
+from fabric.main import Fab
+from invoke.exceptions import Exit, ParseError
+from invoke.parser import Argument, ParserContext
+from invoke.parser.context import to_flag
+
+from infra.templates import ROOT
+from ops.cli.checkout import is_checkout
+from ops.errors import WRONG_CALL, meant, one_line
+
+DASHES = "--"
+HELP = ("-h", "--help")
+_HELP_WORD = "help"
+SHORT = {"job": "j", "follow": "f", "lines": "n"}
+"""The flags that have a short form, which means the same in every task."""
+# Useful flags before the task: name and short form.
+_CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
+
+
+# The modules of tasks, each with its topic.
+NOUNS = {
+    "jobs": "Jobs",
+    "results": "What a job made",
+    "models": "Models that answer",
+    "inputs": "What jobs need",
+    "cluster": "The cluster",
+}
+
+
+class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
+    """A task of `fab`.
+
+    `words` are the flags that may be given as bare words behind its name, in this order; a flag that may be repeated takes as
+    many. `rest` names what may stand behind `--`.
+    """
+
+    help: dict[str, str]
+
+    def __init__(self, *args: Any, words: Sequence[str] = (), rest: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, positional=[], auto_shortflags=False, **kwargs)
+        self.words, self.rest = tuple(words), rest
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """Return invoke's arguments, whose help texts it drops after the first call."""
+        texts: dict[str, str] = dict(self.help)
+        try:
+            return list(super().get_arguments(ignore_unknown_help))
+        finally:
+            self.help = texts
+
+    def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
+        """Return invoke's options of a flag, with our own short form."""
+        options: dict[str, Any] = super().arg_opts(name, default, taken_names)
+        options["names"] = (*options["names"], *SHORT.get(name, ()))
+        return options
+
+
+def after_dashes(argv: Sequence[str]) -> list[str]:
+    """Return the words behind a lone `--`, each as the shell gave it."""
+    return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
+
+
+def asks_for_help(tokens: Sequence[str]) -> str | None:
+    """Return the task whose help is wanted, by a flag anywhere before `--`, or None."""
+    before = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
+    bare = [word for last, word in zip(("", *before), before, strict=False) if not word.startswith("-") and last[:1] != "-"]
+    if not any(word in HELP for word in before) and _HELP_WORD not in bare:
+        return None
+    return next((word for word in before if not word.startswith("-") and word != _HELP_WORD), "")
+
+
+def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
+    """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
+
+    A space in front does it, and means nothing to shlex, which splits the value later.
+    """
+    shielded: list[str] = []
+    for token in tokens:
+        if token.startswith(f"{flag}="):
+            shielded += [flag, " " + token.removeprefix(f"{flag}=")]
+        elif shielded and shielded[-1] == flag:
+            shielded.append(" " + token)
+        else:
+            shielded.append(token)
+    return shielded
+
+
+def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
+    """Return the command line with bare words as flags, `logs worker` as `logs --replica=worker`.
+
+    Args:
+        words: the flags that take bare words, by task.
+        valued: the flags of a task that have a value.
+
+    Raises:
+        ValueError: for a second task.
+    """
+    result: list[str] = []
+    task, free_words, value_follows = "", list[str](), False
+    for token in tokens:
+        if value_follows:
+            value_follows = False
+        elif token.startswith("-"):
+            last = token if token.startswith("--") else f"-{token[-1]}"  # of -fn 20
+            value_follows = last in valued.get(task, ())
+        elif free_words:
+            result.append(f"--{free_words.pop(0)}={token}")
+            continue
+        elif token in words and task:
+            raise ValueError(f"one task at a time: fab {task}, and then fab {token}")
+        elif token in words:
+            task, free_words = token, list(words[token])
+        result.append(token)
+    return result
+
+
+def flags_with_values(context: ParserContext) -> set[str]:
+    """Return the flags of a task that take a value, long and short."""
+    return {to_flag(name) for arg in context.args.values() if arg.takes_value for name in arg.names}
+
+
+def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
+    """Reword invoke's message about a wrong command line, with the remedy."""
+    if error := re.search(r"No idea what '(.*)' is!", message):
+        word = error[1]
+        if word.startswith("-"):
+            return _unknown_flag(word, flags, task)
+        if task:
+            return f"fab {task} has no use for {word!r}: see fab {task} --help"
+        return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
+    if error := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
+        return f"--{error[1].lstrip('-').replace('_', '-')} needs a value"
+    return " ".join(message.split())
+
+
+def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
+    if not task:
+        return f"there is no flag {flag} here; fab --help TASK lists the valid ones"
+    problem = f"fab {task} has no flag {flag}{meant(flag, flags)}"
+    if "--args" in flags and flag.startswith("--"):
+        return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
+    return f"{problem}; fab {task} --help lists the valid ones"
+
+
+class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
+    """Fabric's command line for tasks alone, which never reads ~/.ssh/config."""
+
+    def core_args(self) -> list[Argument]:
+        """Return Fabric's flags, the unused ones without a short form, and those of stack and project."""
+        args: list[Argument] = super().core_args()
+        args += [
+            Argument(
+                names=("stack",), help="stack to work on (default: PULUMI_STACK, else Pulumi's selected one, else the only one)"
+            ),
+            Argument(names=("project",), help="checkout of scaletier to work in (default: the one that this program is from)"),
+        ]
+        for arg in args:
+            name = next(name for name in arg.names if len(name) > 1)
+            arg.names = (name, *(_CORE.get(name) or ()))
+        return args
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        """Parse like Fabric, but with no command behind `--`, and help wherever it is asked for."""
+        try:
+            super().parse_core(argv)
+        except ParseError as error:
+            raise Exit(f"error: {reword(str(error), ())}", WRONG_CALL) from None
+        self.core.unparsed[:] = shield(self.core.unparsed)
+        if not self.args.complete.value:
+            self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
+        self.config.load_ssh_configs = False
+
+    def load_collection(self) -> None:
+        """Load our tasks, from any working directory."""
+        self.args["search-root"].set_value(str(ROOT))
+        super().load_collection()
+
+    def parse_tasks(self) -> None:
+        """Parse the tasks after bare words and help; the stack and project flags take effect from here on."""
+        contexts = self.collection.to_contexts()
+        words = {context.name: self.collection[context.name].words for context in contexts}
+        everywhere = flags_with_values(self.initial_context)
+        valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
+        help_task = asks_for_help(self.core.unparsed)
+        if help_task is not None:
+            self.core.unparsed[:] = []
+            self.args["help"].set_value(help_task, cast=False)
+        with self._worded():
+            self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
+            super().parse_tasks()
+        project = self.args["project"].value
+        if project and not is_checkout(Path(project)):
+            raise Exit(f"error: {project} is no checkout of scaletier: it has no Pulumi.yaml of it", WRONG_CALL)
+        for flag, variable in (("stack", "PULUMI_STACK"), ("project", "SCALETIER_PROJECT")):
+            if value := self.args[flag].value:
+                os.environ[variable] = value
+
+    def parse_cleanup(self) -> None:
+        with self._worded():
+            super().parse_cleanup()
+
+    @contextlib.contextmanager
+    def _worded(self) -> Iterator[None]:
+        """Turn any error of the command line into one line, and exit code 2."""
+        try:
+            yield
+        except ParseError as error:
+            context = error.context
+            task = context.name or "" if context else ""
+            flags = [*context.flags, *context.inverse_flags] if task else ()
+            raise Exit(f"error: {reword(str(error), sorted(self.collection.task_names), flags, task)}", WRONG_CALL) from None
+        except ValueError as error:
+            raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
+
+    def print_version(self) -> None:
+        _say(f"scaletier {version('scaletier')} (Fabric {fabric.__version__})")
+
+    def print_help(self) -> None:
+        """Print the usage of `fab`."""
+        _say(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
+        self.load_collection()
+        self.list_flat()
+        _say(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
+        self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
+
+    def list_flat(self) -> None:
+        """List the tasks by topic, in the order in which users need them."""
+        for module, title in NOUNS.items():
+            names = sorted(name for name in self.collection.task_names if _module(self.collection[name]) == module)
+            if names:
+                _say(f"{title}:\n")
+                self.print_columns([(name, _first_line(self.collection[name])) for name in names])
+
+    def print_task_help(self, name: str) -> None:
+        """Print a task's usage, description, flags, and examples."""
+        task = self.collection[name]
+        words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
+        context = self.parser.contexts[name]
+        rest = f" [{DASHES} {task.rest}]" if task.rest else ""
+        _say(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
+        for paragraph in _paragraphs(task):
+            if not _is_example(paragraph):
+                _say(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
+        self.print_columns(context.help_tuples())
+        _say("Examples:\n")
+        for example in examples(task):
+            _say(f"{self.leading_indent}{example}")
+
+    def no_tasks_given(self) -> NoReturn:
+        """Print our help, as Fabric would show its own flags."""
+        self.list_tasks()
+        raise Exit
+
+
+def _say(line: str = "") -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def examples(task: CommandTask) -> list[str]:
+    """Return the command lines in a task's documentation, which are paragraphs of their own."""
+    return [line for paragraph in _paragraphs(task) if _is_example(paragraph) for line in paragraph.splitlines()]
+
+
+def _is_example(paragraph: str) -> bool:
+    return paragraph.startswith("fab ")
+
+
+def _paragraphs(task: CommandTask) -> list[str]:
+    return (inspect.getdoc(task) or "").split("\n\n")
+
+
+def _module(task: CommandTask) -> str:
+    return str(task.body.__module__).rpartition(".")[2]
+
+
+def _first_line(task: CommandTask) -> str:
+    return (inspect.getdoc(task) or "").partition("\n")[0]
+
+
+def _help_of(arg: Argument) -> tuple[str, str]:
+    short = f"-{_CORE[arg.name]}, " if _CORE[arg.name] else ""
+    value = "=NAME" if arg.takes_value else ""
+    return f"{short}--{arg.name}{value}", arg.help or ""
+
+
+def main() -> None:
+    """Run `fab`."""
+    CommandLine(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config).run()

@@ -1,0 +1,303 @@
+"""Tasks on jobs: run one, see how it does, end it, clear it away."""
+
+import sys
+from typing import Any
+
+from ops.cli.commandline import after_dashes
+from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, task
+
+
+@task(
+    words=["job"],
+    rest=TRAINER,
+    iterable=["labels", "env", "secret"],
+    help={
+        "job": f"{NEW_JOB} (default: the package's name and the time)",
+        "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
+        "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
+        "script": "a script of Python to run instead, in --package, or alone",
+        "command": 'a program to run instead, such as "./run.sh fast": one of --package, alone, or one that the hosts have',
+        "runtime": "requirements.txt of a Python of the job's own, instead of the hosts' with TensorFlow",
+        "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
+        "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
+        "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
+        "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
+        "replicas": "take these replicas: worker=2,ps=1 for so many, worker for all workers; there is always a master",
+        "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
+        "labels": "labels of the job, key=value,key=value; may be given more than once",
+        "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "resume": "id of a job that has ended: go on in its output, from its checkpoints, by the package and arguments of now",
+        "env": "NAME=VALUE for the trainer's environment; may be given more than once, and is written down",
+        "env-file": "file with a NAME=VALUE on each line; --env wins",
+        "secret": "NAME of a variable of this shell for the trainer's environment; its value is written down nowhere",
+        "secret-file": "file with a NAME=VALUE on each line, all of them secrets",
+        "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
+        "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
+        "wake": "start hosts that are stopped, and wait until they are up",
+        "notify": "where the job's end is reported: a URL, which gets its record by POST, or a command on a host of it",
+        "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
+        "plain": "on a terminal too, lines that stay, and no screen",
+        "dry-run": "show the files, their size, the plan and each TF_CONFIG, and send nothing",
+        "json": f"{JSON}: the job's record; logs go to stderr",
+    },
+)
+def train(
+    _: Any,
+    job: str | None = None,
+    package: str | None = None,
+    module: str | None = None,
+    script: str | None = None,
+    command: str | None = None,
+    runtime: str | None = None,
+    runtime_version: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    scale_tier: str | None = None,
+    replicas: str | None = None,
+    strategy: str | None = None,
+    labels: Any = None,
+    job_dir: str | None = None,
+    resume: str | None = None,
+    env: Any = None,
+    env_file: str | None = None,
+    secret: Any = None,
+    secret_file: str | None = None,
+    priority: str | None = None,
+    queue: bool = True,
+    wake: bool = False,
+    notify: str | None = None,
+    follow: bool = True,
+    plain: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> int:
+    """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts in its turn.
+
+    fab train
+    fab train --job job01
+    fab train --job job02 --config config.yaml --args "--max-steps 500"
+    fab train --job job03 --strategy sync
+    fab train --scale-tier BASIC --package mytrainer
+    fab train --resume job03 -- --max-steps 4000
+    fab train --wake
+    fab train --replicas worker=2 --strategy sync --dry-run
+    fab train --scale-tier BASIC --script train.py -- --epochs 3
+    fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
+
+    On a terminal it is followed on a screen: how far it is, every replica, and the newest lines of the logs. Ctrl-C leaves the
+    job running and says how to come back to it.
+    """
+    options = locals()
+    from ops.cluster.cluster import Cluster
+    from ops.submit import train as run
+    from ops.submit.config import JobFlags
+
+    flags = JobFlags.of(options, after_dashes(sys.argv))
+    if dry_run:
+        return run.dry_run(Cluster.load(), flags, package, json)
+    return run.train(Cluster.load(), flags, package, queue, follow, json, plain)
+
+
+@task(
+    help={
+        "filter": "only those with state=FAILED, by=ann or label=value, several with commas; or a part of the id",
+        "limit": "only so many of the newest",
+        "json": JSON,
+    },
+)
+def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool = False) -> int:  # noqa: A002
+    """List the jobs, the newest first.
+
+    fab jobs --limit 5
+    fab jobs --filter state=FAILED,owner=ann
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import jobs as run
+
+    return run(Cluster.load(), filter, limit, json)
+
+
+@task(words=["job"], help={"job": JOB, "json": JSON})
+def describe(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Show a job: its state, times and input, replicas with exit code and restarts, and why it failed.
+
+    fab describe
+    fab describe job01 --json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import describe as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
+    words=["replica", "job"],
+    help={
+        "replica": "replicas such as master-0,worker-1, a role such as worker, or all, which is the default; or a job's id",
+        "job": JOB,
+        "follow": "show lines as they come, until the job ends",
+        "lines": "how many of the last lines of each replica, or all (default: 100; all where one of the next four is said)",
+        "since": "only what was printed from then on: 10m or 2h ago, 14:30:05 today, or 2026-01-31T12:00:00Z",
+        "until": "only what was printed until then, said alike",
+        "grep": "only lines in which this regular expression is found",
+        "severity": "only lines of that severity and above: DEBUG, INFO, WARNING, ERROR or CRITICAL",
+        "plain": "with --follow on a terminal too, lines that stay, and no screen",
+        "json": "print each line as JSON with the full time, for programs",
+    },
+)
+def logs(
+    _: Any,
+    replica: str | None = None,
+    job: str | None = None,
+    follow: bool = False,
+    lines: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    grep: str | None = None,
+    severity: str | None = None,
+    plain: bool = False,
+    json: bool = False,
+) -> int:
+    """Show what replicas print, merged in the order of time.
+
+    fab logs
+    fab logs job01
+    fab logs master-0
+    fab logs worker --lines 20
+    fab logs all --job job01 --follow
+    fab logs worker-0,worker-1 --since 10m --severity WARNING
+    fab logs job01 --grep "loss: nan"
+
+    Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
+    only if the job SUCCEEDED.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.logs.filters import wanted
+    from ops.screen.logs import show_logs
+
+    filters = wanted(lines, since, until, grep, severity)
+    return show_logs(Cluster.load(), replica, job, filters, follow, json, plain)
+
+
+@task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+def wait(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Wait until a job has ended; exit code 0 only if it SUCCEEDED.
+
+    fab wait job01
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.submit.end import wait as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
+    words=["job"],
+    help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
+)
+def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer.
+
+    fab cancel
+    fab cancel job01
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.submit.end import cancel as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
+    words=["original"],
+    help={
+        "original": "id of the job to run again (default: the newest)",
+        "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
+        "follow": "as of fab train; --no-follow starts it and returns, and the same command with --job compares later",
+        "json": f"{JSON}; logs go to stderr",
+    },
+)
+def reproduce(_: Any, original: str | None = None, job: str | None = None, follow: bool = True, json: bool = False) -> int:
+    """Run a past job again from the bucket alone, as its manifest says, and say what differs.
+
+    fab reproduce job01
+    fab reproduce job01 --job again --no-follow
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.submit.reproduce import reproduce as run
+
+    return run(Cluster.load(), original, job, follow, json)
+
+
+@task(
+    rest=TRAINER,
+    help={
+        "package": "as of fab train",
+        "module": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "seconds": "how long the job trains here, from its first Train line on (default: 60)",
+        "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
+        "until": "also say the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
+        "replicas": "with --until: for which numbers of replicas the job runs here to the target (default: 1,2,5)",
+        "until-seconds": "with --until: how long each of these runs may take (default: 300)",
+        "job": "id of a job that ran: compare it with its plan, and run nothing",
+        "json": JSON,
+    },
+)
+def plan(
+    _: Any,
+    package: str | None = None,
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    seconds: str = "60",
+    parameters_mb: str | None = None,
+    until: str | None = None,
+    replicas: str | None = None,
+    until_seconds: str | None = None,
+    job: str | None = None,
+    json: bool = False,
+) -> int:
+    """Predict what STANDARD_1 and PREMIUM_1 would make of a job, from a minute of it as one process here.
+
+    fab plan --args "--model cnn"
+    fab plan --args "--model mlp" --until accuracy=0.95
+    fab plan --job job01
+    """
+    if job is not None:
+        from ops.cluster.cluster import Cluster
+        from ops.plan.planned import check
+
+        return check(Cluster.load(), job, json)
+    from ops.plan.plan import Call, number, until_of
+    from ops.plan.plan import plan as run
+
+    target = until_of(until, replicas, until_seconds)
+    size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
+    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
+    return run(call, json)
+
+
+@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
+def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete an ended job with its package, logs and output; one in --job-dir stays. Asks first.
+
+    fab delete job01
+    fab delete job01 --yes
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.submit.delete import delete as run
+
+    return run(Cluster.load(), job, yes, json)
+
+
+@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
+def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete all jobs that have ended but the newest. Asks first.
+
+    fab prune --keep 10
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.submit.delete import prune as run
+
+    return run(Cluster.load(), keep, yes, json)

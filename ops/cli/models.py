@@ -1,0 +1,162 @@
+"""Tasks on models: versions that the cluster's server answers for, and asking them."""
+
+from typing import Any
+
+from ops.cli.task import JSON, NEW_JOB, task
+
+MODEL = "name of the model (default: the only one that there is)"
+
+
+@task(
+    help={
+        "model": "name of the model: a letter, then letters, digits and _",
+        "version": "name of the version, used once",
+        "job": "id of the job whose newest exported model it is",
+        "origin": "folder of a SavedModel on this machine, instead of a job's",
+        "json": JSON,
+    },
+)
+def deploy(
+    _: Any,
+    model: str | None = None,
+    version: str | None = None,
+    job: str | None = None,
+    origin: str | None = None,
+    json: bool = False,
+) -> int:
+    """Deploy a job's model as a version on the cluster's model server; the first version is the default.
+
+    fab deploy --job job01 --model mnist --version v1
+    fab deploy --origin export/job01/1700000000 --model mnist --version v2
+    fab deploy --model mnist --version v1          # once more, where it was undeployed, or did not come to be served
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.deploy import deploy as run
+
+    return run(Cluster.load(), model, version, job, origin, json)
+
+
+@task(help={"json": JSON})
+def models(_: Any, json: bool = False) -> int:
+    """List the models that were deployed.
+
+    fab models
+    fab models --json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import models as run
+
+    return run(Cluster.load(), json)
+
+
+@task(words=["model"], help={"model": MODEL, "json": JSON})
+def versions(_: Any, model: str | None = None, json: bool = False) -> int:
+    """List a model's versions.
+
+    fab versions
+    fab versions mnist --json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import versions as run
+
+    return run(Cluster.load(), model, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
+    """Make a version the one that answers where none is named. No request fails meanwhile.
+
+    fab set-default mnist v2
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import set_default as run
+
+    return run(Cluster.load(), model, version, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
+    """Take a version off the model server. It is kept, and fab deploy brings it back.
+
+    fab undeploy mnist v1
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import undeploy as run
+
+    return run(Cluster.load(), model, version, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
+def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete a version with its files. Its name stays taken. Asks first.
+
+    fab delete-version mnist v1
+    fab delete-version mnist v1 --yes
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import delete_version as run
+
+    return run(Cluster.load(), model, version, yes, json)
+
+
+@task(
+    words=["model"],
+    help={
+        "model": MODEL,
+        "version": "one of its versions (default: the model's default)",
+        "json-instances": "file with a JSON value on each line, - for stdin",
+        "signature": "signature of the model (default: serving_default)",
+        "batch": "predict files of the bucket, as a job of the master and the workers",
+        "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
+        "output": "with --batch: folder in the bucket for the predictions, new or empty",
+        "job": f"with --batch: {NEW_JOB} (default: predictor and the time)",
+        "replicas": "with --batch: how many of the master and the workers predict (default: as many as the input is worth)",
+        "follow": "with --batch: show the logs until the job ends; --no-follow starts it and returns",
+        "json": f"{JSON}; with --batch the job's record",
+    },
+)
+def predict(
+    _: Any,
+    model: str | None = None,
+    version: str | None = None,
+    json_instances: str | None = None,
+    signature: str | None = None,
+    batch: bool = False,
+    input_: str | None = None,
+    output: str | None = None,
+    job: str | None = None,
+    replicas: str | None = None,
+    follow: bool = True,
+    json: bool = False,
+) -> int:
+    """Ask a model, and print what it says of each instance; or predict a batch.
+
+    fab predict --model mnist --json-instances request.json
+    fab predict mnist --version v2 --json-instances - < request.json
+    fab predict mnist --batch --input '/bucket/data/mnist/test*' --output /bucket/predictions/test
+    """
+    from ops.cluster.cluster import Cluster
+
+    with_batch = {"--input": input_, "--output": output, "--job": job, "--replicas": replicas, "--no-follow": not follow}
+    if batch or any(with_batch.values()):
+        from ops.models import batch as batches
+
+        batches.check_flags(batch, json_instances, with_batch)
+        request = batches.Asked(model, version, input_, output, signature, job, replicas)
+        return batches.batch(Cluster.load(), request, follow, json)
+    from ops.models.predict import predict as run
+
+    return run(Cluster.load(), model, version, json_instances, signature, json)
+
+
+@task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
+def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
+    """Open a local port to the model server, for curl and other clients, until Ctrl-C.
+
+    fab serve
+    fab serve mnist --port 8600
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.serve import serve as run
+
+    return run(Cluster.load(), model, port)

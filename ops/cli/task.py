@@ -1,0 +1,72 @@
+"""The decorator of the tasks of `fab`: it turns what a body returns or raises into a line and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import fabric
+
+from ops.cli.commandline import CommandTask
+from ops.errors import DETACHED, DONE, explain
+
+sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
+
+JOB = "id of the job, one that fab jobs lists (default: the one that has the hosts, or had them last)"
+TRAINER = "ARGUMENTS OF THE TRAINER"
+NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
+JSON = "print JSON, for programs"
+
+
+def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
+    """Return Fabric's decorator for a body that returns an exit code; errors become a line and a code."""
+    return lambda body: fabric.task(klass=CommandTask, **options)(command(body))
+
+
+def command(body: Callable[..., int | None]) -> Callable[..., None]:
+    """Wrap a task's body so that it always ends in an exit code; the body returns one, or None for 0.
+
+    With SCALETIER_DEBUG set, the traceback is shown as well.
+    """
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        try:
+            code = body(*args, **kwargs) or DONE
+            sys.stdout.flush()
+        except BaseException as error:
+            if isinstance(error, SystemExit):
+                raise
+            if os.environ.get("SCALETIER_DEBUG"):
+                raise
+            code = report(error)
+        if code:
+            sys.exit(code)
+
+    return run
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Handle SIGHUP and SIGTERM, of a closed terminal or `timeout`, like Ctrl-C: undo or detach."""
+    raise KeyboardInterrupt
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong in one line on stderr; the exit code."""
+    from ops import terminal
+
+    if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: `fab logs all | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    if isinstance(error, KeyboardInterrupt):
+        terminal.note("stopped")
+        return DETACHED
+    line, code = explain(error)
+    terminal.error(line)
+    return code

@@ -1,0 +1,76 @@
+"""The comparison of two runs of a job: pure functions of their records and final metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.records import JobRecord
+from jobs.times import seconds_between
+from ops.submit import manifest
+
+SECONDS = "seconds"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing of several jobs, a value for each, None if a job does not tell it."""
+
+    what: str
+    values: list[str | None]
+
+    @property
+    def same(self) -> bool:
+        return len(set(self.values)) == 1
+
+    @property
+    def change(self) -> str:
+        """`same`, `+0.012` between numbers, else `differs`; `not known` if a job does not report one."""
+        original, again = self.values
+        if original is None or again is None:
+            return "not known"
+        if self.same:
+            return "same"
+        try:
+            digits = max(len(text.partition(".")[2]) for text in (original, again))
+            return f"{float(again) - float(original):+.{digits}f}"
+        except ValueError:
+            return "differs"
+
+
+def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
+    """Compare what each job tells, name by name, in the order in which the names come."""
+    names = dict.fromkeys(name for job in jobs for name in job)
+    return [Difference(name, [job.get(name) for job in jobs]) for name in names]
+
+
+def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
+    """Return all differences in display order: inputs, then results; `finals` as of ops.train.metrics."""
+    sides = (inputs(original.manifest), inputs(again.manifest))
+    results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
+    return [*differences(sides), *differences(results)]
+
+
+def inputs(short: Mapping[str, Any]) -> dict[str, str]:
+    """Return a job's inputs by its record's short manifest: package, runtime, data, versions, hosts."""
+    then_cluster: Mapping[str, Any] = short.get("cluster", {})
+    replicas = {
+        role: f"{count} x {then_cluster['machineTypes'][role]}" for role, count in then_cluster.get("replicas", {}).items()
+    }
+    values = {
+        "package": manifest.package_line(short),
+        "runtime": manifest.runtime_line(short),
+        "data": manifest.data_line(short),
+        **short.get("versions", {}),
+        "scaleTier": then_cluster.get("scaleTier"),
+        **replicas,
+    }
+    return {what: str(value) for what, value in values.items() if value}
+
+
+def _outcome(record: JobRecord) -> dict[str, str]:
+    outcome = {"state": str(record.state)}
+    if record.startTime and record.endTime:
+        outcome[SECONDS] = f"{seconds_between(record.startTime, record.endTime):.1f}"
+    return outcome

@@ -1,0 +1,392 @@
+"""A job as Cloud ML's config.yaml and the flags of `fab train` define it, checked before it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infra.inventory import Inventory
+from infra.spec import Role
+from jobs import notification, paths, variables
+from jobs.records import RESTART_CODE
+from jobs.study import Study
+from ops.checks import check_mapping, notify, read_yaml
+from ops.cluster.inventory import require_runtimes
+from ops.errors import UsageError, meant
+from ops.package import declared as declaration
+from ops.package import runtimes
+from ops.package.declared import Strategy, TrainerConfig, merged
+from ops.package.runtimes import Runtime
+from ops.submit import arguments, environment, fitness, part, tuning
+from ops.submit.program import readers
+from ops.submit.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
+
+IGNORED_KEYS = ("region", "pythonVersion")
+RUNTIME_KEYS = ("runtime", "runtimeVersion")
+# The values of ROLE_KEYS that a trial may have.
+_ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
+GRACE_SECONDS = 30.0
+"""The default grace period of replicas that still work when their job is done."""
+# Keys of config.yaml that a job's trainingInput has in another form.
+_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """The command line's values of a job; for those that are None config.yaml counts."""
+
+    job_id: str | None = None
+    module: str | None = None
+    config: str | None = None
+    args: str | None = None
+    more_args: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    job_dir: str | None = None
+    strategy: str | None = None
+    priority: str | None = None
+    env: Sequence[str] = ()
+    env_file: str | None = None
+    secret: Sequence[str] = ()
+    secret_file: str | None = None
+    resume: str | None = None
+    scale_tier: str | None = None
+    replicas: str | None = None
+    script: str | None = None
+    command: str | None = None
+    runtime: str | None = None
+    runtime_version: str | None = None
+    wake: bool = False
+    notify: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> JobFlags:
+        """Select the flags among a task's parameters by name, and ignore the others."""
+        options = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
+        return cls(given["job"], more_args=more_args, **options)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job ready to be rendered; `job_dir` is its output as the hosts see it, `reproduces` a job's id.
+
+    `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is the package's
+    declaration. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is the user's
+    addition; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
+    that the cluster has if it is empty. With a `command` there is no module: it runs in that `folder` of the package. Without a
+    `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With `wake` its
+    stopped hosts are started first. Its end is reported to `notify` (`jobs.notification`).
+    """
+
+    id: str
+    module: str
+    args: tuple[str, ...]
+    job_dir: str
+    policy: Mapping[str, Any]
+    priority: int = 0
+    declared: TrainerConfig = field(default_factory=TrainerConfig)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    job_dir_flag: str | None = None
+    use_chief: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    training_input: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    reproduces: str | None = None
+    counts: part.Counts = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    folder: str = ""
+    runtime: Runtime | None = None
+    study: Study | None = None
+    wake: bool = False
+    notify: str = ""
+
+    def part(self, inventory: Inventory) -> Inventory:
+        """Return the part of a cluster that the job asks for, as a cluster of its own."""
+        return inventory.part(self.counts, self.training_input.get("scaleTier"))
+
+
+def read_config(path: str | None) -> dict[str, Any]:
+    """Read config.yaml with its keys and types checked; empty without a path."""
+    if path is None:
+        return {}
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}: give --config the path of a config.yaml") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    data = read_yaml(content, path)
+    return check_mapping(data if data is not None else {}, JOB_KEYS, path)
+
+
+def split_args(text: str | None) -> list[str]:
+    """Split `--args` into words, quoted as for a shell."""
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise UsageError(f"--args cannot be split ({error}): quote it as for a shell, or put the arguments behind --") from None
+
+
+def split_labels(texts: Sequence[str]) -> dict[str, str]:
+    """Parse `--labels owner=ann,run=3`, given once or several times."""
+    labels: dict[str, str] = {}
+    for pair in (pair for text in texts for pair in text.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--labels {pair!r} is not of the form key=value")
+        check_label(key, value, "--labels")
+        labels[key] = value
+    return labels
+
+
+def told_job_dir(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
+    """Return the flag by which a trainer gets its output folder, as every one in Cloud ML, or None.
+
+    `files` are as of `program.readers`.
+    """
+    detect = declared.pass_job_dir and not arguments.names_output(args)
+    return arguments.job_dir_flag(files) if detect and files is not None else None
+
+
+def chosen_strategy(args: Sequence[str]) -> str | None:
+    """Return the last value of `--strategy`, which counts, or None for the trainer's default."""
+    values = [value for flag, value in arguments.flags(args) if flag == arguments.STRATEGY]
+    return values[-1] if values else None
+
+
+def policy(
+    scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None, where: str = "scheduling"
+) -> dict[str, Any]:
+    """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
+
+    Trials are independent: if one host is lost, the others continue. With successPolicy `all` no role that has
+    an end may be expendable, and by default none is.
+
+    Args:
+        where: config.yaml's scheduling, for messages.
+
+    Raises:
+        UsageError: if the success condition can never be met.
+    """
+    if study:
+        codes = {key: strategy.exits[key] for key in ("restartCodes", "permanentCodes", "stopSignal") if key in strategy.exits}
+        strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,), exits={**codes, "successPolicy": "chief"})
+    declared: dict[str, Any] = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
+    chosen = {key: value for key, value in scheduling.items() if key != "priority"}
+    usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
+    decided = {**declared, **merged(merged(usual, strategy.exits), chosen)}
+    if decided.get("successPolicy") != "all":
+        return decided
+    wrong = f"{where}.successPolicy 'all' is invalid"
+    if strategy.exits.get("successPolicy") == "chief":
+        why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
+        raise UsageError(f"{wrong}: {why}. Valid: chief")
+    if "expendable" not in chosen and strategy.expendable == Strategy.expendable:
+        return decided | {"expendable": []}
+    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["expendable"]]:
+        valid = "chief, or an expendable without worker and evaluator"
+        raise UsageError(f"{wrong}: expendable has {' and '.join(optional)}. Valid: {valid}")
+    return decided
+
+
+def automatic_id(package: str) -> str:
+    """Return an id for a job without one, like Cloud ML's samples: `trainer_20260131_120000`, in UTC."""
+    name = re.sub(r"\W", "_", package, flags=re.ASCII).lstrip("_0123456789") or "job"
+    return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
+
+
+def _priority(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"--priority {text!r} is no whole number: 0 is the default, and the highest comes first") from None
+
+
+def arguments_of(given: Mapping[str, Any], text: str | None, more: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of `--args` and behind `--`, which take precedence, and those of config.yaml."""
+    return [*split_args(text), *more], given.get("args", [])
+
+
+def _runtime(flags: JobFlags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
+    """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
+    path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
+    if path is None and version is None:
+        names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
+        path = str(Path(where).parent / given["runtime"]) if "runtime" in given else None
+        version = None if _version_ignored(given, inventory) else given.get("runtimeVersion")
+    if path is None and version is None:
+        return None
+    require_runtimes(inventory, names[path is None])
+    if path is not None and version is not None:
+        raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
+    if path is not None:
+        return runtimes.of_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
+    return runtimes.of_version(version or "", names[1], inventory)
+
+
+def _version_ignored(given: Mapping[str, Any], inventory: Inventory) -> str:
+    """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
+    if str(given.get("runtimeVersion", "")).startswith("1."):
+        return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
+    return "the stack says what its hosts have" if "runtimeVersion" in given and inventory.runtimes is None else ""
+
+
+def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
+    """Yield the parts of config.yaml that are ignored, with the reason."""
+    if ignored := [key for key in IGNORED_KEYS if key in given]:
+        yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
+    if why := _version_ignored(given, inventory):
+        yield f"runtimeVersion in {where}: ignored, {why}"
+    if tuned := given.get("hyperparameters"):
+        if shape := [key for key in ROLE_KEYS if key in given and given[key] not in _ONE_HOST]:
+            yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials says how many"
+        if few := tuning.fewer(tuned, inventory):
+            yield few
+    if typed and given.get("args"):
+        yield f"args in {where}: ignored, the command line has others"
+
+
+def _job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
+    """Return the flag for the output folder; with `asked`, also if the trainer knows none, like Cloud ML."""
+    if asked and files is not None:
+        return arguments.job_dir_flag(files) or "--job-dir"
+    return told_job_dir(args, declared, files)
+
+
+def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
+    """Return the hosts of a job that tunes hyperparameters.
+
+    Raises:
+        UsageError: for a flag that only goes with other jobs.
+    """
+    for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
+        if value is not None:
+            raise UsageError(f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials says how many")
+    if flags.resume is not None:
+        raise UsageError(f"--resume goes on with one training, and {where} tunes hyperparameters: resumePreviousJobId goes on")
+    return tuning.hosts(tuned, inventory)
+
+
+def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
+    """Return the notification target by the command line, config.yaml or the package; empty for none."""
+    if flags.notify is not None:
+        return notify(flags.notify, "--notify")
+    return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
+
+
+def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: str = "") -> None:
+    """Check that hosts fill in each `${NAME}`.
+
+    Raises:
+        UsageError: for another name.
+    """
+    command = [] if notification.is_url(notified) else shlex.split(notified)
+    texts = {"an argument": words, "notify": command, **{f"the environment's {name}": [value] for name, value in added.items()}}
+    for where, text in texts.items():
+        if unknown := variables.unknown(text):
+            like = meant(unknown.strip("${}"), variables.NAMES)
+            valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
+            how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
+            raise UsageError(f"{where} has {unknown}, which nobody fills in{like}: {how}")
+
+
+def build_job(
+    flags: JobFlags,
+    inventory: Inventory,
+    package: str = "trainer",
+    files: Mapping[str, bytes] | None = None,
+    command: Sequence[str] = (),
+    folder: str = "",
+) -> JobSpec:
+    """Build the job of the flags and config.yaml; the flags take precedence.
+
+    Args:
+        files: the trainer package's, which may declare what it needs.
+        command: as of a Job.
+        folder: as of a Job.
+
+    Raises:
+        UsageError: if any of them is invalid.
+    """
+    config = read_config(flags.config)
+    where = flags.config or "config.yaml"
+    job_id = flags.job_id if flags.job_id is not None else config.get("jobId", automatic_id(package))
+    check_job_id(job_id)
+    training_input: dict[str, Any] = config.get("trainingInput", {})
+    if config.get("jobId", job_id) != job_id:
+        raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {job_id!r}: make them the same")
+    default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
+    chosen_dir = flags.job_dir or training_input.get("jobDir")
+    chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
+    typed, config_args = arguments_of(training_input, flags.args, flags.more_args)
+    args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
+    if chosen_dir:
+        fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
+    for arg in args:
+        if "\0" in arg:
+            raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
+    asked_files = readers(folder, command, files or {})
+    module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
+    declared = declaration.read(files or {}, module.partition(".")[0] or package)
+    tuned = training_input.get(tuning.HYPERPARAMETERS)
+    has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
+    job_dir_flag = _job_dir_flag(args, declared, asked_files, has_job_dir)
+    if job_dir_flag and has_job_dir and not tuned:
+        args += [job_dir_flag, str(chosen_dir)]
+    strategy = chosen_strategy(args)
+    if tuned:
+        counts = _counts_of_trials(flags, tuned, inventory, where)
+    else:
+        counts = part.asked(
+            flags.scale_tier, flags.replicas, training_input, declared.strategy(strategy).replicas, inventory, where
+        )
+    for name in {flags.strategy or strategy, strategy}:
+        fitness.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
+    labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
+    scheduling = training_input.get("scheduling", {})
+    added = environment.added(training_input.get("environment", {}), flags.env_file, flags.env, where)
+    notified = _notify(flags, config, declared)
+    _check_variables([*command, *args], added, notified)
+    secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
+    if both := added.keys() & secrets.keys():
+        raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
+    runtime = _runtime(flags, training_input, inventory, where)
+    study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
+    input_record = {
+        **part.described(counts, inventory),
+        **{key: training_input[key] for key in training_input if key not in _SAID_OTHERWISE},
+        **({"runtime": runtime.name} if runtime else {}),
+        **({"command": [*command]} if command else {"pythonModule": module}),
+        "args": args,
+        "jobDir": chosen_dir or default_dir,
+        **({"environment": added} if added else {}),
+    }
+    return JobSpec(
+        id=job_id,
+        module=module,
+        args=tuple(args),
+        job_dir=chosen_dir or default_dir,
+        labels=labels,
+        job_dir_flag=None if has_job_dir or tuned else job_dir_flag,
+        use_chief=training_input.get("useChiefInTfConfig", True),
+        policy=policy(scheduling, declared.strategy(strategy), study, f"{where}: trainingInput.scheduling"),
+        priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
+        declared=declared,
+        environment=added,
+        secrets=secrets,
+        training_input=input_record,
+        counts=counts,
+        command=tuple(command),
+        folder=folder,
+        runtime=runtime,
+        study=study,
+        wake=flags.wake or training_input.get("wake", False),
+        notify=notified,
+        notes=tuple(_ignored(training_input, inventory, where, bool(typed))),
+    )

@@ -1,0 +1,179 @@
+"""The part of a cluster that a job asks for: replicas of each role, and their candidate hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from infra.inventory import Inventory
+from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
+from ops.errors import UsageError, meant
+from ops.submit.schema import COUNT_KEYS, ROLE_KEYS, TYPE_KEYS
+from ops.terminal import plural
+
+Counts = Mapping[Role, int]
+_PATH = "trainingInput"
+_DIGITS = 10
+_COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"
+
+
+def asked(
+    scale_tier: str | None,
+    replicas: str | None,
+    given: Mapping[str, Any],
+    roles: Collection[str] | None,
+    inventory: Inventory,
+    where: str,
+) -> Counts:
+    """Return the count of each role: by the flags, config.yaml, the strategy's `roles`, else all.
+
+    Raises:
+        UsageError: for more than the cluster has, a role that it lacks, and contradictions.
+    """
+    if scale_tier is not None and replicas is not None:
+        raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
+    if replicas is not None:
+        return _of_words(replicas, inventory)
+    shape = [key for key in ROLE_KEYS if key in given]
+    if scale_tier is not None and not (shape and _tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
+        return _of_tier(_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
+    if "scaleTier" in given or shape:
+        return _of_config(given, shape, inventory, where)
+    there = counts(inventory)
+    return there if roles is None else {role: there[role] for role in there if role is Role.MASTER or role in roles}
+
+
+def counts(inventory: Inventory) -> dict[Role, int]:
+    """Return how many of each role a cluster has for jobs."""
+    return dict(Counter(host.role for host in inventory.job_hosts))
+
+
+def described(wanted: Counts, inventory: Inventory) -> dict[str, Any]:
+    """Return `scaleTier` and, if no tier has this shape, machine types and counts, in Cloud ML's names."""
+    tier = inventory.scale_tier if wanted == counts(inventory) else _tier_like(wanted, inventory)
+    if tier != ScaleTier.CUSTOM:
+        return {"scaleTier": str(tier)}
+    types = {key: inventory.of_role(role)[0].machine_type for role, key in TYPE_KEYS.items() if wanted.get(role)}
+    return {"scaleTier": str(tier), **types, **{key: wanted[role] for role, key in COUNT_KEYS.items() if wanted.get(role)}}
+
+
+def _tier_like(wanted: Counts, inventory: Inventory) -> ScaleTier:
+    gpu = inventory.chief.accelerator is not None
+    for tier in ScaleTier:
+        if tier is not ScaleTier.CUSTOM:
+            roles = preset(tier).roles
+            if wanted == {role: spec.count for role, spec in roles.items()} and gpu == bool(roles[Role.MASTER].accelerator):
+                return tier
+    return ScaleTier.CUSTOM
+
+
+def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
+    """Map each replica, the chief first, to its candidate hosts, the best first.
+
+    Those of its role; for the master also a worker's of the same make, so that a one-host job need not wait for the master's
+    host. All that a role has are each for the replica of its own name.
+    """
+    wanted = wanted or counts(inventory)
+    part = inventory.part(wanted)
+    spare = {role: inventory.of_role(role) for role, there in counts(inventory).items() if wanted.get(role, 0) < there}
+    candidates = {}
+    for name in part.replicas:
+        own = inventory.host(name)
+        alike = [host for host in spare.get(own.role, ()) if host is not own]
+        if own.role is Role.MASTER:
+            alike += [host for host in spare.get(Role.WORKER, ()) if host.make == own.make]
+        candidates[name] = [own.name, *(host.name for host in alike)]
+    return candidates
+
+
+def _of_words(text: str, inventory: Inventory) -> Counts:
+    """Parse `--replicas master,worker` for all of a role, `worker=2,ps=1` for counts; a master is implied."""
+    there = counts(inventory)
+    totals, roles = {Role.MASTER: 1}, set[Role]()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, number = word.partition("=")
+        if name not in JOB_ROLES:
+            example = "such as worker=2,ps=1 or worker"
+            raise UsageError(
+                f"--replicas {word!r} is no role{meant(name, JOB_ROLES)}; valid are {', '.join(JOB_ROLES)}, {example}"
+            )
+        role = Role(name)
+        if role in roles:
+            raise UsageError(f"--replicas names {role} twice: say it once")
+        roles.add(role)
+        if equals and not (number.isdecimal() and len(number) < _DIGITS):
+            how = "worker=2 is two workers, worker all that there are, and a comma stands between two roles"
+            raise UsageError(f"--replicas {word!r} is no number of them: {how}")
+        totals[role] = int(number) if equals else there.get(role, 0)
+        if totals[role] == 0 and not equals:
+            _check({role: 1}, inventory, f"--replicas {word}")
+    if not text.strip(" ,"):
+        raise UsageError(f"--replicas names no role; valid are {', '.join(JOB_ROLES)}, such as worker=2,ps=1 or worker")
+    if totals[Role.MASTER] != 1:
+        raise UsageError(f"--replicas master={totals[Role.MASTER]}: a job has one master")
+    return _check({role: count for role, count in totals.items() if count}, inventory, f"--replicas {text}")
+
+
+def _of_tier(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
+    if tier == inventory.scale_tier:
+        return counts(inventory)
+    if tier is ScaleTier.CUSTOM:
+        raise UsageError(f"{what} CUSTOM does not say how many: --replicas worker=2,ps=1 does, or counts in config.yaml")
+    roles = preset(tier).roles
+    needed = {role: spec.count for role, spec in roles.items()}
+    fix = f"pulumi config set scaleTier {tier} && pulumi up"
+    _check(needed, inventory, f"{what} {tier}", fix)
+    if roles[Role.MASTER].accelerator and not inventory.chief.accelerator:
+        raise UsageError(f"{what} {tier} needs a GPU, and the master of stack {inventory.stack} has none: run {fix}")
+    return needed
+
+
+def _of_config(given: Mapping[str, Any], shape: list[str], inventory: Inventory, where: str) -> Counts:
+    path = f"{where}: {_PATH}"
+    tier = _tier(given["scaleTier"], f"{path}.") if "scaleTier" in given else ScaleTier.CUSTOM
+    if tier is not ScaleTier.CUSTOM:
+        if shape:
+            raise UsageError(f"{path}.{shape[0]} goes with scaleTier CUSTOM only, and this is {tier}: take it out")
+        return _of_tier(tier, inventory, f"{path}.scaleTier")
+    if "scaleTier" in given and "masterType" not in given:
+        has = inventory.chief.machine_type
+        raise UsageError(
+            f"{path}.masterType is missing: scaleTier CUSTOM needs it, stack {inventory.stack} has {has}; {_COUNTS_ALONE}"
+        )
+    for role, key in TYPE_KEYS.items():
+        hosts = inventory.of_role(role)
+        if key in given and hosts and given[key] != hosts[0].machine_type:
+            has = f"stack {inventory.stack} has {hosts[0].machine_type}"
+            fix = f"run pulumi config set {key} {given[key]} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else ""
+            raise UsageError(f"{path}.{key} is {given[key]}, but {has}: {fix}{', or ' if fix else ''}{_COUNTS_ALONE}")
+    totals = {Role.MASTER: 1} | {role: given[key] for role, key in COUNT_KEYS.items() if given.get(key)}
+    for role, count in totals.items():
+        if role in COUNT_KEYS:
+            key = COUNT_KEYS[role]
+            grows = f"pulumi config set {key} {count} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else None
+            _check({role: count}, inventory, f"{path}.{key}", grows)
+    return totals
+
+
+def _tier(text: str, path: str) -> ScaleTier:
+    try:
+        return ScaleTier.parse(text)
+    except SpecError as error:
+        raise UsageError(f"{path}{error}") from None
+
+
+def _check(wanted: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
+    """Check that the cluster has that many.
+
+    Raises:
+        UsageError: if it has fewer.
+    """
+    there = counts(inventory)
+    for role, count in wanted.items():
+        has = there.get(role, 0)
+        if count > has:
+            many = f"{count} {role}" if role is Role.PS else plural(count, role)
+            problem = f"{what} needs {many}, and stack {inventory.stack} ({inventory.scale_tier}) has {has or 'none'}"
+            raise UsageError(f"{problem}: {f'run {fix}, or ' if fix else ''}take no more than it has")
+    return wanted

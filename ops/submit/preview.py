@@ -1,0 +1,80 @@
+"""`fab train --dry-run`: the files and the replicas' environment that a job would get; sends nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from infra.inventory import Inventory
+from infra.templates import ROOT as HERE
+from jobs.placement import place
+from jobs.records import Plan
+from ops import terminal
+from ops.errors import DONE
+from ops.package import push
+from ops.submit import render
+from ops.submit.manifest import dependencies
+from ops.submit.submit import Submission
+
+
+def show(submission: Submission, as_json: bool) -> int:
+    """Print the files, the plan if all hosts were free, and the environment of each replica."""
+    inventory, built = submission.inventory, submission.package
+    hosts = place(submission.wants, ())
+    plan = render.plan(inventory, submission.job, built.sha256).placed(hosts)
+    sent = _sent(submission, plan, len(hosts))
+    files = {path: len(content) for path, content in sorted(built.files.items())}
+    wheels = dependencies(built)
+    if as_json:
+        result = {
+            "files": [{"path": path, "bytes": size} for path, size in files.items()],
+            "ignored": list(built.left_out),
+            "dependencies": wheels,
+            "sent": sent,
+            "hosts": hosts,
+            "tfConfig": {replica: json.loads(task.tfConfig) for replica, task in plan.tasks.items()},
+            "plan": plan.to_dict(),
+        }
+        terminal.as_json(result)
+        return DONE
+    terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
+    for what, names in (("left out", built.left_out), ("dependencies", wheels)):
+        if names:
+            terminal.out(f"{what}: {', '.join(names)}")
+    _show_sent(sent, len(hosts))
+    terminal.out()
+    terminal.table(("REPLICA", "HOST"), list(hosts.items()))
+    for replica in plan.replicas:
+        _show_replica(inventory, plan, replica, hosts[replica])
+    return DONE
+
+
+def _sent(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
+    """Return the bytes that would be sent; some data may be in the bucket already."""
+    built = submission.package
+    code, _ = push.code(HERE)
+    each = len(push.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
+    data = sum(path.stat().st_size for path in submission.data.values())
+    return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
+
+
+def _show_sent(sent: dict[str, int], hosts: int) -> None:
+    megabytes = {name: f"{size / 1e6:.1f} MB" for name, size in sent.items()}
+    data = f", and {megabytes['data']} of data, unless they are there" if sent["data"] else ""
+    count = terminal.plural(hosts, "host")
+    terminal.out(
+        f"to be sent: {megabytes['eachHost']} to each of {count} ({megabytes['hosts']}), "
+        f"{megabytes['bucket']} into the bucket{data}; nothing was sent"
+    )
+
+
+def _show_replica(inventory: Inventory, plan: Plan, replica: str, host: str) -> None:
+    task = plan.tasks[replica]
+    runs = shlex.join(plan.program(plan.python or push.PYTHON))
+    terminal.out()
+    terminal.out(terminal.paint(f"# {replica} on {host} ({inventory.host(host).address}): {runs}", "bold"))
+    hidden = dict.fromkeys(plan.secrets, "(secret)")
+    environment: dict[str, Any] = {"TF_CONFIG": json.dumps(json.loads(task.tfConfig)), **task.environment, **hidden}
+    for name, value in environment.items():
+        terminal.out(f"{name}={value}")

@@ -1,0 +1,98 @@
+"""The plan of a job and what each of its replicas finds: pure functions of the inventory and the job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from infra import templates
+from infra.inventory import Host, Inventory
+from infra.spec import Role
+from jobs import variables
+from jobs.paths import DATA
+from jobs.records import Plan, Task
+from ops.cluster.host_files import RemoteFile, beat_seconds
+from ops.submit.arguments import data_paths
+from ops.submit.config import JobSpec
+from ops.submit.environment import USUAL, of_task
+
+SECRETS = "/var/lib/scaletier/secrets"
+
+
+def secret_files(job: JobSpec) -> list[RemoteFile]:
+    """Return a job's secrets file, the same on every host and only readable by the replica; none without."""
+    if not job.secrets:
+        return []
+    return [RemoteFile(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
+
+
+def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
+    """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
+    part = job.part(inventory)
+    # Hosts are assigned later: until then each replica's address is its name.
+    addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
+    hosts = [addressed.host(name) for name in addressed.replicas]
+    tasks = {host.name: task(_alone(addressed, host) if job.study else addressed, host.name, job) for host in hosts}
+    data = data_paths(variables.expand_command(job.args, tasks[hosts[0].name].environment))
+    return Plan(
+        jobId=job.id,
+        replicas=[host.name for host in hosts],
+        module=job.module,
+        args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
+        tasks=tasks,
+        addresses={host.name: host.address for host in inventory.job_hosts},
+        packageSha256=package_sha256,
+        data=data or ([data_folder(inventory, job)] if job.declared.data_for(job.args) else []),
+        secrets=sorted(job.secrets),
+        study=job.study,
+        notify=job.notify,
+        command=list(job.command),
+        folder=job.folder,
+        python=python(inventory, job),
+        **{"heartbeatSeconds": beat_seconds(inventory.poll_seconds), **job.policy},
+    )
+
+
+def task(inventory: Inventory, name: str, job: JobSpec) -> Task:
+    """Return the task of one replica's trainer."""
+    host = next(host for host in inventory.hosts if host.name == name)
+    return Task(tf_config(inventory, host, job), environment(inventory, host, job))
+
+
+def _alone(inventory: Inventory, host: Host) -> Inventory:
+    """Return a host as a cluster of its own, whose master it is."""
+    return replace(inventory, hosts=(replace(host, role=Role.MASTER, index=0),))
+
+
+def python(inventory: Inventory, job: JobSpec) -> str:
+    """Return the job's own Python on the hosts; empty if theirs is used."""
+    if not job.runtime:
+        return ""
+    from ops.package import runtimes  # takes packaging along
+
+    return runtimes.python(inventory, job.runtime)
+
+
+def tf_config(inventory: Inventory, host: Host, job: JobSpec) -> str:
+    """Return TF_CONFIG of one replica; the chief's role is `chief`, as in TensorFlow 2, or `master`."""
+    chief_key = "chief" if job.use_chief else "master"
+    values: dict[str, Any] = {
+        "cluster": inventory.cluster(chief_key),
+        "task_type": chief_key if host.role is Role.MASTER else str(host.role),
+        "index": host.index,
+        "training_input": job.training_input,
+    }
+    return templates.render("tf_config.json.j2", **values)
+
+
+def environment(inventory: Inventory, host: Host, job: JobSpec) -> dict[str, str]:
+    """Return a trainer's environment, besides TF_CONFIG and secrets."""
+    identity = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
+    return {**USUAL, **job.environment, **identity}
+
+
+def data_folder(inventory: Inventory, job: JobSpec) -> str:
+    """Return SCALETIER_DATA: the folder of the declared data set, or of all data."""
+    data = job.declared.data
+    return f"{inventory.bucket}/{DATA}{f'/{data.name}' if data else ''}"

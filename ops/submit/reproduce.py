@@ -1,0 +1,230 @@
+"""`fab reproduce`: run a past job again from the bucket alone, and say what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from infra.inventory import Inventory
+from jobs import paths
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
+from jobs.study import Study
+from ops import terminal
+from ops.cluster.bucket import Bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import existing_job, find_job
+from ops.errors import DETACHED, OpsError, UsageError
+from ops.package import runtimes
+from ops.package.package import Package, unpack
+from ops.package.runtimes import Runtime
+from ops.submit import compare, manifest, part, train, tuning
+from ops.submit.arguments import redirected
+from ops.submit.config import JobSpec, chosen_strategy, policy, told_job_dir
+from ops.submit.metrics import final_metrics
+from ops.submit.program import readers, script_of
+from ops.submit.schema import check_job_id, scheduling
+from ops.submit.submit import Submission, used_before
+
+
+def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
+    """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
+
+    A run that was already started as this one is followed and compared, so that the command can be repeated after a Ctrl-C.
+    """
+    ledger = cluster.ledger
+    original = existing_job(ledger, job_id)
+    job_id = original.jobId
+    new_id = new_id or _next_free(ledger, job_id)
+    check_job_id(new_id)
+    before = find_job(ledger, new_id)
+    if before and before.manifest.get("reproduces") != job_id:
+        raise used_before(new_id)
+    # stdout is for the result, which a program reads.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        code = train.watch(cluster, before) if before else _again(cluster, original, new_id, follow)
+    if code == DETACHED:
+        terminal.note(f"fab reproduce {job_id} --job {new_id} comes back to it, and compares")
+        return code
+    if not before and not follow:
+        terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
+        return code
+    again = existing_job(ledger, new_id)
+    finals = (final_metrics(cluster, original), final_metrics(cluster, again))
+    _show(job_id, new_id, compare.rows(original, again, finals), all(finals), as_json)
+    return code
+
+
+def _next_free(ledger: Ledger, job_id: str) -> str:
+    return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
+
+
+def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> int:
+    if original.final and original.startTime is None:
+        raise UsageError(f"job {original.jobId} is {original.state} and never started: there is nothing to run over again")
+    inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
+    if not original.final:
+        terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
+    runtime = _runtime(inventory, whole)
+    built = read_package(cluster.bucket, original.jobId, whole, runtimes.build(inventory, runtime) if runtime else None)
+    plan = cluster.ledger.plan(original.jobId)
+    job = build_job(inventory, whole, new_id, built, runtime, plan.study if plan else None)
+    if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
+        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
+        terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
+    return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
+
+
+def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
+    """Return a job's manifest.
+
+    Raises:
+        UsageError: if there is none from which a job can be made.
+    """
+    content = bucket.read(paths.manifest(job_id))
+    try:
+        whole: dict[str, Any] = json.loads(content or "{}")
+    except ValueError as error:
+        raise OpsError(f"the manifest of {job_id} is no JSON ({error}): start the job with fab train") from None
+    if not _is_whole(whole):
+        what = "no manifest" if content is None else "a manifest of an older version"
+        raise UsageError(f"job {job_id} has {what}, so it cannot be run from the bucket alone: start it with fab train")
+    return whole
+
+
+def _is_whole(whole: Any) -> bool:
+    """Tell whether a manifest has what a job is made of: any job can write to the bucket."""
+    if not isinstance(whole, dict) or not isinstance(whole.get("args"), list) or "module" not in whole:
+        return False
+    package, cluster_input = whole.get("package"), whole.get("cluster")
+    counts = cluster_input.get("replicas", {}) if isinstance(cluster_input, dict) else None
+    return (
+        isinstance(package, dict)
+        and {"name", "sha256", "files"} <= package.keys()
+        and isinstance(counts, dict)
+        and all(isinstance(count, int) for count in counts.values())
+        and all(isinstance(arg, str) for arg in whole["args"])
+    )
+
+
+def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
+    """Return the job's own Python, of the same versions."""
+    if not isinstance(request := whole.get("runtime"), dict):
+        return None
+    return runtimes.again(inventory, request)
+
+
+def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installed: Mapping[str, str] | None = None) -> Package:
+    """Return a job's package as it ran, byte for byte.
+
+    Raises:
+        OpsError: if the bucket has none, or a damaged one.
+    """
+    name, expected = whole["package"]["name"], whole["package"]["sha256"]
+    archive = bucket.read(paths.package(job_id))
+    if archive is None:
+        raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
+    if (digest := hashlib.sha256(archive).hexdigest()) != expected:
+        what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
+        raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
+    script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
+    try:
+        return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
+
+
+def build_job(
+    inventory: Inventory,
+    whole: Mapping[str, Any],
+    new_id: str,
+    package: Package,
+    runtime: Runtime | None = None,
+    before: Study | None = None,
+) -> JobSpec:
+    """Build the job of a manifest under another id, with an output folder of its own.
+
+    With the study that it had `before`, trials are proposed as they were.
+
+    Raises:
+        UsageError: if a secret is not set.
+    """
+    declared = package.declared
+    folder = f"{inventory.bucket}/{paths.output(new_id)}"
+    config, args = whole["config"], redirected(whole["args"], folder)
+    decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
+    added = whole.get("environment", {})
+    counts = _counts(whole["cluster"], inventory)
+    command = tuple(whole.get("command", ()))
+    runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
+    own = {"runtime": runtime.name} if runtime else {}
+    flag = told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files))
+    tuned = config.get(tuning.HYPERPARAMETERS)
+    study = tuning.build_study(tuned, args, folder, flag) if tuned else None
+    if study and before:
+        study = replace(study, seed=before.seed, earlier=before.earlier)
+    input_record = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
+    return JobSpec(
+        id=new_id,
+        module=whole["module"],
+        args=tuple(args),
+        job_dir=folder,
+        labels=whole["labels"],
+        job_dir_flag=None if study else flag,
+        use_chief=config.get("useChiefInTfConfig", True),
+        policy=policy(decided, declared.strategy(chosen_strategy(args)), study),
+        priority=decided.get("priority", 0),
+        declared=declared,
+        environment=added,
+        secrets=_secrets(whole),
+        training_input={**config, **part.described(counts, inventory), **input_record},
+        reproduces=whole["job"],
+        counts=counts,
+        command=command,
+        folder=whole.get("folder", ""),
+        runtime=runtime,
+        study=study,
+    )
+
+
+def _counts(then: Mapping[str, Any], inventory: Inventory) -> part.Counts:
+    """Return as many of each role as the job had, as far as today's cluster has them."""
+    there, had = part.counts(inventory), then.get("replicas", {})
+    return {role: min(had[role], count) for role, count in there.items() if had.get(role)}
+
+
+def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
+    """Return the secrets that a manifest names, from the operator's environment."""
+    names: list[str] = whole.get("secrets", [])
+    if missing := [name for name in names if name not in os.environ]:
+        raise UsageError(f"job {whole['job']} had the secret {missing[0]}, which nothing has kept: export {missing[0]}=… first")
+    return {name: os.environ[name] for name in names}
+
+
+def _show(job_id: str, new_id: str, found: list[compare.Difference], measured: bool, as_json: bool) -> None:
+    """Print the comparison and its result; without metrics of both there is no verdict."""
+    differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
+    if as_json:
+        listed = [{"what": row.what, "original": row.values[0], "again": row.values[1], "same": row.same} for row in found]
+        terminal.as_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
+        return
+    terminal.out()
+    terminal.table(("", job_id, new_id, ""), [(row.what, *row.values, row.change) for row in found])
+    terminal.out()
+    if differs:
+        terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}")
+    elif measured:
+        terminal.out(f"{new_id} is {job_id} over again")
+    else:
+        terminal.out(
+            f"{new_id} was made of what {job_id} was made of; what came out was not compared, as they tell no final metrics"
+        )

@@ -1,0 +1,332 @@
+"""The submission of a job to the hosts: complete, or undone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.inventory import Inventory
+from infra.templates import ROOT as HERE
+from jobs import lease as leases
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.lease import ChangeTimer, Lease
+from jobs.notification import Notification
+from jobs.notification import shown as shown_target
+from jobs.queue import QueueEntry
+from jobs.queue_monitor import QueueMonitor
+from jobs.records import JobRecord, Plan
+from jobs.store import StoreError
+from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from ops import terminal
+from ops.cluster import host_files
+from ops.cluster.bucket import Bucket, upload_missing
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
+from ops.cluster.ledger import find_job, me
+from ops.cluster.remote import ADVICE, Fleet
+from ops.errors import HostsError, OpsError, UsageError, one_line
+from ops.package import package, push
+from ops.package.declared import Data
+from ops.submit import manifest, render
+from ops.submit.arguments import steps
+from ops.submit.config import JobSpec
+from ops.submit.part import would_do
+
+_PUSH_SECONDS = 300.0
+_LARGE = 20_000_000
+_RENEW_SECONDS = leases.SECONDS / 5
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\..+")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job with all that goes to the hosts, checked as far as it can be without them.
+
+    `data` are the files of its data set to upload, by name. `dead` are hosts that are not to be used.
+    """
+
+    inventory: Inventory
+    job: JobSpec
+    package: package.Package
+    data: dict[str, Path]
+    dead: frozenset[str] = frozenset()
+
+    @property
+    def part(self) -> Inventory:
+        """The part of the cluster that it asks for, as a cluster of its own."""
+        return self.job.part(self.inventory)
+
+    @property
+    def wants(self) -> dict[str, list[str]]:
+        """The candidate hosts of each replica."""
+        all_of_them = would_do(self.job.counts, self.inventory)
+        return {replica: [host for host in hosts if host not in self.dead] for replica, hosts in all_of_them.items()}
+
+    def manifest(self) -> dict[str, Any]:
+        return manifest.manifest(self.part, self.job, self.package)
+
+    def record(self) -> JobRecord:
+        """Return the job's first record."""
+        training_input = plain(dict(self.job.training_input))
+        return JobRecord(
+            self.job.id,
+            wants=self.wants,
+            priority=self.job.priority,
+            hourlyCost=self.part.hourly_cost,
+            submittedBy=me(),
+            labels=dict(self.job.labels),
+            trainingInput=training_input,
+            steps=None if self.job.study else steps(self.job.args, self.job.declared.plan),
+            notification=Notification(shown_target(self.job.notify)) if self.job.notify else None,
+            manifest=manifest.short(self.manifest()),
+        )
+
+
+def plain(value: Any) -> Any:
+    """Return the value with invalid UTF-8 replaced, for records, which people read; the plan keeps it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def used_before(job_id: str) -> UsageError:
+    return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
+
+
+def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
+    """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
+
+    A failure or an interrupt undoes it. If the process is killed, its lease expires, and the next reader of the queue undoes
+    it.
+
+    Returns:
+        The jobs that it waits for, empty if its hosts are its own.
+    """
+    job_id, inventory = submission.job.id, cluster.inventory
+    plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
+    max_wait = submission.job.policy.get("maxWaitTime")
+    submitter = Submitter(cluster.ledger, submission.record(), f"{me()}/{uuid.uuid4().hex[:8]}", max_wait)
+    renewal = _Renewal(submitter)
+    try:
+        ahead = _claim(cluster, submitter, may_wait)
+        renewal.begin()
+        if submission.data and (data := submission.job.declared.data):
+            _upload_data(cluster.bucket, submission, data)
+        cluster.ledger.create_plan(plan)
+        ahead = submitter.ahead()  # its turn may have come meanwhile
+        if not ahead:
+            renewal.check()
+            submitter.prepare()
+        uploads = Background(lambda: _upload_package(cluster, submission))
+        what = "telling" if ahead else "starting"
+        hosts = _concerned(inventory, submitter)
+        with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
+            _push(cluster.fleet, submission, plan, hosts, not ahead, step)
+            _joined(uploads)
+        renewal.check()
+        submitter.hand_over()
+    except BaseException as error:
+        _undo(submitter, renewal, job_id, error)
+        if isinstance(error, CancelledError):
+            raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
+        if isinstance(error, OvertakenError):
+            raise _overtaken(job_id, error) from None
+        raise
+    finally:
+        renewal.end()
+    try:
+        return submitter.ahead()
+    except StoreError:
+        return ahead  # the job is its hosts' by now, whatever becomes of us
+
+
+def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
+    """Return the hosts that the job has, or may be given, in the order of the inventory."""
+    mine = submitter.may_use
+    return [name for name in inventory.names if name in mine]
+
+
+def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
+    try:
+        try:
+            return submitter.claim(may_wait)
+        except BusyError as error:
+            if not _left_behind(cluster, error.ahead):
+                raise
+        return submitter.claim(may_wait)
+    except UsedBeforeError as error:
+        raise used_before(str(error)) from None
+    except BusyError as error:
+        raise UsageError(f"{_busy(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
+
+
+def _left_behind(cluster: Cluster, ahead: Sequence[QueueEntry]) -> bool:
+    """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
+    ledger = cluster.ledger
+
+    def present() -> list[Lease | None]:
+        jobs = [find_job(ledger, entry.jobId) for entry in ahead]
+        return [job.lease if job and not job.final else None for job in jobs]
+
+    before, tender = present(), QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
+    with terminal.Step("looking whether who has the hosts lives"):
+        while True:
+            now = present()
+            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, before, strict=True)):
+                return False
+            tender.tend()
+            if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):
+                return True
+            time.sleep(1.0)
+
+
+def _busy(cluster: Cluster, ahead: Sequence[QueueEntry]) -> str:
+    """Describe the holders of the hosts."""
+    first = ahead[0]
+    job = find_job(cluster.ledger, first.jobId)
+    state = "is being submitted" if job is None else f"is {job.state}"
+    verbs = "has or wants" if len(ahead) == 2 else "have or want"
+    others = f"; {', '.join(entry.jobId for entry in ahead[1:])} {verbs} some, too" if len(ahead) > 1 else ""
+    since = f"started by {first.submittedBy} at {first.createTime}"
+    return (
+        f"hosts that it needs are job {first.jobId}'s, which {state} ({since}){others}: "
+        f"follow it with fab logs all --job {first.jobId} --follow"
+    )
+
+
+def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
+    record = error.record
+    if record is None:
+        return OpsError(f"the record of job {job_id} is gone from the bucket: start it again under another id")
+    why = record.errorMessage.partition("\n")[0]
+    return OpsError(f"job {job_id} went on without this fab train, and is {record.state}{f': {why}' if why else ''}")
+
+
+def _push(
+    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.Step
+) -> None:
+    """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
+    inventory, job_id = submission.inventory, submission.job.id
+    code, version = push.code(HERE)
+    # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
+    package = (submission.package.pushed if with_package else None) or None
+    shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
+    files, secrets = host_files.render(inventory), render.secret_files(submission.job)
+    command = push.take_in_command(version, job_id if package else "")
+    size = len(shared) * len(hosts)
+    # A large package is counted by bytes, as all hosts finish at once.
+    sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
+    advance = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
+
+    def take_in(name: str) -> None:
+        stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
+        fleet.must(name, command, "could not start its replica, it ended", stream, sent)
+
+    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
+    if outcome.failures:
+        raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
+
+
+def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseException) -> None:
+    """End the record, so that hosts that have started stop and are free again."""
+    stopped = isinstance(error, KeyboardInterrupt)
+    why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
+    with _uninterrupted():
+        try:
+            renewal.end()
+            cancelled = stopped or isinstance(error, CancelledError)
+            record = submitter.give_up("" if isinstance(error, CancelledError) else why, cancelled)
+            if record is not None and (stopped or not record.final):
+                how = (
+                    "nothing runs; the next job needs another id"
+                    if record.final
+                    else f"it goes on: fab cancel {job_id} ends it"
+                )
+                terminal.note(f"{job_id} is {record.state}, and {how}")
+        except Exception as second:  # noqa: BLE001  the first error is the one to report
+            if one_line(second) != one_line(error):
+                how = "within two minutes its hosts find out by themselves"
+                terminal.note(f"job {job_id} could not be ended ({one_line(second)}): {how}")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Renewal:
+    """Renews a submitter's lease in the background, and keeps what that found out."""
+
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
+        self._ended = threading.Event()
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        """Start the renewal of the lease."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what was found out: CancelledError, OvertakenError."""
+        if self._problem:
+            raise self._problem
+
+    def end(self) -> None:
+        """Renew no more."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_RENEW_SECONDS):
+            try:
+                self._submitter.renew()
+            except (StoreError, RecordError, HostsError):
+                continue  # the next one may succeed; the lease outlives several
+            except (CancelledError, OvertakenError) as error:
+                self._problem = error
+                return
+
+
+def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
+    folder = f"{paths.DATA}/{data.name}"
+    there = bucket.names(folder)
+    # The same records in another number of files, of an earlier job, would be read too.
+    sharded = {match[1] for name in submission.data if (match := _SHARD.fullmatch(name))}
+    for name in there.keys() - submission.data.keys():
+        if (match := _SHARD.fullmatch(name)) and match[1] in sharded:
+            bucket.delete(f"{folder}/{name}")
+    upload_missing(bucket, folder, submission.data, there, data.name)
+
+
+def _upload_package(cluster: Cluster, submission: Submission) -> None:
+    bucket = cluster.another_bucket()
+    cluster.ledger.store.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    bucket.upload(paths.package(submission.job.id), submission.package.archive)
+
+
+def _joined(uploads: Background[None]) -> None:
+    try:
+        uploads.join(_PUSH_SECONDS)
+    except Exception as error:
+        raise OpsError(f"the package could not be put into the bucket: {error}") from error

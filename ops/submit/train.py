@@ -1,0 +1,362 @@
+"""`fab train`: check everything, first here and then on the hosts, hand the job over, and follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from infra.inventory import Inventory
+from jobs.chunks import LogFilter
+from jobs.ledger import Ledger, Stored
+from jobs.paths import DATA
+from jobs.placement import place
+from jobs.queue import QueueEntry
+from jobs.records import JobRecord
+from jobs.states import JobState
+from jobs.times import seconds_between
+from jobs.trials import Trials
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
+from ops.cluster.inventory import ROOT
+from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
+from ops.cluster.output import find
+from ops.cluster.remote import ADVICE, Fleet
+from ops.cluster.waking import startable, wake
+from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
+from ops.package import package, push
+from ops.package.declared import check_tensorflow
+from ops.package.imports import missing_line
+from ops.submit import outcome, program, render, tuning
+from ops.submit.config import JobFlags, build_job
+from ops.submit.submit import Submission, submit, used_before
+
+# The check starts a Python on each host; local hosts all share the processors of one machine.
+_CHECK_SECONDS = 120.0
+# For a host that was just made or started, and the interval of its polls.
+_READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
+WAKE_ADVICE = "fab train --wake (or wake: true in config.yaml) starts those that are stopped, and so does pulumi up"
+# The space that a job needs on a host besides its package: logs, and TensorFlow's temporary files.
+_FREE_BYTES = 100_000_000
+
+
+def train(
+    cluster: Cluster, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
+) -> int:
+    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
+
+    On a terminal it is followed on a screen, unless `plain` lines are wanted.
+    """
+
+    return run_told(cluster, lambda: prepared(cluster, flags, folder), may_wait, follow, as_json, plain)
+
+
+def prepared(cluster: Cluster, flags: JobFlags, folder: str | None) -> Submission:
+    """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
+    job_flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    return with_earlier(cluster, prepare(cluster.inventory, job_flags, folder))
+
+
+def run_told(
+    cluster: Cluster, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
+) -> int:
+    """Run a `prepared` submission, and print the job's record for JSON, then alone on stdout."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        submission = prepared()
+        code = run(cluster, submission, may_wait, follow, plain or as_json)
+    if as_json:
+        terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
+    return code
+
+
+def resumed(cluster: Cluster, flags: JobFlags, folder: str | None = None) -> JobFlags:
+    """Return the flags of a job that resumes from an earlier one's checkpoints.
+
+    Raises:
+        UsageError: if there are none, or if no `folder` is named and the trainer would be another package.
+    """
+    if flags.job_dir is not None:
+        raise UsageError("--resume goes on in the output of that job, and --job-dir names another: leave one of them out")
+    record = existing_job(cluster.ledger, flags.resume)
+    if not record.final:
+        raise UsageError(
+            f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
+        )
+    if "hyperparameters" in record.trainingInput:
+        raise UsageError(
+            f"job {record.jobId} tuned hyperparameters: --job-dir with the folder of a trial goes on with that one"
+        )
+    ran = str(record.trainingInput.get("pythonModule") or " ".join(record.trainingInput.get("command", ())))
+    if ran and not (folder or flags.script or flags.command) and ran.partition(".")[0] != program.SHIPPED.name:
+        raise UsageError(
+            f"job {record.jobId} ran {ran}, and package {program.SHIPPED.name} would go on with it: name its own by --package, "
+            "--script or --command"
+        )
+    output = find(cluster, record)
+    if not output.checkpoints:
+        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to go on from")
+    return replace(flags, job_dir=output.job_dir)
+
+
+def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
+    """Return a tuning job with the results of the one that it resumes from, if it names one."""
+    study = submission.job.study
+    if study is None or not study.resumePreviousJobId:
+        return submission
+    record = existing_job(cluster.ledger, study.resumePreviousJobId)
+    plan = cluster.ledger.plan(record.jobId)
+    trials = Trials(cluster.ledger, record.jobId).read()
+    resumed_study = tuning.resumed(study, plan.study if plan else None, trials)
+    return replace(submission, job=replace(submission.job, study=resumed_study))
+
+
+def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
+    """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
+    ahead, job_id = start(cluster, submission, may_wait), submission.job.id
+    if not follow:
+        how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
+        terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
+        return DONE
+    return watch(cluster, submission.record(), plain)
+
+
+def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
+    """Check the hosts and hand a job over to them.
+
+    Returns: the jobs that it waits for, none if its hosts are its own.
+    """
+    for text in submission.job.notes:
+        terminal.note(text)
+    return submit(cluster, check_hosts(cluster, submission), may_wait)
+
+
+def dry_run(cluster: Cluster, flags: JobFlags, folder: str | None, as_json: bool) -> int:
+    """Show what `train` would send, and send nothing; query no host, and build no runtime."""
+    from ops.submit import preview
+
+    flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    submission = prepare(cluster.inventory, flags, folder, dry=True)
+    for text in submission.job.notes:
+        terminal.note(text)
+    return preview.show(submission, as_json)
+
+
+def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool = False) -> Submission:
+    """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
+    return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command), dry)
+
+
+def prepare_program(inventory: Inventory, flags: JobFlags, found: program.JobProgram, dry: bool = False) -> Submission:
+    """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
+    source = found.source
+    job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
+    installed = None
+    if job.runtime:
+        from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
+
+        check_tensorflow(job.declared, found.source.name, job.runtime.lines, whole=False)
+        installed = runtimes.kept(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
+        if installed or not dry:
+            check_tensorflow(job.declared, found.source.name, map("==".join, installed.items()), whole=True)
+        else:
+            terminal.note(
+                f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
+            )
+            source = replace(source, requirements=None)
+    built = package.build(source, job.module, found.script, installed, inventory.python)
+    data = job.declared.data_for(job.args)
+    return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
+
+
+def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
+    """Check that the job can run on the hosts that it would get; change nothing there.
+
+    If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
+    that are away, if others would do in their place.
+    """
+    wants = submission.wants
+    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
+    lookup = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    would_get = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
+    checked: set[str] = set()
+    away: dict[str, Exception] = {}
+    targets = set(place(wants, ()).values())
+    while new := [name for name in candidates if name in targets - checked]:
+        failures = _connect(cluster.fleet, new)
+        stopped = startable(cluster.inventory, failures)
+        if stopped and submission.job.wake:
+            would_get()  # no host is started for a job whose id was used before
+            woken = wake(cluster.fleet, stopped)
+            failures = {
+                name: woken.get(name, error) for name, error in failures.items() if name in woken or name not in stopped
+            }
+        away |= failures
+        if len(place(wants, away)) < len(wants):
+            raise HostsError(away, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
+        _look_at(cluster, submission, [name for name in new if name not in failures])
+        checked.update(new)
+        targets = set(candidates) if away else would_get()
+    for error in away.values():
+        terminal.note(f"{error}: the job goes without this host")
+    _check_data(cluster, submission)
+    _check_output(cluster, submission)
+    return replace(submission, dead=frozenset(away))
+
+
+def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
+    """Return the hosts that a job would get now, or all that it may wait for.
+
+    Raises:
+        UsageError: if its id was used before.
+    """
+    job = submission.job
+    if find_job(ledger, job.id):
+        raise used_before(job.id)
+    entry = QueueEntry(job.id, [], wants=submission.wants, priority=job.priority)
+    return sorted(ledger.queue().added(entry).entries[-1].may_use())
+
+
+def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
+    """Map each host that does not answer to the reason."""
+    with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
+        return fleet.connect_each(names, terminal.counter(step, len(names))).failures
+
+
+def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> None:
+    """Check that these hosts can run the job; wait for those that still prepare themselves.
+
+    Raises:
+        HostsError: if one of them cannot.
+        UsageError: with what it lacks.
+    """
+    inventory, fleet = cluster.inventory, cluster.fleet
+    directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
+    python = render.python(inventory, submission.job) or push.PYTHON
+
+    def check(name: str) -> str:
+        imports = submission.package.imports if name == names[0] else ()
+        return fleet.must(name, push.check_command(directories, imports, python), "could not be checked, it ended")
+
+    for name, output in _when_ready(fleet, names, check).items():
+        try:
+            free, modules = push.read_check(output, directories)
+        except ValueError as error:
+            failure = HostError(name, f"could not be checked ({error})", output=output)
+            raise HostsError({name: failure}, ADVICE, UsageError.code) from None
+        lacking = [module for module in modules if module in submission.package.imports]  # a runtime may print, too
+        _check_host(name, free, lacking, submission.package)
+
+
+def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
+    """Return the check's output of each host, once it is ready.
+
+    Raises:
+        HostsError: for hosts that failed, or that are not ready in time.
+    """
+    outputs: dict[str, str] = {}
+    deadline = time.monotonic() + _READY_SECONDS
+    with terminal.Step("checking the hosts") as step:
+        while pending := [name for name in names if name not in outputs]:
+            outcome = fleet.each(pending, check, _CHECK_SECONDS)
+            states = {name: push.read_state(output) for name, output in outcome.results.items()}
+            outputs |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
+            late = {name: state for name, state in states.items() if state != push.READY}
+            failed = {n: HostError(n, f"is no host: {s}") for n, s in late.items() if s.startswith(push.FAILED)}
+            if failed or outcome.failures:
+                raise HostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
+            if late and time.monotonic() > deadline:
+                slow = {name: HostError(name, f"is not ready after {_READY_SECONDS:.0f} s: {late[name]}") for name in late}
+                raise HostsError(slow, ADVICE, UsageError.code)
+            if late:
+                step.what = f"waiting for {', '.join(f'{name} ({state})' for name, state in late.items())}"
+                time.sleep(_AGAIN_SECONDS)
+    return outputs
+
+
+def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
+    needed = 5 * len(built.archive) + _FREE_BYTES
+    for directory, room in free.items():
+        if room < needed:
+            what = f"only {terminal.size(room)} free in {directory}, a job needs {terminal.size(needed)}"
+            raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
+    if lacking:
+        raise UsageError(missing_line(lacking, built.imports, built.name, built.files))
+
+
+def _check_output(cluster: Cluster, submission: Submission) -> None:
+    """Check that no other job runs with the same output; jobs on the same hosts take turns in it.
+
+    Other trials' output would pass for a new trial's.
+    """
+    if submission.job.study and find(cluster, submission.record()).files:
+        raise UsageError(
+            f"--job-dir {submission.job.job_dir} is not empty, and trials must find nothing of others: give another"
+        )
+    mine = QueueEntry(submission.job.id, [], wants=submission.wants)
+    entries = cluster.ledger.queue().entries
+    records = cluster.ledger.jobs_named(entry.jobId for entry in entries)
+    for entry in entries:
+        if not isinstance(stored := records.get(entry.jobId), Stored):
+            continue  # it is being made, or cannot be read
+        record = stored.record
+        folder = str(record.trainingInput.get("jobDir", ""))
+        if shared(folder, submission.job.job_dir) and entry.must_have().isdisjoint(mine.must_have()):
+            raise UsageError(
+                f"job {entry.jobId}, which is {record.state}, writes to {folder}, and this job would at the same time: wait "
+                "for it (fab wait), or give another --job-dir"
+            )
+
+
+def shared(one: str, other: str) -> bool:
+    """Return True if two folders are one, or one is in the other."""
+    first, second = (posixpath.normpath(path) + "/" for path in (one, other))
+    return bool(one and other) and (first.startswith(second) or second.startswith(first))
+
+
+def _check_data(cluster: Cluster, submission: Submission) -> None:
+    job = submission.job
+    data = job.declared.data_for(job.args)
+    if data and not submission.data and not cluster.bucket.names(f"{DATA}/{data.name}"):
+        raise data.missing()
+
+
+def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
+    """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
+    from ops.screen.logs import followed
+
+    job_id, names = job.jobId, replica_names(job)
+    try:
+        record = followed(cluster, job, names, LogFilter(), False, plain)
+    except KeyboardInterrupt:
+        how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
+        terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")
+        return DETACHED
+    if record is None:
+        raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
+    return _sum_up(cluster, record)
+
+
+def _sum_up(cluster: Cluster, record: JobRecord) -> int:
+    job_id, state = record.jobId, record.state
+    took = (
+        f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"
+        if record.startTime and record.endTime
+        else ""
+    )
+    if state == JobState.SUCCEEDED:
+        first, *others = outcome.read(cluster, record) or [""]
+        terminal.note(f"{job_id} {state}{took}" + (f": {first}" if first else ""))
+        for line in others:
+            terminal.note(line)
+        return DONE
+    why = record.errorMessage.partition("\n")[0].rstrip(".")
+    more = "; ".join(filter(None, (f"fab describe {job_id}", where_to_read_why(record))))
+    terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
+    for line in outcome.read_unsaved(cluster, record):
+        terminal.note(line)
+    return FAILED

@@ -1,0 +1,56 @@
+"""`python -m benchmarks.push_once [DIR]`: one push as by `fab train` to all hosts of PULUMI_STACK.
+
+With DIR it pushes nothing, and writes each host's archive to DIR/HOST.tar.gz, for others to push.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+from ops.cluster.host_files import UNIT_CONF, RemoteFile, render
+from ops.cluster.inventory import ROOT, load
+from ops.cluster.remote import Fleet
+from ops.errors import HostsError
+from ops.package import push
+from ops.submit.config import JobFlags
+from ops.submit.train import prepare
+
+JOB = "bench_push"
+_SECONDS = 300.0
+
+
+def unlike(file: RemoteFile) -> RemoteFile:
+    """Return the file with a new line for the unit each time, so that systemd must reload."""
+    return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT_CONF else file
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; an error is raised as it is."""
+    inventory = load()
+    submission = prepare(inventory, JobFlags(JOB), None)
+    code, version = push.code(ROOT)
+    shared = push.shared_stream(code, submission.package.pushed, "bench")
+    files = render(inventory)
+
+    def stream(name: str) -> bytes:
+        return shared + push.host_stream(unlike(file) for file in files[name])
+
+    if arguments:
+        for name in inventory.names:
+            (Path(arguments[0]) / f"{name}.tar.gz").write_bytes(stream(name))
+        return 0
+    fleet = Fleet(inventory)
+    if failures := fleet.connect_each(inventory.names).failures:
+        raise HostsError(failures, "all hosts are needed")
+    command = push.take_in_command(version)
+    outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
+    for name, error in outcome.failures.items():
+        print(f"{name}: {error}", file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+"""Requests to the bucket, which cost money on Google Cloud: of PREMIUM_1's 31 hosts in a minute, by the hosts' own code.
+
+Time is simulated, the trainers do nothing, and the bucket is a dictionary that counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import MeasureError
+from benchmarks.registry import Figure, benchmark
+from benchmarks.stack import BenchStack
+from hosts.agent.agent import Agent
+from hosts.agent.supervisor import Assignment
+from infra.gcp.cluster import POLL_SECONDS
+from infra.spec import ScaleTier, preset
+from jobs.ledger import Ledger
+from jobs.queue import Queue, QueueEntry
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.states import JobState
+from jobs.store import Conflict, Item
+from ops.cluster.host_files import beat_seconds, idle_seconds
+
+_JOB = "counted"
+_AGAINST = "the same with a look each second, a heartbeat each 5 s, and a look of an idle host each minute"
+# A job is under way by then.
+_SETTLED, _MINUTE = 60.0, 60.0
+_NOT_EQUAL = "the logs' archive, the trainers' own requests and who follows the job are not in it; in both alike"
+
+
+class _Bucket:
+    """A store that counts."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._objects: dict[str, Item] = {}
+
+    def read(self, name: str) -> Item | None:
+        self.requests += 1
+        return self._objects.get(name)
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        found = {name: self.read(name) for name in names}
+        return {name: item for name, item in found.items() if item}
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        fit = [name for name in self._objects if fnmatchcase(name, pattern)]
+        self.requests += 1 + len(fit)
+        return {name: self._objects[name].content for name in fit}
+
+    def create(self, name: str, content: bytes) -> str:
+        return self._write(name, content, None)
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        return self._write(name, content, version)
+
+    def _write(self, name: str, content: bytes, expected: str | None) -> str:
+        self.requests += 1
+        there = self._objects.get(name)
+        if (there and there.version) != expected:
+            raise Conflict(name)
+        self._objects[name] = Item(content, str(int(expected or 0) + 1))
+        return self._objects[name].version
+
+
+class _Trainer:
+    """One that runs for ever."""
+
+    pid, lines, tail, out_of_memory, stopping = 1, 0, "", False, False
+    memory_limit, first_error, progress = None, None, None
+
+    def poll(self) -> int | None:
+        return None
+
+    def stop(self, _: float) -> None:
+        raise MeasureError("nobody stops this trainer")
+
+    def due(self) -> float:
+        return 1.0
+
+
+class _Site:
+    """Files, log and facts, of which there are none."""
+
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
+        return Assignment(plan, replica, Path(), {}, "python", self)
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        pass
+
+    def facts(self) -> dict[str, Any] | None:
+        return None
+
+    def notify(self, job: JobRecord) -> None:
+        pass
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        pass
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        return UnsavedFiles()
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        pass
+
+    def finish(self) -> bool:
+        return True
+
+
+class _World:
+    """Hosts whose time is their turns'."""
+
+    def __init__(self, poll: float) -> None:
+        self.time, self.bucket, self._turns = 0.0, _Bucket(), 0
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._poll = poll
+
+    def at(self, moment: float, what: Callable[[], None]) -> None:
+        self._turns += 1
+        heapq.heappush(self._waiting, (moment, self._turns, what))
+
+    def run(self, until: float) -> None:
+        while self._waiting and self._waiting[0][0] <= until:
+            self.time, _, what = heapq.heappop(self._waiting)
+            what()
+        self.time = until
+
+    def host(self, name: str) -> None:
+        """A life of the process that a host's unit runs; the timer starts the next."""
+        ledger = Ledger(self.bucket, lambda _: None)
+        agent = Agent(name, str(self._turns), ledger, _Site(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll)
+
+        def turn() -> None:
+            wait = agent.round()
+            if agent.supervisor:
+                agent.supervisor.step()
+            if agent.over:
+                self.at(self.time + idle_seconds(self._poll), lambda: self.host(name))
+            else:
+                self.at(self.time + wait, turn)
+
+        self.at(self.time, turn)
+
+
+@cache
+def _minute(poll: float, running: bool) -> int:
+    """Requests in a minute, with or without a job on all hosts."""
+    world, names = _World(poll), [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
+    ledger = Ledger(world.bucket, lambda _: None)
+    if running:
+        ledger.change_queue(lambda _: Queue([QueueEntry(_JOB, names, held=True)]))
+        tasks = {name: Task("{}", {}) for name in names}
+        plan = Plan(_JOB, names, "task", [], tasks, packageSha256="0", heartbeatSeconds=beat_seconds(poll))
+        ledger.create_plan(plan)
+        ledger.create_job(JobRecord(_JOB, JobState.PREPARING, createTime="", hosts=names))
+    else:
+        ledger.change_queue(lambda _: Queue([]))
+    for place, name in enumerate(names):
+        world.at(place / len(names) * poll, lambda name=name: world.host(name))  # type: ignore[misc]
+    world.run(_SETTLED)
+    before = world.bucket.requests
+    # As many minutes as it takes for each host to have had its turn alike.
+    minutes = 12
+    world.run(_SETTLED + minutes * _MINUTE)
+    if running and (job := ledger.job(_JOB)) and job.record.state is not JobState.RUNNING:
+        raise MeasureError(f"the job of the count is {job.record.state}")
+    return round((world.bucket.requests - before) / minutes)
+
+
+@benchmark(
+    "requests-running", what=f"requests to the bucket of 31 hosts in a minute of a job; {_NOT_EQUAL}", against=_AGAINST,
+    bar=0.3, aim=0.1, tier=None, unit="requests",
+)  # fmt: skip
+def requests_running(_: BenchStack) -> Figure:
+    return Figure(_minute(POLL_SECONDS, True), _minute(1.0, True))
+
+
+@benchmark(
+    "requests-idle", what="requests to the bucket of 31 hosts in a minute without a job", against=_AGAINST,
+    bar=0.3, aim=0.1, tier=None, unit="requests",
+)  # fmt: skip
+def requests_idle(_: BenchStack) -> Figure:
+    return Figure(_minute(POLL_SECONDS, False), _minute(1.0, False))
