@@ -60,7 +60,7 @@ CHEAPER: dict[str, str] = {
     for name, cheaper in {
         "test_jobs.py::test_mnist_is_trained_logged_exported_and_fetched": f"{_STORY}test_mnist_trains_on_all_of_them",
         "test_jobs.py::test_arguments_arrive_byte_for_byte": (
-            f"{_UNIT}test_replica_process.py::test_arguments_and_environment_arrive_byte_for_byte"
+            f"{_UNIT}test_agent_process.py::test_arguments_and_environment_arrive_byte_for_byte"
         ),
         "test_jobs.py::test_cancel_stops_all_and_the_log_stays": f"{_STORY}test_the_next_job_waits_until_that_one_is_cancelled",
         "test_jobs.py::test_trainer_that_raises_is_failed_with_its_traceback": (
@@ -75,7 +75,7 @@ CHEAPER: dict[str, str] = {
             "tests/simulation/test_schedules.py::test_no_schedule_breaks_an_invariant"
         ),
         "test_truth.py::test_a_host_that_is_gone_for_a_while_is_waited_for": (
-            f"{_UNIT}test_replica_decide.py::test_a_lost_host_is_waited_for_then_fails_the_job"
+            f"{_UNIT}test_agent_decide.py::test_a_lost_host_is_waited_for_then_fails_the_job"
         ),
         "test_truth.py::test_jobs_wait_their_turn_and_start_with_no_laptop": (
             f"{_UNIT}test_jobs_queue.py::test_priority_then_time"
@@ -94,7 +94,7 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job"
         ),
         "test_batch.py::test_every_instance_has_one_result_though_a_worker_is_killed": (
-            f"{_UNIT}test_predictor_task.py::test_killed_anywhere_it_goes_on_where_it_was"
+            f"{_UNIT}test_batch_task.py::test_killed_anywhere_it_goes_on_where_it_was"
         ),
         "test_tuning.py::test_every_trial_comes_to_its_end_whatever_dies": (
             f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"

@@ -20,7 +20,7 @@ from ops.models.export import MODEL
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.models.savedmodel import signatures
 from ops.package import package
-from ops.submit.config import JobFlags
+from ops.submit.config import JobFlags, automatic_id
 from ops.submit.fitness import check_job_dir
 from ops.submit.program import JobProgram
 from ops.submit.submit import Submission
@@ -74,7 +74,7 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
     _check_output(cluster, output, list(inputs))
     request = Request(tuple(inputs), version.files)
     flags = JobFlags(
-        job_id=asked.job_id,
+        job_id=automatic_id("predict") if asked.job_id is None else asked.job_id,
         module=_MODULE,
         replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
         job_dir=output,
@@ -91,7 +91,7 @@ def program(request: Request) -> JobProgram:
     """Return the shipped package, with the model server's modules and the request."""
     own = sorted(path.relative_to(HERE).as_posix() for path in (HERE / "hosts/batch").glob("*.py"))
     files = {path: (HERE / path).read_bytes() for path in (*own, *_SHARED)}
-    return JobProgram(package.PackageSource("batch", {**files, FILE: request.to_json()}))
+    return JobProgram(package.PackageSource("hosts", {**files, FILE: request.to_json()}))
 
 
 def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:

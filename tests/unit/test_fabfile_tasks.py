@@ -339,7 +339,7 @@ def test_how_errors_end(capsys: pytest.CaptureFixture[str], error: BaseException
         raise error
 
     with pytest.raises(SystemExit) as left:
-        task()
+        body()
     assert (left.value.code, capsys.readouterr().err) == (code, line)
 
 

@@ -70,7 +70,7 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     served = {path for path in submission.package.files if path.startswith("hosts/serving/")}
     assert served == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest")}
     assert submission.data == {}, "it trains on nothing"
-    assert re.fullmatch(r"batch_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
+    assert re.fullmatch(r"predict_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_script_fab_is_this_projects(packages: ModuleType, monkeypatch: pyte
     fab.write_text("from fabric.main import program")
     assert packages.main() == 0
     assert commands == ["-m pip install", "-m compileall -qq"]
-    fab.write_text("from ops.start import main")
+    fab.write_text("from ops.cli.start import main")
     commands.clear()
     assert packages.main() == 0
     assert commands == ["-m compileall -qq"]

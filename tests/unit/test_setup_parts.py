@@ -330,7 +330,7 @@ def with_recipe(root: Path) -> None:
         "pyproject.toml",
         *(f"{name}/requirements.txt" for name in ("trainer", "hosts/serving", "hosts/tuner")),
     ):
-        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from replicahosts import Clock, Flaky
-from test_replica_supervisor import Child
+from test_agent_supervisor import Child
 
 from hosts.agent.agent import Agent
 from hosts.agent.supervisor import Assignment

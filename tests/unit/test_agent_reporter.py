@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from replicahosts import Clock, Flaky
-from test_replica_supervisor import Host
+from test_agent_supervisor import Host
 
 from hosts.agent.reporter import Reporter
 from hosts.agent.usage import Read, nothing

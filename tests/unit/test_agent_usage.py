@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from replicahosts import Clock
-from test_replica_reporter import PLAN, Replica
+from test_agent_reporter import PLAN, Replica
 
 from hosts.agent.usage import Meter
 from jobs.checked import RecordError
