@@ -43,7 +43,7 @@ def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None
     if as_json:
         terminal.as_json({"jobId": record.jobId, "dest": str(target), "files": sorted(files), "bytes": size})
     else:
-        terminal.out(f"{len(files)} files, {terminal.size(size)}: {target}")
+        terminal.out(f"{terminal.plural(len(files), 'file')}, {terminal.size(size)}: {target}")
     return DONE
 
 

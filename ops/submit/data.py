@@ -48,7 +48,7 @@ def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object
     if not as_json and not files:
         terminal.note(f"nothing is in {host_path}: fab data put PATH puts a file or a folder there")
     elif not as_json:
-        terminal.note(f"{len(files)} files, {terminal.size(sum(files.values()))}, in {host_path}")
+        terminal.note(f"{terminal.plural(len(files), 'file')}, {terminal.size(sum(files.values()))}, in {host_path}")
         terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
     return {"folder": host_path, "files": [{"name": path, "bytes": size} for path, size in files.items()]}
 
@@ -79,7 +79,7 @@ def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
     if not files:
         tops = sorted({path.partition("/")[0] for path in cluster.bucket.walk(DATA)})
         raise UsageError(f"there is no {name} in the bucket's data{meant(name, tops)}; there are {', '.join(tops) or 'none'}")
-    what = f"{len(files)} files, {terminal.size(sum(files.values()))}"
+    what = f"{terminal.plural(len(files), 'file')}, {terminal.size(sum(files.values()))}"
     if not sure:
         terminal.confirm(f"remove {_seen(cluster, target)}, {what}")
     with terminal.Step(f"removing {name}"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key
+from ops import terminal
 from ops.package.package import Package
 from ops.package.runtimes import Runtime, pinned
 from ops.submit.config import JobSpec
@@ -112,5 +113,5 @@ def data_line(record: Mapping[str, Any]) -> str:
     """Format the data, `sha256:… (2 files, 58.9 MB)`, or why there is no hash."""
     data = record.get("data", {})
     if "sha256" in data:
-        return f"sha256:{data['sha256'][:16]} ({data['files']} files, {data['bytes'] / 1e6:.1f} MB)"
+        return f"sha256:{data['sha256'][:16]} ({terminal.plural(data['files'], 'file')}, {data['bytes'] / 1e6:.1f} MB)"
     return f"not hashed: {data['notHashed']}" if data else ""

@@ -39,6 +39,8 @@ def test_up_makes_the_hosts(stack: Stack) -> None:
     stack.up()
     assert stack.hosts() == HOSTS
     assert stack.ssh("worker-0", "hostname; systemctl is-system-running --wait").out.split() == ["worker-0", "running"]
+    own, address = stack.ssh("worker-0", "getent hosts worker-0; ip -4 -o address show scope global").out.splitlines()
+    assert f" {own.split()[0]}/" in address, "its own name is its address in the cluster"
 
 
 def test_a_second_up_changes_nothing(stack: Stack) -> None:
