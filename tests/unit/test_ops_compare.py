@@ -33,7 +33,7 @@ def test_versions_data_and_replicas_are_compared_one_by_one() -> None:
     hashed = {"sha256": "ab" * 32, "files": 1, "bytes": 1_000_000}
     rows = compare.rows(record("a", 2, hashed, python="3.11"), record("b", 4, {"notHashed": "gone"}, python="3.12"), ({}, {}))
     assert {row.what: tuple(row.values) for row in rows} == {
-        "data": ("sha256:abababababababab (1 files, 1.0 MB)", "not hashed: gone"),
+        "data": ("sha256:abababababababab (1 file, 1.0 MB)", "not hashed: gone"),
         "python": ("3.11", "3.12"),
         "scaleTier": ("CUSTOM", "CUSTOM"),
         "worker": ("2 x n1-highcpu-8", "4 x n1-highcpu-8"),

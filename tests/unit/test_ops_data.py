@@ -89,6 +89,6 @@ def test_data_that_is_wrong(cluster: Cluster, bucket: Path, action: str, what: s
 def test_it_asks_before_data_goes(cluster: Cluster, bucket: Path) -> None:
     (bucket / "data").mkdir()
     (bucket / "data" / "mine").write_bytes(b"1")
-    with pytest.raises(UsageError, match=r"this would remove .*/data/mine, 1 files, 1 B: say --yes"):
+    with pytest.raises(UsageError, match=r"this would remove .*/data/mine, 1 file, 1 B: say --yes"):
         data(cluster, "rm", "mine", None, sure=False, as_json=False)
     assert (bucket / "data" / "mine").exists()
