@@ -12,6 +12,7 @@ from jobs.folder import LocalStore
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
+from ops import terminal
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
@@ -66,7 +67,7 @@ def test_what_is_fetched_and_where_to(
 ) -> None:
     assert get(cluster, job, path, dest, as_json=False) == 0
     assert there() == files
-    assert capsys.readouterr().out.startswith(f"{len(files)} files, {sum(map(len, files.values()))} B: ")
+    assert capsys.readouterr().out.startswith(f"{terminal.plural(len(files), 'file')}, {sum(map(len, files.values()))} B: ")
 
 
 def test_a_file_into_a_folder_that_is_there(cluster: Cluster) -> None:
