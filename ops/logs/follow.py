@@ -1,14 +1,17 @@
-"""A job's logs as they grow: one channel per host, and the job's record, until the job has ended."""
+"""A job's logs as they grow: one channel per host, merged by time, and the job's record, until the job has ended."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Generic, Protocol, TypeVar
 
 from jobs.chunks import TOO_SLOW, LogFilter, Position
 from jobs.lease import ChangeTimer
@@ -21,12 +24,16 @@ from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
 from ops.logs import waits
 from ops.logs.heuristics import read
-from ops.logs.lines import LogLine, follow_command, parse_printed, too_slow
-from ops.logs.merge import WINDOW_SECONDS, Merge
+from ops.logs.lines import LogLine, follow_command, parse_pieces, too_slow
 
-_AGAIN_SECONDS = 2.0
+WINDOW_SECONDS = 0.08
+"""The longest wait of a line for earlier ones of other logs."""
+MAX_BYTES = 1 << 19
+"""The most bytes of one log that wait."""
+_BATCH_LINES = 4096
+_RETRY_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
-_LOOK_SECONDS, _LAST_LOOK_SECONDS = 1.0, 0.25
+_POLL_SECONDS, _LAST_POLL_SECONDS = 1.0, 0.25
 """Between two polls of the job's record while it runs, and once it has ended."""
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
@@ -34,11 +41,132 @@ _OTHERS_SECONDS = 20.0
 _UNSAVED_SECONDS = 50.0
 # The number of requests for a host's last lines if the connection breaks at the end; one for a host that never answered.
 _LAST_TRIES = 3
+_TICK_SECONDS = 0.25
+# The leader's log line after a change of the job's record.
+_STATE_LINE = re.compile(rf"job ({'|'.join(JobState)})\b")
+
+
+class Timed(Protocol):
+    """A line; times are compared as texts."""
+
+    @property
+    def time(self) -> str: ...
+
+
+L = TypeVar("L", bound=Timed)
+E = TypeVar("E")
+
+
+class Merge(Generic[L, E]):
+    """Merges several logs by time as they arrive, each from its own thread, for one reader.
+
+    A line waits at most `window` seconds for earlier ones of other logs, and not at all if each open log has a line waiting. A
+    line that arrives later is passed on when it arrives; lines of one log keep their order. The cost of a line does not depend
+    on how many wait. A thread that adds more than MAX_BYTES of a log blocks until the reader has taken some of it; so does its
+    host, over the connection. Events that are no lines pass at once.
+    """
+
+    def __init__(self, names: Iterable[str], window: float = WINDOW_SECONDS) -> None:
+        self.window = window
+        names = list(names)
+        self._index = {name: index for index, name in enumerate(names)}
+        self._logs: list[deque[tuple[float, int, L]]] = [deque() for _ in names]
+        self._sizes = [0] * len(names)
+        self._open = set(range(len(names)))
+        self._empty = set(self._open)  # the open logs without a waiting line
+        self._heads: list[tuple[str, int]] = []
+        self._events: deque[E] = deque()
+        self._closed = False
+        self._condition = threading.Condition()
+
+    def put(self, name: str, lines: Sequence[tuple[int, L]]) -> None:
+        """Add lines of a log, each with its size in bytes; block until there is room for more, or it closes."""
+        index = self._index[name]
+        log = self._logs[index]
+        with self._condition:
+            if not lines or self._closed:
+                return
+            now = time.monotonic()
+            if not log:
+                heapq.heappush(self._heads, (lines[0][1].time, index))
+                self._empty.discard(index)
+            log.extend((now, size, line) for size, line in lines)
+            self._sizes[index] += sum(size for size, _ in lines)
+            self._condition.notify_all()
+            while self._sizes[index] >= MAX_BYTES and not self._closed:
+                self._condition.wait()
+
+    def put_event(self, event: E) -> None:
+        """Add an event that is no line."""
+        with self._condition:
+            self._events.append(event)
+            self._condition.notify_all()
+
+    def end(self, name: str) -> None:
+        """Mark the end of a log."""
+        with self._condition:
+            self._open.discard(self._index[name])
+            self._empty.discard(self._index[name])
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Close the merge, and release all waiting threads."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    @property
+    def over(self) -> bool:
+        """True once every log has ended and all was taken."""
+        with self._condition:
+            return not self._open and not self._heads and not self._events
+
+    def take(self, seconds: float) -> list[L | E]:
+        """Return the due lines in order, after a wait of at most `seconds`."""
+        until = time.monotonic() + seconds
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                events: list[L | E] = [*self._events]
+                self._events.clear()
+                events += self._due(now)
+                if events or now >= until or (not self._open and not self._heads):
+                    return events
+                self._condition.wait(min(until, self._oldest() + self.window) - now if self._heads else until - now)
+
+    def _due(self, now: float) -> list[L]:
+        lines: list[L] = []
+        oldest: float | None = None
+        full = False
+        while self._heads and len(lines) < _BATCH_LINES:
+            if self._empty:
+                oldest = self._oldest() if oldest is None else oldest
+                if now - oldest < self.window:
+                    break
+            _, index = heapq.heappop(self._heads)
+            log = self._logs[index]
+            arrived, size, line = log.popleft()
+            lines.append(line)
+            full = full or self._sizes[index] >= MAX_BYTES
+            self._sizes[index] -= size
+            if arrived == oldest:
+                oldest = None
+            if log:
+                heapq.heappush(self._heads, (log[0][2].time, index))
+            elif index in self._open:
+                self._empty.add(index)
+        if full:
+            self._condition.notify_all()
+        return lines
+
+    def _oldest(self) -> float:
+        """Return when the longest waiting line arrived, which is the first of its log."""
+        return min(self._logs[index][0][0] for _, index in self._heads)
 
 
 @dataclass(frozen=True)
 class Note:
-    """An event beside the logs, for the user's eyes."""
+    """A message for the user beside the logs."""
 
     text: str
 
@@ -52,7 +180,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Say what is waited for between a job's last line and its end; empty once that is over."""
+    """What is awaited between a job's last line and its end; empty once that is over."""
 
     text: str
 
@@ -60,9 +188,6 @@ class Waiting:
 Event = LogLine | Note | JobRecord | Replicas | Waiting
 TICK = Note("")
 """Nothing has happened for a moment."""
-_TICK_SECONDS = 0.25
-# The leader's log line after a change of the job's record.
-_TURN = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
 class Follower:
@@ -83,9 +208,8 @@ class Follower:
         """Follow these replicas.
 
         Args:
-            ticks: for a screen, also yield a TICK each quarter of a second without an event, and Replicas whenever the job's
-              record was
-                read.
+            ticks: for a screen, also yield a TICK each quarter of a second without an event, and Replicas each time the job's
+                record was read.
         """
         self._ticks = ticks
         self._fleet, self._ledger, self._job_id, self._wanted = fleet, ledger, record.jobId, wanted
@@ -99,18 +223,18 @@ class Follower:
         # At first every log's last lines arrive at once, from some hosts later than from others.
         backlog = several and wanted.lines != 0
         self._merge: Merge[LogLine, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
-        self._ending, self._left = threading.Event(), threading.Event()
-        self._look = threading.Event()
+        self._ending, self._closed = threading.Event(), threading.Event()
+        self._poll_now = threading.Event()
         self._streams: dict[str, Stream] = {}
-        self._silence = ChangeTimer(time.monotonic)
-        self._tender = QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
+        self._heartbeats = ChangeTimer(time.monotonic)
+        self._queue_monitor = QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
         self._ahead: list[str] = []
         self._job = record
         self._records: Mapping[str, ReplicaRecord] = {}
         self._records_read_at = -math.inf
         self._reading = set(self._replicas)
-        self._heard_at = time.monotonic()
-        self._steps = False
+        self._active_at = time.monotonic()
+        self._has_steps = False
         self._waiting = self._start = ""
 
     def events(self) -> Iterator[Event]:
@@ -132,23 +256,23 @@ class Follower:
                 if events or self._ticks:
                     yield events or [TICK]
         finally:
-            self._left.set()
+            self._closed.set()
             self._merge.close()
             self._end()
 
     def _waits(self) -> list[Event]:
-        """Return what is to be said of a job that has printed nothing for a while, once for each change."""
-        quiet = time.monotonic() - self._heard_at
+        """Return once for each change what a job waits for that has printed nothing for a while."""
+        quiet = time.monotonic() - self._active_at
         notes: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
         waiting = waits.at_the_end(self._job, self._records, self._replicas, reading) if quiet >= waits.SILENT_SECONDS else ""
         if waiting != self._waiting:
             self._waiting = waiting
             notes.append(Waiting(waiting))
-        if not self._steps and quiet >= waits.START_SECONDS and not waiting:
+        if not self._has_steps and quiet >= waits.START_SECONDS and not waiting:
             start = waits.at_the_start(self._job, self._records, self._replicas)
             if start and start != self._start:
-                self._start, self._heard_at = start, time.monotonic()
+                self._start, self._active_at = start, time.monotonic()
                 notes.append(Note(f"nothing was printed for {waits.START_SECONDS:.0f} s: {start}"))
         return notes
 
@@ -156,42 +280,44 @@ class Follower:
         """End the channels: hosts print what is written by now. Called once the job or the iteration ends."""
         self._ending.set()
         self._placed.set()
-        self._look.set()
+        self._poll_now.set()
         for stream in list(self._streams.values()):
             stream.finish()
 
     def _guard(self, work: Callable[..., None], *args: str) -> None:
+        """Run a thread's work; pass its error on, and never leave the reader waiting."""
         try:
             work(*args)
-        except Exception as error:  # noqa: BLE001  a thread's error must be seen, and must not leave the reader waiting
-            self._merge.tell(Note(f"{threading.current_thread().name}: {str(error) or type(error).__name__}"))
+        except Exception as error:  # noqa: BLE001
+            self._merge.put_event(Note(f"{threading.current_thread().name}: {str(error) or type(error).__name__}"))
         finally:
             for name in args:
                 self._reading.discard(name)
                 self._merge.end(name)
 
     def _tail(self, name: str) -> None:
-        """Bring a replica's lines, also over a connection that breaks: from the place on that was reached."""
+        """Pass on a replica's lines; if a connection breaks, continue from the position that was reached."""
         position: Position | None = None
         broken, tries = False, 0
         self._placed.wait()  # for its hosts, or for the end
-        while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._left.is_set()):
+        while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._closed.is_set()):
             try:
-                for place in self._bring(name, position):
-                    position, tries = place, 0
+                for reached in self._read(name, position):
+                    position, tries = reached, 0
                 return
             except HostError as error:
                 if not broken:
-                    self._merge.tell(Note(f"{error}; trying again"))
+                    self._merge.put_event(Note(f"{error}; trying again"))
                 broken = True
                 tries += self._ending.is_set()
                 if tries < _LAST_TRIES and (position or not tries):
-                    (self._left if tries else self._ending).wait(_AGAIN_SECONDS)
-        if not self._left.is_set():
-            self._merge.tell(Note(f"{name}: not all of its lines were shown; fab logs {name} --job {self._job_id} looks again"))
+                    (self._closed if tries else self._ending).wait(_RETRY_SECONDS)
+        if not self._closed.is_set():
+            again = f"fab logs {name} --job {self._job_id} looks again"
+            self._merge.put_event(Note(f"{name}: not all of its lines were shown; {again}"))
 
-    def _bring(self, name: str, position: Position | None) -> Iterator[Position]:
-        """Put lines into the queue to show until the follower ends, and yield each position.
+    def _read(self, name: str, position: Position | None) -> Iterator[Position]:
+        """Merge a replica's lines until the follower ends, and yield each position that is reached.
 
         Raises:
             HostError: if the connection ends before.
@@ -199,25 +325,17 @@ class Follower:
         stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._wanted, position))
         self._streams[name] = stream
         try:
-            if self._ending.is_set():  # looked at behind that: whoever ends it may not have seen this one
+            if self._ending.is_set():  # read after the stream is stored: _end() may not have found it
                 stream.finish()
-            rest, before = b"", ""
-            for data in stream.pieces():
-                *complete, rest = (rest + data).split(b"\n")
-                lines = []
-                for printed in filter(None, complete):
-                    position, line = parse_printed(printed, name, before)
-                    if line:
-                        before = line.time
-                        lines.append((len(printed), line))
-                        if _TURN.match(line.message):
-                            self._look.set()
+            for reached, lines in parse_pieces(stream.pieces(), name):
                 if lines:
-                    self._heard_at = time.monotonic()
-                    self._steps = self._steps or read(lines[-1][1].message) is not None
-                if position:
+                    self._active_at = time.monotonic()
+                    self._has_steps = self._has_steps or read(lines[-1][1].message) is not None
+                    if any(_STATE_LINE.match(line.message) for _, line in lines):
+                        self._poll_now.set()
+                if reached:
                     self._merge.put(name, lines)
-                    yield position
+                    yield reached
             if stream.exited == TOO_SLOW:
                 raise too_slow(self._wanted)
             if stream.exited:
@@ -228,26 +346,26 @@ class Follower:
             stream.close()
 
     def _watch(self) -> None:
-        """Tell the job's record when its state changes, and end all when it is final."""
+        """Pass on the job's record when its state changes, and end all when it is final."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
-            self._look.clear()  # what is told from here on is for the next look
+            self._poll_now.clear()  # before the record is read, so that no later change is missed
             record = None
             try:
                 record = find_job(self._ledger, self._job_id)
                 if record and record.state is JobState.QUEUED:
-                    self._queued()
+                    self._check_queue()
                 elif record and self._wants_replicas(record):
                     self._records = self._ledger.replicas(self._job_id, self._replicas)
                     self._records_read_at = time.monotonic()
                     if self._ticks:
-                        self._merge.tell(Replicas(self._records))
+                        self._merge.put_event(Replicas(self._records))
                 if failing:
-                    self._merge.tell(Note("the bucket answers again"))
+                    self._merge.put_event(Note("the bucket answers again"))
                 failing = False
             except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
                 if not failing:
-                    self._merge.tell(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
+                    self._merge.put_event(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
                 failing = True
             if record and record.placement:
                 self._placement = record.placement
@@ -255,31 +373,31 @@ class Follower:
             self._job = record or self._job
             if record and record.state != state:
                 state = record.state
-                self._heard_at = time.monotonic()
-                self._merge.tell(record)
+                self._active_at = time.monotonic()
+                self._merge.put_event(record)
             if record and record.final:
                 final_since = final_since or time.monotonic()
-                if self._stopped(time.monotonic() - final_since):
-                    self._merge.tell(record)  # once more, with what became of each replica
+                if self._is_complete(time.monotonic() - final_since):
+                    self._merge.put_event(record)  # once more, with the results of the replicas
                     self._end()
                     return
-            self._look.wait(_LAST_LOOK_SECONDS if final_since else _LOOK_SECONDS)
+            self._poll_now.wait(_LAST_POLL_SECONDS if final_since else _POLL_SECONDS)
 
     def _wants_replicas(self, record: JobRecord) -> bool:
         """Return True if the replicas' records should be read: at the end, for a screen, else now and then."""
-        quiet = time.monotonic() - max(self._records_read_at, self._heard_at) >= waits.SILENT_SECONDS
+        quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.SILENT_SECONDS
         return record.final or self._ticks or quiet
 
-    def _queued(self) -> None:
-        """Report a change of the hosts the job waits for, and run the queue, as no other process may do it."""
-        self._tender.now_and_then()
+    def _check_queue(self) -> None:
+        """Report a change of the jobs ahead, and run the queue, as no other process may do it."""
+        self._queue_monitor.now_and_then()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
-            self._merge.tell(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
+            self._merge.put_event(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
         self._ahead = ahead
 
-    def _stopped(self, seconds: float) -> bool:
-        """Return True once every replica has ended and looked for unsaved files, is gone, or timed out."""
+    def _is_complete(self, seconds: float) -> bool:
+        """Return True once every replica has ended and looked for unsaved files, is unresponsive, or timed out."""
         if seconds > _UNSAVED_SECONDS:
             return True
         if math.isinf(self._records_read_at):  # they cannot be read
@@ -290,5 +408,5 @@ class Follower:
         if running and seconds > _OTHERS_SECONDS:
             running = []
         # All are evaluated, which starts their timers.
-        silent = [self._silence.see(r.name, (r.life, r.beat)) for r in (*running, *looking)]
+        silent = [self._heartbeats.see(r.name, (r.life, r.beat)) for r in (*running, *looking)]
         return all(each >= Plan.lostAfterSeconds for each in silent)

@@ -39,7 +39,7 @@ class UnitOfProgress(StrEnum):
 class Reading:
     """The figures of one line: a count and its maximum, loss and accuracy, the replica's own steps/s.
 
-    `learned` is True for figures of an evaluation, which are not those of training. None for an unknown value.
+    `evaluation` is True for figures of an evaluation, which are not those of training. None for an unknown value.
     """
 
     count: int | None = None
@@ -48,7 +48,7 @@ class Reading:
     loss: str | None = None
     accuracy: str | None = None
     local_rate: float | None = None
-    learned: bool = False
+    evaluation: bool = False
 
 
 def read(line: str) -> Reading | None:
@@ -64,10 +64,10 @@ def read(line: str) -> Reading | None:
     loss, accuracy, rate = (figure[1] if (figure := kind.search(line)) else None for kind in (_LOSS, _ACCURACY, _LOCAL_RATE))
     if count is None and loss is None and accuracy is None:
         return None
-    learned = _EVAL.search(line)
-    if learned and learned[1]:
-        count = int(learned[1])
-    return Reading(count, maximum, unit, loss, accuracy, float(rate) if rate else None, learned is not None)
+    evaluation = _EVAL.search(line)
+    if evaluation and evaluation[1]:
+        count = int(evaluation[1])
+    return Reading(count, maximum, unit, loss, accuracy, float(rate) if rate else None, evaluation is not None)
 
 
 def _count(line: str) -> tuple[int | None, int | None, UnitOfProgress]:

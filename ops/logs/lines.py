@@ -35,11 +35,11 @@ class LogLine:
         """Return one line without terminal controls, and whether it is the job's first error."""
         data = {"time": self.time, "severity": self.severity, "replica": self.replica, "message": self.message}
         text = json.dumps({**data, "firstError": True} if first_error else data, ensure_ascii=False)
-        return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        return text if text.isprintable() else _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
 def read_command(job_id: str, wanted: LogFilter) -> str:
-    """Print what is wanted of a job's log on a host; exits with NO_LOG where there is none."""
+    """Return the command that prints the wanted lines of a job's log on a host; it exits with NO_LOG if there is none."""
     return _command(job_id, wanted, "read")
 
 
@@ -57,7 +57,7 @@ def _command(job_id: str, wanted: LogFilter, *arguments: str) -> str:
 
 @cache
 def _source() -> str:
-    """Return the program's source, of this version, whichever the host has."""
+    """Return the program's source of this version, whichever version the host has."""
     return inspect.getsource(chunks)
 
 
@@ -69,6 +69,21 @@ def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Posit
     """
     life, offset, text = printed.split(b" ", 2)
     return Position(int(life), int(offset)), parse_line(text.decode("utf-8", "replace"), replica, before) if text else None
+
+
+def parse_pieces(pieces: Iterable[bytes], replica: str) -> Iterator[tuple[Position | None, list[tuple[int, LogLine]]]]:
+    """Yield for each piece of such output the position that is reached, and its whole lines, each with its size in bytes."""
+    position: Position | None = None
+    rest, before = b"", ""
+    for piece in pieces:
+        *complete, rest = (rest + piece).split(b"\n")
+        lines = []
+        for printed in filter(None, complete):
+            position, line = parse_printed(printed, replica, before)
+            if line:
+                before = line.time
+                lines.append((len(printed), line))
+        yield position, lines
 
 
 def parse_line(text: str, replica: str, before: str = "") -> LogLine:
@@ -83,17 +98,24 @@ def parse_line(text: str, replica: str, before: str = "") -> LogLine:
 def of_source(
     source: chunks.ChunkSource, replica: str, wanted: LogFilter, position: Position | None = None
 ) -> Iterator[LogLine]:
-    """Yield the selected lines of a log, from a position if there is one, like the command on a host."""
-    if position is None and wanted.lines is not None:
-        entries: Iterable[chunks.LogEntry] = chunks.newest(source, wanted)[0]
-    else:
-        start = position or chunks.first(source, wanted)
-        entries = chunks.ChunkReader(source, start, wanted).entries()
+    """Yield the selected lines of a log, from a position if there is one, like the command on a host.
+
+    Raises:
+        UsageError: if the pattern takes too long.
+    """
     before = ""
-    for entry in entries:
-        line = parse_line(entry.line.decode("utf-8", "replace"), replica, before)
-        before = line.time
-        yield line
+    try:
+        if position is None and wanted.lines is not None:
+            entries: Iterable[chunks.LogEntry] = chunks.newest(source, wanted)[0]
+        else:
+            start = position or chunks.first(source, wanted)
+            entries = chunks.ChunkReader(source, start, wanted).entries()
+        for entry in entries:
+            line = parse_line(entry.line.decode("utf-8", "replace"), replica, before)
+            before = line.time
+            yield line
+    except chunks.SlowError:
+        raise too_slow(wanted) from None
 
 
 def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
@@ -104,7 +126,7 @@ def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
 def too_slow(wanted: LogFilter) -> UsageError:
     """Return the error for a pattern that takes too long on a line."""
     what = f"--grep {wanted.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
-    return UsageError(f"{what}: a repetition of what repeats itself, as in (a+)+, is what to avoid")
+    return UsageError(f"{what}: avoid nested repetitions such as (a+)+")
 
 
 def clock(moment: str) -> str:
@@ -140,9 +162,9 @@ class Format:
         message += FIRST if first_error else ""
         if not self._colours:
             return f"{clock(line.time)} {severity} {replica}  {message}"
-        loud = _SEVERITY.get(line.severity)
+        colour = _SEVERITY.get(line.severity)
         time, replica = _paint(clock(line.time), "2"), _paint(replica, self._colours.get(line.replica))
-        return f"{time} {_paint(severity, loud)} {replica}  {_paint(message, loud)}"
+        return f"{time} {_paint(severity, colour)} {replica}  {_paint(message, colour)}"
 
 
 def _paint(text: str, code: str | None) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from jobs import paths
-from jobs.checked import RecordError
-from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter, Position, SlowError
-from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
+from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter, Position
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
@@ -21,11 +17,9 @@ from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError, meant
-from ops.logs.lines import Format, LogLine, of_source, parse_printed, read_command, too_slow
+from ops.logs.lines import LogLine, of_source, parse_pieces, read_command, too_slow
 
 _READ_SECONDS = 60.0
-# Of severity ERROR, by the leader and the supervisor.
-_OF_THE_REPLICA = ("job FAILED", "trainer ended by ")
 
 
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
@@ -48,80 +42,6 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
         return all(select(cluster.inventory, part) for part in word.split(","))
     except UsageError:
         return False
-
-
-def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool) -> JobRecord | None:
-    """Print the logs as they grow; the job's final record, None where it never came to be seen."""
-    from ops.logs.follow import Follower, Note, Waiting
-
-    write, end = writer(replicas, as_json, first_of(cluster, record, live=True)), None
-    state, status = "", terminal.StatusLine()
-    try:
-        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
-            for event in events:
-                if isinstance(event, Waiting):
-                    status.show(event.text)
-                    continue
-                status.clear()
-                if isinstance(event, LogLine):
-                    write(event)
-                elif isinstance(event, Note):
-                    terminal.note(event.text)
-                elif isinstance(event, JobRecord):
-                    end = event
-                    if state != end.state and not end.final:
-                        state = end.state
-                        terminal.note(f"{record.jobId} {state}")
-            sys.stdout.flush()
-    finally:
-        status.clear()
-    return end
-
-
-def writer(replicas: Iterable[str], as_json: bool, first: Callable[[LogLine], bool]) -> Callable[[LogLine], None]:
-    """Return a printer for the lines of these replicas, which marks the job's first error."""
-    if as_json:
-        return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
-    form = Format(replicas, terminal.colourful(sys.stdout))
-    return lambda line: terminal.write(sys.stdout, form(line, first(line)))
-
-
-class FirstOf:
-    """Detect the line that is the job's first error, once."""
-
-    def __init__(self, known: tuple[str, FirstError] | None, live: bool = False) -> None:
-        """Use the first error of the replicas' records.
-
-        Args:
-            known: the replica and the error by the records.
-            live: if the records have none yet, use the first error that is read, but not the agent's own lines.
-        """
-        self._known, self._told = known, False
-        self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None
-
-    def __call__(self, line: LogLine) -> bool:
-        if not self._told:
-            self._told = self._is(line)
-            return self._told
-        return False
-
-    def _is(self, line: LogLine) -> bool:
-        if self._known:
-            name, error = self._known
-            return (line.replica, line.time, line.message[:LONGEST]) == (name, error.time, error.message)
-        if self._finders is None or line.message.startswith(_OF_THE_REPLICA):
-            return False
-        finder = self._finders.setdefault(line.replica, ErrorFinder())
-        return finder.see(line.time, line.severity, line.message, line.time)
-
-
-def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf:
-    """Return a detector of the job's first error; it marks nothing if the bucket cannot be read."""
-    try:
-        replicas = cluster.ledger.replicas(record.jobId, replica_names(record))
-    except (StoreError, RecordError, OpsError):
-        replicas = {}
-    return FirstOf(earliest((name, replica.firstError) for name, replica in replicas.items()), live)
 
 
 def selected(record: JobRecord, text: str) -> list[str]:
@@ -162,7 +82,7 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: 
             continue
         archived = _Archived(cluster.bucket, job_id, name)
         if archived.sizes():
-            logs[name] = _searched(of_source(archived, name, wanted), wanted)
+            logs[name] = of_source(archived, name, wanted)
         if error := failures.get(name) or (log and log.error):
             where = "its lines are the bucket's copy" if name in logs else "the bucket has no log of it"
             terminal.note(f"{error}; {where}")
@@ -195,18 +115,13 @@ class _HostLog:
     def lines(self, archived: _Archived) -> Iterator[LogLine]:
         """Yield the lines; if the connection breaks, continue from the bucket."""
         position: Position | None = None
-        rest, before = b"", ""
         try:
-            for data in chain([self._first], self._pieces):
-                *complete, rest = (rest + data).split(b"\n")
-                for printed in filter(None, complete):
-                    position, line = parse_printed(printed, self._name, before)
-                    if line:
-                        before = line.time
-                        yield line
+            for reached, lines in parse_pieces(chain([self._first], self._pieces), self._name):
+                yield from (line for _, line in lines)
+                position = reached
         except HostError as error:
             terminal.note(f"{error}; the rest of its lines is the bucket's copy")
-            yield from _searched(of_source(archived, self._name, self._wanted, position), self._wanted)
+            yield from of_source(archived, self._name, self._wanted, position)
             return
         if self._stream.exited:
             raise self._failed()
@@ -232,10 +147,3 @@ class _Archived:
 
     def read(self, name: str, start: int, end: int) -> bytes:
         return self._bucket.read_part(f"{self._folder}/{name}", start, end)
-
-
-def _searched(lines: Iterator[LogLine], wanted: LogFilter) -> Iterator[LogLine]:
-    try:
-        yield from lines
-    except SlowError:
-        raise too_slow(wanted) from None

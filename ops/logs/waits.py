@@ -9,16 +9,16 @@ from jobs.states import JobState, ReplicaState
 from ops import terminal
 
 SILENT_SECONDS = 3.0
-"""Seconds without a line after which is said what the end waits for."""
+"""Seconds without a line before the end's reason to wait is shown."""
 START_SECONDS = 60.0
-"""Seconds without a line after which is said what the start waits for."""
+"""Seconds without a line before the start's reason to wait is shown."""
 # A job that has run for longer is past its start, whatever it prints.
 _START_ENDS = 600.0
 _SHOWN = 6
 
 
 def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str], reading: Collection[str]) -> str:
-    """Describe what is between a job's last line and its end; empty before that.
+    """Describe what is awaited between a job's last line and its end; empty before that.
 
     Args:
         reading: logs with more to come.
@@ -41,17 +41,12 @@ def at_the_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: S
     """Describe which replica waits for what in a job that prints nothing; empty if that is unknown."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_ENDS:
         return ""
-    lines, telling = [], False
-    for name in names:
-        replica = replicas.get(name)
-        if replica is None:
-            lines.append(f"{name} is not heard of")
-            telling = True
-            continue
-        state = f"{name} is {replica.state}"
-        telling = telling or replica.state is ReplicaState.PREPARING or bool(replica.connections)
-        lines.append(", ".join([state, *replica.connections]))
-    if not telling:
+    records = {name: replicas.get(name) for name in names}
+    if all(r and r.state is not ReplicaState.PREPARING and not r.connections for r in records.values()):
         return ""
+    lines = [
+        ", ".join([f"{name} is {replica.state}", *replica.connections]) if replica else f"{name} is not heard of"
+        for name, replica in records.items()
+    ]
     more = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,18 +1,26 @@
-"""`fab logs`, and what `fab train` shows of its job: in lines, or on a screen where there can be one."""
+"""`fab logs`, and what `fab train` shows of its job: in lines, or on a screen if the terminal has one."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 
+from jobs.checked import RecordError
 from jobs.chunks import LogFilter
+from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import existing_job
-from ops.errors import DETACHED, DONE, FAILED, UsageError
+from ops.cluster.ledger import existing_job, replica_names
+from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.logs import read
-from ops.logs.lines import merge
+from ops.logs.follow import Follower, Note, Waiting
+from ops.logs.lines import Format, LogLine, merge
+
+# The agent's own lines of severity ERROR, which are no error of a trainer.
+_OF_THE_AGENT = ("job FAILED", "trainer ended by ")
 
 
 def show_logs(
@@ -24,9 +32,9 @@ def show_logs(
     as_json: bool,
     plain: bool = True,
 ) -> int:
-    """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one.
+    """Print the logs of a replica, a role or all of them; of a job, if `selection` is the id of one.
 
-    What is followed is a screen on a terminal, unless `plain` lines are wanted.
+    A followed job is shown on a screen on a terminal, unless `plain` lines are wanted.
     """
     if follow and wanted.until:
         raise UsageError("--until is for what has been printed, --follow for what will be: say one of them")
@@ -35,7 +43,7 @@ def show_logs(
     replicas = read.selected(record, selection)
     if follow and not record.final:
         return _follow(cluster, record, replicas, wanted, as_json, plain)
-    write = read.writer(replicas, as_json, read.first_of(cluster, record))
+    write = _writer(cluster, record, replicas, as_json)
     for line in merge(read.read_logs(cluster, record, replicas, wanted).values()):
         write(line)
     sys.stdout.flush()
@@ -44,7 +52,6 @@ def show_logs(
 
 def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool) -> int:
     """Print the logs until the job ends or the user interrupts; return 0 if the job SUCCEEDED."""
-    job_id = record.jobId
     try:
         end = followed(cluster, record, replicas, wanted, as_json, plain)
     except KeyboardInterrupt:
@@ -52,16 +59,95 @@ def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Lo
     if end is None:
         return FAILED
     why = end.errorMessage.partition("\n")[0]
-    terminal.note(f"{job_id} {end.state}" + (f": {why}" if why else ""))
+    terminal.note(f"{record.jobId} {end.state}" + (f": {why}" if why else ""))
     return DONE if end.state is JobState.SUCCEEDED else FAILED
 
 
 def followed(
     cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
-    """Show the logs as they grow; the job's final record, None where it never came to be seen."""
+    """Show the logs as they grow.
+
+    Returns:
+        The job's final record, or None if the job was never seen.
+    """
     if plain or as_json or not terminal.has_screen():
-        return read.follow(cluster, record, replicas, wanted, as_json)
-    from ops.screen.follow import follow  # with rich, which plain lines do not wait for
+        return follow_plain(cluster, record, replicas, wanted, as_json)
+    from ops.screen.job import follow  # with rich, which plain lines do not wait for
 
     return follow(cluster, record, replicas, wanted)
+
+
+def follow_plain(
+    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool
+) -> JobRecord | None:
+    """Print the logs as they grow; return as followed()."""
+    write, end = _writer(cluster, record, replicas, as_json, live=True), None
+    state, status = "", terminal.StatusLine()
+    try:
+        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
+            for event in events:
+                if isinstance(event, Waiting):
+                    status.show(event.text)
+                    continue
+                status.clear()
+                if isinstance(event, LogLine):
+                    write(event)
+                elif isinstance(event, Note):
+                    terminal.note(event.text)
+                elif isinstance(event, JobRecord):
+                    end = event
+                    if state != end.state and not end.final:
+                        state = end.state
+                        terminal.note(f"{record.jobId} {state}")
+            sys.stdout.flush()
+    finally:
+        status.clear()
+    return end
+
+
+def _writer(
+    cluster: Cluster, record: JobRecord, replicas: Iterable[str], as_json: bool, live: bool = False
+) -> Callable[[LogLine], None]:
+    """Return a printer for the lines of these replicas, which marks the job's first error.
+
+    It marks none if the bucket cannot be read.
+    """
+    try:
+        records = cluster.ledger.replicas(record.jobId, replica_names(record))
+    except (StoreError, RecordError, OpsError):
+        records = {}
+    first = FirstErrorDetector(earliest((name, replica.firstError) for name, replica in records.items()), live)
+    if as_json:
+        return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
+    form = Format(replicas, terminal.colourful(sys.stdout))
+    return lambda line: terminal.write(sys.stdout, form(line, first(line)))
+
+
+class FirstErrorDetector:
+    """Detect the line that is the job's first error, once."""
+
+    def __init__(self, known: tuple[str, FirstError] | None, live: bool = False) -> None:
+        """Use the first error of the replicas' records.
+
+        Args:
+            known: the replica and the error by the records.
+            live: if the records have none yet, use the first error that is read, but not the agent's own lines.
+        """
+        self._known, self._detected = known, False
+        self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None
+
+    def __call__(self, line: LogLine) -> bool:
+        if self._detected:
+            return False
+        self._detected = self._is_first_error(line)
+        return self._detected
+
+    def _is_first_error(self, line: LogLine) -> bool:
+        if self._known:
+            name, error = self._known
+            return (line.replica, line.time, line.message[:LONGEST]) == (name, error.time, error.message)
+        if self._finders is None or line.message.startswith(_OF_THE_AGENT):
+            return False
+        finder = self._finders.setdefault(line.replica, ErrorFinder())
+        return finder.see(line.time, line.severity, line.message, line.time)

@@ -1,4 +1,4 @@
-"""Numbers over time in bounded memory: a series that keeps its shape, and a pace with an estimate."""
+"""Numbers over time in bounded memory, and how they are drawn: a series that keeps its shape, and a rate with an estimate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rich.text import Text
+
+from ops import terminal
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 32
 CAPACITY = 128
 WINDOW_SECONDS = 20.0
 _APART_SECONDS = 0.2
@@ -39,23 +44,6 @@ class Series:
     def values(self) -> list[float]:
         """The means, the newest last, with what is not yet a whole one."""
         return [*self._means, _mean(self._open)] if self._open else list(self._means)
-
-
-def sparkline(values: Sequence[float], width: int, least: float | None = None) -> str:
-    """Draw the values as at most `width` blocks.
-
-    They reach from `least`, or the least value, to the greatest; all are halfway if the values are equal.
-    """
-    if not values or width < 1:
-        return ""
-    blocks = min(width, len(values))
-    edges = [len(values) * i // blocks for i in range(blocks + 1)]
-    means = [_mean(values[begin:end]) for begin, end in pairwise(edges)]
-    low, high = min(means) if least is None else least, max(means)
-    if high <= low:
-        return _BLOCKS[3] * blocks
-    top = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in means)
 
 
 class StepRate:
@@ -111,3 +99,37 @@ def _rate(first: tuple[float, int], last: tuple[float, int]) -> float | None:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH, least: float | None = None) -> str:
+    """Draw the values as at most `width` blocks.
+
+    They reach from `least`, or the least value, to the greatest; all are halfway if the values are equal.
+    """
+    if not values or width < 1:
+        return ""
+    blocks = min(width, len(values))
+    edges = [len(values) * i // blocks for i in range(blocks + 1)]
+    means = [_mean(values[begin:end]) for begin, end in pairwise(edges)]
+    low, high = min(means) if least is None else least, max(means)
+    if high <= low:
+        return _BLOCKS[3] * blocks
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in means)
+
+
+def bar(share: float, width: int = _WIDTH) -> str:
+    """Draw a share from 0 to 1 as a bar of `width` characters."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return "━" * full + "╌" * (width - full)
+
+
+def progress(unit: str, pace: StepRate, maximum: int | None, final: bool, now: float) -> Text:
+    """Return a line with a count, and with a maximum its share and, unless `final`, the time that is left."""
+    line = f"{unit:<8} {pace.count}"
+    if maximum and pace.count is not None:
+        share = pace.count / maximum
+        line += f" of {maximum}  {bar(share)} {share:.0%}"
+    if not final and (seconds := pace.seconds_to(maximum, now)):
+        line += f"  {terminal.duration(seconds)} to go"
+    return Text(line)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from infra.inventory import Host, to_plain
@@ -32,56 +32,45 @@ def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool)
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")
-    there = len(records)
+    total = len(records)
     records = [record for record in records if chosen(record)][:most]
     if as_json:
         terminal.as_json([record.to_dict() for record in records])
         return DONE
     if not records:
-        terminal.note(f"none of {there} jobs is {wanted}" if there else "no job was started on this cluster yet: fab train")
+        terminal.note(f"none of {total} jobs is {wanted}" if total else "no job was started on this cluster yet: fab train")
         return DONE
-    heads = ("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR")
-    rows = []
-    for record in records:
-        labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
-        error = record.errorMessage.partition("\n")[0]
-        rows.append(
-            (
-                record.jobId,
-                record.state,
-                terminal.local_time(record.createTime),
-                took(record),
-                record.submittedBy,
-                labels,
-                error,
-            )
-        )
-    terminal.table(heads, rows)
+    terminal.table(("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR"), map(_job_row, records))
     return DONE
+
+
+def _job_row(record: JobRecord) -> tuple[object, ...]:
+    created, error = terminal.local_time(record.createTime), record.errorMessage.partition("\n")[0]
+    return record.jobId, record.state, created, took(record), record.submittedBy, _labels(record, ","), error
+
+
+def _labels(record: JobRecord, separator: str) -> str:
+    return separator.join(f"{key}={value}" for key, value in record.labels.items())
 
 
 def _filter(text: str) -> Callable[[JobRecord], bool]:
     """Parse `--filter`: `state=FAILED,owner=ann`, all of which must match, or parts of the id."""
-    conditions: list[Callable[[JobRecord], bool]] = []
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
+    conditions = [part.partition("=") for part in filter(None, text.split(","))]
+    for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):
             problem = f"--filter state={value} is no state of a job{meant(value.upper(), JobState)}"
             raise UsageError(f"{problem}; valid are {', '.join(JobState)}")
-        conditions.append(partial(_is, key, value) if equals else partial(_named, part))
-    return lambda record: all(condition(record) for condition in conditions)
+    return lambda record: all(_matches(record, *condition) for condition in conditions)
 
 
-def _is(key: str, value: str, record: JobRecord) -> bool:
+def _matches(record: JobRecord, key: str, equals: str, value: str) -> bool:
+    if not equals:
+        return key in record.jobId
     if key == "state":
         return record.state == value.upper()
     if key == "by":
         return value in (record.submittedBy, record.submittedBy.partition("@")[0])
     return record.labels.get(key) == value
-
-
-def _named(part: str, record: JobRecord) -> bool:
-    return part in record.jobId
 
 
 def _limit(text: str | None) -> int | None:
@@ -137,14 +126,14 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.without),
-        "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
+        "labels": _labels(record, ", "),
         "first error": f"{first[0]}, {terminal.local_time(first[1].time)}: {first[1].message}" if first else None,
         "progress": _progress(record.progress),
         "metrics": _metrics(record.progress),
         "notify": _notify(record),
         "tunes": tuned.line() if tuned else None,
         "trials": tuned.summary() if tuned else None,
-        **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
+        **{key: _join(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
         **manifest.lines(record.manifest),
         "output": "the job wrote nothing to JOB_DIR" if _wrote_nothing(replicas) else None,
     }
@@ -160,12 +149,9 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
-    if unsaved_lines := outcome.unsaved(replicas):
-        terminal.out()
-        terminal.out("\n".join(unsaved_lines))
-    if record.errorMessage:
-        terminal.out()
-        terminal.out(record.errorMessage.rstrip("\n"))
+    for text in ("\n".join(outcome.unsaved(replicas)), record.errorMessage.rstrip("\n")):
+        if text:
+            terminal.out(f"\n{text}")
 
 
 def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
@@ -226,15 +212,8 @@ def took(record: JobRecord) -> str | None:
     return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
-def _shown(value: Any) -> str:
-    import shlex
-
+def _join(value: Any) -> str:
     return shlex.join(value) if isinstance(value, list) else str(value)
-
-
-def _as_in_inventory(host: Host) -> dict[str, Any]:
-    """Return a host with the keys of inventory.json, but those of ssh."""
-    return {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
 
 
 def hosts(cluster: Cluster, as_json: bool) -> int:
@@ -245,43 +224,34 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
             inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), LOOK_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
-    jobs = _who_has(cluster) if status else {}
+    jobs = _assignments(cluster) if status else {}
     if as_json:
-        listed = [
-            {**_as_in_inventory(host), "answers": host.name in status, "unit": status.get(host.name), **_of(host, jobs)}
-            for host in inventory.hosts
-        ]
-        terminal.as_json(
-            {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket, "hosts": listed}
-        )
+        listed = [_host_json(host, status, *jobs.get(host.name, (None, None))) for host in inventory.hosts]
+        stack = {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket}
+        terminal.as_json({**stack, "hosts": listed})
         return DONE if status else FAILED
     terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
     heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "UNIT", "JOB", "REPLICA")
     rows = []
     for host in inventory.hosts:
         gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
-        ssh = "answers" if host.name in status else "no answer"
-        rows.append(
-            (
-                host.name,
-                host.address,
-                host.machine_type,
-                host.cpus,
-                terminal.size(host.memory_bytes),
-                gpu,
-                ssh,
-                status.get(host.name),
-                *jobs.get(host.name, (None, None)),
-            )
-        )
+        ssh, memory = "answers" if host.name in status else "no answer", terminal.size(host.memory_bytes)
+        machine = (host.name, host.address, host.machine_type, host.cpus, memory, gpu)
+        rows.append((*machine, ssh, status.get(host.name), *jobs.get(host.name, (None, None))))
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
     return DONE if status else FAILED
 
 
-def _who_has(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    """Map each host to its job and replica, or to the job it is kept for; empty if the queue is unknown."""
+def _host_json(host: Host, status: Mapping[str, str], job: str | None, replica: str | None) -> dict[str, Any]:
+    """Return a host with the keys of inventory.json, but those of ssh, with its status and its job."""
+    plain = {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
+    return {**plain, "answers": host.name in status, "unit": status.get(host.name), "job": job, "replica": replica}
+
+
+def _assignments(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """Map each host to its job and replica, or to the job it is reserved for; empty if the queue is unknown."""
     try:
         queue = cluster.ledger.queue()
     except (StoreError, RecordError, OpsError) as error:
@@ -290,8 +260,3 @@ def _who_has(cluster: Cluster) -> dict[str, tuple[str, str]]:
     reserved = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}
     entries = (entry for entry in queue.entries if entry.held)
     return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}
-
-
-def _of(host: Host, jobs: Mapping[str, tuple[str, str]]) -> dict[str, str | None]:
-    job_id, replica = jobs.get(host.name, (None, None))
-    return {"job": job_id, "replica": replica}

@@ -19,7 +19,7 @@ from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier
 from jobs.chunks import LARGEST, Chunk, ChunkFolder, LogFilter, newest
 from jobs.records import Plan
-from ops.logs import merge
+from ops.logs import follow
 from ops.logs.lines import LogLine
 
 _FEW, _MANY, _LOGS, _TAKEN = 10, 100_000, 8, 20_000
@@ -46,12 +46,12 @@ def logs_merge(_: BenchStack) -> Figure:
 def _merged(waiting: int) -> float:
     """µs a line where so many wait all the time."""
     names = [f"worker-{n}" for n in range(_LOGS)]
-    lines: merge.Merge[LogLine, None] = merge.Merge(names, window=0.0)
+    lines: follow.Merge[LogLine, None] = follow.Merge(names, window=0.0)
     total = waiting + _TAKEN
     made = [(0, LogLine(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
     for place, name in enumerate(names):
         lines.put(name, made[place:waiting:_LOGS])
-    at_once, merge._AT_ONCE = merge._AT_ONCE, 1
+    batch, follow._BATCH_LINES = follow._BATCH_LINES, 1
     try:
         began = time.perf_counter()
         for n in range(waiting, total):
@@ -59,7 +59,7 @@ def _merged(waiting: int) -> float:
             lines.take(0)
         return (time.perf_counter() - began) / _TAKEN * 1e6
     finally:
-        merge._AT_ONCE = at_once
+        follow._BATCH_LINES = batch
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from jobs.chunks import LogFilter
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
-from ops.screen.draw import Drawn
-from ops.screen.follow import take
+from ops.screen.draw import Picture, joined
 from ops.screen.job import JobScreen
-from ops.screen.picture import Picture
 
 _LINES, _COLUMNS = 30, 118
 
@@ -35,7 +33,7 @@ def seen(job: str, seconds: float) -> Picture:
     names = replica_names(record)
     screen, until = JobScreen(record, names), time.monotonic() + seconds
     for event in Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(), ticks=True).events():
-        take(screen, event, time.time())
+        screen.add(event, time.time())
         if time.monotonic() > until:
             break
     return screen.picture(time.time(), _LINES)
@@ -44,7 +42,7 @@ def seen(job: str, seconds: float) -> Picture:
 def main(job: str, seconds: str, target: str) -> None:
     """Follow the job and write the picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(Drawn(seen(job, float(seconds))))
+    console.print(joined(seen(job, float(seconds))))
     svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)
     width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:

@@ -7,7 +7,7 @@ import pytest
 from hosts.agent.lines import Messages
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from ops.logs.lines import FIRST, Format, LogLine
-from ops.logs.read import FirstOf
+from ops.screen.logs import FirstErrorDetector
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]
 CHAINED = [*TRACE, "", "The above exception was the direct cause of the following exception:", "", *TRACE[:3], "KeyError: 'x'"]
@@ -59,12 +59,12 @@ def test_of_several_replicas_it_is_that_which_came_first() -> None:
 
 def test_the_line_is_marked_once() -> None:
     there = [*lines("INFO:root:x", "job FAILED"), *lines("pause", *TRACE, replica="ps-1"), *lines("pause", "ERROR:root:y")]
-    known = FirstOf(("ps-1", FirstError("00105.0", "ValueError: bad shape")))
+    known = FirstErrorDetector(("ps-1", FirstError("00105.0", "ValueError: bad shape")))
     assert [line.message for line in [*there, *there] if known(line)] == ["ValueError: bad shape"]
-    following = FirstOf(None, live=True)
+    following = FirstErrorDetector(None, live=True)
     there[1] = LogLine(there[1].time, "ERROR", "ps-0", "job FAILED")
     assert [line.message for line in [*there, *there] if following(line)] == ["ValueError: bad shape"]
-    assert not any(map(FirstOf(None), there))
+    assert not any(map(FirstErrorDetector(None), there))
 
 
 def test_how_it_is_marked() -> None:

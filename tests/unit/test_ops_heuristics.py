@@ -39,9 +39,9 @@ def test_what_a_line_tells(line: str, told: Reading | None) -> None:
 def test_the_shipped_trainer_s_lines() -> None:
     train = lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
     assert read(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
-    assert read(lines.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", learned=True)
+    assert read(lines.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", evaluation=True)
     assert read(lines.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
-        5006, loss="0.228", accuracy="0.935", learned=True
+        5006, loss="0.228", accuracy="0.935", evaluation=True
     )
 
 

@@ -173,7 +173,7 @@ def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
     cluster: Inventory, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
-    monkeypatch.setattr("ops.logs.follow._LOOK_SECONDS", 1e6)
+    monkeypatch.setattr("ops.logs.follow._POLL_SECONDS", 1e6)
     ledger = Ledger(LocalStore(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
@@ -190,7 +190,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
 ) -> None:
     """Equal lines at one moment, written on and on while connections are cut; at the end all of it is there."""
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
-    monkeypatch.setattr("ops.logs.follow._AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("ops.logs.follow._RETRY_SECONDS", 0.05)
     monkeypatch.setattr("hosts.agent.log.LARGEST", 20_000)
     ledger = Ledger(LocalStore(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)

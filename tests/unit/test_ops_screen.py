@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
 
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.logs.follow import TICK, Event, Note, Replicas
 from ops.logs.lines import LogLine
-from ops.screen import job as screen_module
+from ops.screen import job as module
+from ops.screen.draw import Picture, columns, harmless, joined, leave
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
-from ops.screen.picture import Picture, Row, Span, Table, bar, harmless, height
-from ops.screen.series import CAPACITY, Series, StepRate, sparkline
+from ops.screen.series import CAPACITY, Series, StepRate, bar, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -35,15 +37,13 @@ def line(seconds: float, message: str, replica: str = "master-0", severity: str 
     return LogLine(moment.replace("+00:00", "Z"), severity, replica, message)
 
 
+def styles(text: Text) -> dict[str, str]:
+    """Return the style of each styled part of a line."""
+    return {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
+
+
 def rows(picture: Picture) -> list[str]:
-    """Return its lines, a table's with two spaces between cells."""
-    shown: list[str] = []
-    for part in picture:
-        if isinstance(part, Row):
-            shown.append(part.text)
-        else:
-            shown += ["  ".join(part.heads), *("  ".join(cell.text for cell in row) for row in part.rows)]
-    return shown
+    return [line.plain for line in picture]
 
 
 @pytest.fixture
@@ -54,18 +54,17 @@ def screen() -> JobScreen:
 def test_a_job_that_runs(screen: JobScreen) -> None:
     for second in range(11):
         text = f"Train [master/0], step {10 * second + 1}: loss: {2 - second / 10:.3f}, accuracy: 0.{second:03} (1.0 sec)"
-        screen.line(line(second, text), NOON + second)
-    screen.line(line(10.5, "Eval, step 100: loss: 0.900, accuracy: 0.700"), NOON + 11)
+        screen.add(line(second, text), NOON + second)
+    screen.add(line(10.5, "Eval, step 100: loss: 0.900, accuracy: 0.700"), NOON + 11)
     used = Usage(7.0, 1.25, 512_300_000)
-    screen.replicas(
-        {
-            "master-0": ReplicaRecord("master-0", ReplicaState.RUNNING, usage=used),
-            "worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=2),
-            "stranger": ReplicaRecord("stranger"),
-        }
-    )
+    replicas = [
+        ReplicaRecord("master-0", ReplicaState.RUNNING, usage=used),
+        ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=2),
+        ReplicaRecord("stranger"),
+    ]
+    screen.add(Replicas({replica.name: replica for replica in replicas}), NOON + 11)
     seen = rows(screen.picture(NOON + 12, 15))
-    assert seen[:9] == [
+    assert seen[:10] == [
         "job01  RUNNING  12.0 s",
         "step     101 of 200  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  9.9 s to go",
         "steps/s  10      ██████████  10 on average",
@@ -73,10 +72,10 @@ def test_a_job_that_runs(screen: JobScreen) -> None:
         "accuracy 0.010   ▁▂▂▃▄▅▅▆▇▇█",
         "eval     loss 0.900, accuracy 0.700 at step 100",
         "",
-        "REPLICA  STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
-        "master-0  RUNNING  10  1.5 s ago  0  125%  512.3 MB",
+        "REPLICA   STATE    STEPS/S  LAST LINE  RESTARTS   CPU    MEMORY",
+        "master-0  RUNNING       10  1.5 s ago         0  125%  512.3 MB",
+        "worker-0  RUNNING        -          -         2     -         -",
     ]
-    assert seen[9] == "worker-0  RUNNING  -  -  2  -  -"
     assert (seen[10], len(seen)) == ("", 15)
     assert seen[-1].endswith("INFO    master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
 
@@ -84,20 +83,20 @@ def test_a_job_that_runs(screen: JobScreen) -> None:
 def test_a_replica_s_own_word_on_its_speed_counts(screen: JobScreen) -> None:
     for second in range(3):
         said = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
-        screen.line(line(second, said, "worker-0"), NOON + second)
-    assert rows(screen.picture(NOON + 3, 40))[-5] == "worker-0  -  25.5  1.0 s ago  -  -  -"
+        screen.add(line(second, said, "worker-0"), NOON + second)
+    assert rows(screen.picture(NOON + 3, 40))[-5].split() == ["worker-0", "-", "25.5", "1.0", "s", "ago", "-", "-", "-"]
 
 
 def test_a_job_of_which_nothing_is_known_yet() -> None:
     queued = replace(RUNNING, state=JobState.QUEUED, startTime=None, createTime="2026-01-31T11:59:00.000Z")
     screen = JobScreen(queued, ["master-0"])
-    screen.note("job01 is QUEUED behind job00", NOON)
+    screen.add(Note("job01 is QUEUED behind job00"), NOON)
     seen = rows(screen.picture(NOON, 20))
     assert seen[:5] == [
         "job01  QUEUED  1 min 0 s",
         "",
-        "REPLICA  STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
-        "master-0  -  -  -  -  -  -",
+        "REPLICA   STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
+        "master-0  -            -          -         -    -       -",
         "",
     ]
     assert seen[5].endswith(":00.000 job01 is QUEUED behind job00")
@@ -115,13 +114,13 @@ def test_a_job_of_which_nothing_is_known_yet() -> None:
 def test_how_long_it_will_take(steps: int | None, says: str, seen: str) -> None:
     screen = JobScreen(replace(RUNNING, steps=steps), ["master-0"])
     for second in range(11):
-        screen.line(line(second, says.format(second + 1)), NOON + second)
+        screen.add(line(second, says.format(second + 1)), NOON + second)
     assert rows(screen.picture(NOON + 10, 20))[1] == seen
 
 
 def test_a_job_that_falls_silent_has_no_speed_and_no_outlook(screen: JobScreen) -> None:
     for second in range(11):
-        screen.line(line(second, f"step {second}"), NOON + second)
+        screen.add(line(second, f"step {second}"), NOON + second)
     assert "to go" in rows(screen.picture(NOON + 45, 20))[1]
     seen = rows(screen.picture(NOON + 60, 20))
     assert "to go" not in seen[1]
@@ -130,37 +129,36 @@ def test_a_job_that_falls_silent_has_no_speed_and_no_outlook(screen: JobScreen) 
 
 def test_a_job_that_has_ended_has_a_speed_and_no_outlook(screen: JobScreen) -> None:
     for second in range(11):
-        screen.line(line(second, f"step {second}"), NOON + second)
-    screen.job(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"))
+        screen.add(line(second, f"step {second}"), NOON + second)
+    screen.add(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
     seen = rows(screen.picture(NOON + 11, 20))
     assert (seen[0], seen[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
     assert seen[2].startswith("steps/s  1       █")
 
 
 def test_a_trainer_that_goes_on_from_a_checkpoint_counts_from_there(screen: JobScreen) -> None:
-    screen.line(line(0, "step 50", "worker-0"), NOON)
-    screen.line(line(1, "step 40", "master-0"), NOON + 1)
+    screen.add(line(0, "step 50", "worker-0"), NOON)
+    screen.add(line(1, "step 40", "master-0"), NOON + 1)
     assert "step     50 of 200" in rows(screen.picture(NOON, 20))[1], "late news of another replica"
-    screen.line(line(2, "step 30", "worker-0"), NOON + 2)
+    screen.add(line(2, "step 30", "worker-0"), NOON + 2)
     assert "step     30 of 200" in rows(screen.picture(NOON, 20))[1]
 
 
 def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
-    screen.replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)})
-    screen.job(replace(RUNNING, lost=["worker-0"]))
+    screen.add(Replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
+    screen.add(replace(RUNNING, lost=["worker-0"]), NOON)
     assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
     told: list[dict[str, Any]] = [
         {"name": "master-0", "state": "EXITED", "exitCode": 143, "restarts": 0},
         {"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1},
     ]
     failed = JobRecord("job01", JobState.FAILED, startTime=RUNNING.startTime, endTime="2026-01-31T12:00:09.000Z")
-    screen.job(replace(failed, replicas=told, errorMessage="it \x1b[31mfailed\nmore"))
-    picture = screen.picture(NOON, 20)
-    seen = rows(picture)
-    (table,) = [part for part in picture if isinstance(part, Table)]
-    assert [row[1] for row in table.rows] == [Span("EXITED 143", "dim"), Span("EXITED 3", "red")]
-    assert seen[:2] == ["job01  FAILED  9.0 s", "it failed"]
-    assert seen[-1] == "worker-0  EXITED 3  -  -  1  -  -"
+    screen.add(replace(failed, replicas=told, errorMessage="it \x1b[31mfailed\nmore"), NOON)
+    *head, master, worker = screen.picture(NOON, 20)
+    assert rows(head)[:2] == ["job01  FAILED  9.0 s", "it failed"]
+    assert styles(master)["EXITED 143"] == "dim"
+    assert styles(worker)["EXITED 3"] == "red"
+    assert worker.plain.split() == ["worker-0", "EXITED", "3", "-", "-", "1", "-", "-"]
 
 
 @pytest.mark.parametrize("lines", [1, 3, 6, 9, 12, 15, 24, 60])
@@ -168,20 +166,20 @@ def test_it_never_takes_more_lines_than_there_are(lines: int) -> None:
     names = ["master-0", *(f"worker-{n}" for n in range(30))]
     screen = JobScreen(RUNNING, names)
     for second in range(300):
-        screen.line(line(second, f"step {second}: loss: 1.0", names[second % 31]), NOON + second)
+        screen.add(line(second, f"step {second}: loss: 1.0", names[second % 31]), NOON + second)
     picture = screen.picture(NOON + 300, lines)
-    assert height(picture) == lines
+    assert len(picture) == lines
     if lines == 24:
         assert "and 19 more: 19 not heard of" in rows(picture)
         assert len([row for row in rows(picture) if " INFO " in row]) == 4
 
 
 def test_what_is_left_is_every_warning_and_the_end_of_the_log(screen: JobScreen) -> None:
-    screen.line(line(0, "beware", severity="WARNING"), NOON)
-    screen.note("the bucket answers again", NOON)
+    screen.add(line(0, "beware", severity="WARNING"), NOON)
+    screen.add(Note("the bucket answers again"), NOON)
     for second in range(100):
-        screen.line(line(second, f"word {second}"), NOON)
-    seen = rows(screen.left(NOON + 1))
+        screen.add(line(second, f"word {second}"), NOON)
+    seen = rows(screen.final_picture(NOON + 1))
     assert seen[0] == "job01  RUNNING  1.0 s"
     log = seen[seen.index("") :][5:]
     assert log[0] == f"{102 - 2 - LINES_LEFT} lines not shown here: fab logs job01 --lines all"
@@ -192,18 +190,18 @@ def test_what_is_left_is_every_warning_and_the_end_of_the_log(screen: JobScreen)
 
 def test_memory_is_bounded_however_much_is_printed(screen: JobScreen) -> None:
     for second in range(5000):
-        screen.line(line(second / 10, "step 1 " + "x" * 5000, severity="ERROR"), NOON)
-    kept = [shown for _, shown in (*screen._newest, *screen._loud)]
+        screen.add(line(second / 10, "step 1 " + "x" * 5000, severity="ERROR"), NOON)
+    kept = [kept_line for _, kept_line in (*screen._newest, *screen._warnings)]
     assert len(kept) == 2 * LINES_KEPT
-    assert max(len(shown.message) for shown in kept) == 1000
+    assert max(len(kept_line.message) for kept_line in kept) == 1000
     assert len(screen._pace.rates.values) <= CAPACITY
 
 
 @given(st.text())
 def test_no_text_steers_a_terminal(text: str) -> None:
-    made = harmless(text)
-    assert made.isprintable()
-    assert len(made) <= 1000
+    safe_text = harmless(text)
+    assert safe_text.isprintable()
+    assert len(safe_text) <= 1000
 
 
 @pytest.mark.parametrize(
@@ -277,10 +275,8 @@ class Terminal:
 
 
 def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
-    from ops.screen import follow
-
     clock = 1000.0
-    monkeypatch.setattr(follow.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock)
     final = replace(RUNNING, state=JobState.SUCCEEDED)
 
     def events() -> Iterator[Event]:
@@ -291,49 +287,46 @@ def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
         yield from (TICK, Note("noted"), Replicas({}), RUNNING, final)
 
     shown = Terminal()
-    assert follow._watch(events(), screen, shown) is final  # type: ignore[arg-type]
+    assert module._show(events(), screen, shown) is final  # type: ignore[arg-type]
     assert 35 <= len(shown.drawn) <= 40
-    left = rows(screen.left(NOON))
+    left = rows(screen.final_picture(NOON))
     assert [row for row in left if "noted" in row]
     assert (left[0].split()[:2], left[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
     assert len([row for row in left if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
 
 
-def test_the_drawing_takes_no_text_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ops.screen import draw
+def test_what_is_left_has_whole_lines_and_takes_no_text_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = columns(("HEAD", "RIGHT"), [(Text("[bold]x[/bold]"), Text("1"))], {"RIGHT"})
+    leave([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
+    assert capsys.readouterr().out.splitlines() == [
+        "[red]a[/red] :smile: " + "b" * 300,
+        "",
+        "HEAD            RIGHT",
+        "[bold]x[/bold]      1",
+    ]
 
-    stream = io.StringIO()
+
+def test_what_is_left_is_written_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    table = Table(("HEAD", "RIGHT"), ((Span("[bold]x[/bold]"), Span("1")),), frozenset({"RIGHT"}))
-    draw.leave([Row.of("[red]a[/red] :smile: ", Span("b" * 300, "red")), Row(), table])
-    first, second, head, row = stream.getvalue().splitlines()
-    assert first == "[red]a[/red] :smile: " + "b" * 300, "whole, however long"
-    assert (second, head.split(), row.split()) == ("", ["HEAD", "RIGHT"], ["[bold]x[/bold]", "1"])
+    leave([Text("a bar ━ of é")])
+    stream.flush()
+    assert stream.buffer.getvalue() == b"a bar ? of ?\n"  # type: ignore[attr-defined]
 
 
 def test_columns_are_as_wide_as_what_is_seen_in_them() -> None:
-    from ops.screen import draw
-
-    rows = ((Span("漢字"), Span("5")), (Span("a"), Span("12345")))
-    shown = ["".join(span.text for span in spans) for spans in draw.lines([Table(("A", "BC"), rows, frozenset({"BC"}))])]
-    assert shown == ["A        BC", "漢字      5", "a     12345"]
+    cells = [[Text(text) for text in row] for row in (("漢字", "5"), ("a", "12345"))]
+    assert rows(columns(("A", "BC"), cells, {"BC"})) == ["A        BC", "漢字      5", "a     12345"]
 
 
 @pytest.mark.parametrize(
-    ("spans", "width", "seen"),
-    [
-        (("abc", "def"), 6, "abcdef"),
-        (("abc", "def"), 5, "abcd…"),
-        (("abc", "def"), 4, "abc…"),
-        (("abc", "def"), 1, "…"),
-        (("漢字", "x"), 4, "漢 …"),
-        ((), 3, ""),
-    ],
+    ("text", "width", "seen"),
+    [("abcdef", 6, "abcdef"), ("abcdef", 5, "abcd…"), ("abc def", 1, "…"), ("漢字x", 4, "漢 …"), ("", 3, "")],
 )
-def test_a_line_that_is_too_long_is_cut(spans: tuple[str, ...], width: int, seen: str) -> None:
-    from ops.screen import draw
-
-    assert "".join(segment.text for segment in draw._cut([Span(text) for text in spans], width)) == seen
+def test_a_line_that_is_too_long_is_cut(text: str, width: int, seen: str) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    lines = console.render_lines(joined([Text.assemble((text[:3], "red"), text[3:]), Text("z")]), pad=False)
+    assert ["".join(segment.text for segment in line) for line in lines] == [seen, "z"]
 
 
 @pytest.mark.parametrize(
@@ -365,13 +358,12 @@ def test_where_there_is_a_screen(
 
 
 def test_plain_lines_do_not_wait_for_rich() -> None:
-    code = "import sys; import ops.screen.logs, ops.logs.follow, ops.train.train, ops.terminal; print('rich' in sys.modules)"
+    code = "import sys; import ops.screen.logs, ops.logs.follow, ops.submit.train, ops.terminal; print('rich' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 
 
 def test_rows_of_the_log_are_in_the_colour_of_their_severity(screen: JobScreen) -> None:
-    screen.line(line(0, "bad", severity="ERROR"), NOON)
-    (row,) = [part for part in screen.picture(NOON, 20) if isinstance(part, Row) and "bad" in part.text]
-    assert row.spans[-1] == Span("bad", "red")
-    assert screen_module.LINES_LEFT < LINES_KEPT
+    screen.add(line(0, "bad", severity="ERROR"), NOON)
+    (row,) = [row for row in screen.picture(NOON, 20) if "bad" in row.plain]
+    assert styles(row)["bad"] == "red"

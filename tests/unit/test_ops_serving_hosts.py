@@ -18,8 +18,8 @@ from ops.errors import UsageError
 from ops.package import declared
 from ops.plan import planned
 from ops.show.cost import share
-from ops.show.overview import overview, picture
-from ops.show.snapshot import ClusterSnapshot
+from ops.show.overview import ClusterSnapshot, overview
+from ops.show.top import picture
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.manifest import cluster
 from ops.submit.part import counts, described, would_do
@@ -79,4 +79,4 @@ def test_they_cost_and_are_listed(served: Inventory) -> None:
     assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
     seen = overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
     assert [host["name"] for host in json.loads(json.dumps(seen.to_dict()))["hosts"]][-2:] == ["serving-0", "serving-1"]
-    assert "0 of 5 hosts busy" in picture(seen)[0].text, "what never trains is never busy"  # type: ignore[union-attr]
+    assert "0 of 5 hosts busy" in picture(seen)[0].plain, "what never trains is never busy"

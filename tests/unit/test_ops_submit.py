@@ -725,10 +725,10 @@ def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(submission: 
 def test_the_exit_code_of_a_followed_job(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: str
 ) -> None:
-    from ops.logs import read
+    from ops.screen import logs
 
     ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
-    monkeypatch.setattr(read, "follow", lambda *_: ended)
+    monkeypatch.setattr(logs, "follow_plain", lambda *_: ended)
     monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
     monkeypatch.setattr(train.outcome, "read_unsaved", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
@@ -746,12 +746,12 @@ def test_the_exit_code_of_a_followed_job(
 def test_ctrl_c_leaves_a_job_to_itself(
     submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ops.logs import read
+    from ops.screen import logs
 
     def follow(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(read, "follow", follow)
+    monkeypatch.setattr(logs, "follow_plain", follow)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == 130
     assert "job01 goes on, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err

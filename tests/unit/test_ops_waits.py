@@ -6,6 +6,7 @@ import io
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.logs import follow, read, waits
+from ops.logs import follow, waits
 from ops.logs.follow import Event, Follower, Note, Waiting
+from ops.screen import logs
 
 NAMES = ["master-0", "worker-0", "worker-1"]
 JOB = JobRecord("job01", JobState.RUNNING, wants={name: [name] for name in NAMES})
@@ -87,7 +89,7 @@ def test_what_the_start_waits_for() -> None:
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Return the ledger of a job that runs, with everything due at once."""
     monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
-    for name in ("_LOOK_SECONDS", "_LAST_LOOK_SECONDS", "_AGAIN_SECONDS", "_TICK_SECONDS"):
+    for name in ("_POLL_SECONDS", "_LAST_POLL_SECONDS", "_RETRY_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)
     ledger = Ledger(LocalStore(tmp_path))
     put_job(ledger, JOB)
@@ -162,23 +164,22 @@ def test_a_status_line_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     done: list[str] = []
     events: list[Event] = [Waiting("waiting for worker-0 to end"), Note("a note"), replace(JOB, state=JobState.FAILED)]
 
-    class Told:
+    class FakeFollower:
         def __init__(self, *_: object) -> None:
             pass
 
         def batches(self) -> list[list[Event]]:
             return [events]
 
-    monkeypatch.setattr(follow, "Follower", Told)
-    monkeypatch.setattr(read, "first_of", lambda *_, **__: lambda _: False)
+    monkeypatch.setattr(logs, "Follower", FakeFollower)
     monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: done.append("clear"))
-    cluster: Any = type("Cluster", (), {"fleet": None, "ledger": None})
-    end = read.follow(cluster, JOB, NAMES, LogFilter(), False)
+    cluster: Any = SimpleNamespace(fleet=None, ledger=Ledger(LocalStore(tmp_path)))
+    end = logs.follow_plain(cluster, JOB, NAMES, LogFilter(), False)
     assert end == events[-1]
     assert capsys.readouterr().err == "waiting for worker-0 to end\na note\n"
     assert len(done) == 4

@@ -504,7 +504,7 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
     screen = TrialScreen({"goal": "MAXIMIZE"})
     for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
         screen.line(line, "master-0", float(at), float(at))
-    shown = [row.text for row in screen.rows(False, 10.0)]
+    shown = [row.plain for row in screen.rows(False, 10.0)]
     assert shown[0].startswith("trials   4 of 4  ")
     x = world.trials()[2].hyperparameters["x"]
     assert shown[1].startswith("score ")
@@ -515,7 +515,7 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
     less = TrialScreen({"goal": "MINIMIZE"})
     for line in said.out.splitlines():
         less.line(line, "master-0", 0.0, 0.0)
-    assert less.rows(True, 1.0)[-1].text.startswith("best     0.25, trial 4")
+    assert less.rows(True, 1.0)[-1].plain.startswith("best     0.25, trial 4")
 
 
 def _number_in(line: str) -> int:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replicahosts import until
 
-from ops.logs import merge
-from ops.logs.merge import Merge
+from ops.logs import follow
+from ops.logs.follow import Merge
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def at(time: int, log: str = "", number: int = 0) -> At:
 
 
 class Fake:
-    """A clock for `merge`, and nothing to wait for."""
+    """A clock for `follow`, and nothing to wait for."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,7 +42,7 @@ class Fake:
 def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tuple[int, int]]) -> None:
     """Each event is a line of a log of its own, written at some time in ms, that arrives some ms later."""
     clock = Fake()
-    merge.time, before = clock, merge.time  # type: ignore[assignment]
+    follow.time, before = clock, follow.time  # type: ignore[assignment]
     try:
         lines: Merge[At, None] = Merge([str(n) for n in range(len(events))], window=0.08)
         arrivals = sorted((written + delay, n, written) for n, (written, delay) in enumerate(events))
@@ -54,7 +54,7 @@ def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tu
             if n >= 0:
                 lines.put(str(n), [(1, at(written, str(n)))])
     finally:
-        merge.time = before
+        follow.time = before
     arrived = {str(n): moment for moment, n, _ in arrivals}
     assert sorted(line.log for _, line in shown) == sorted(arrived)
     assert all(moment - arrived[line.log] <= 81 for moment, line in shown)
@@ -68,7 +68,7 @@ logs = st.lists(st.lists(st.integers(0, 50), max_size=30), min_size=1, max_size=
 @given(logs, st.integers(1, 7), st.integers(1, 40))
 def test_every_line_comes_once_in_the_order_of_its_log(times: list[list[int]], step: int, most: int) -> None:
     """Whatever is brought in whatever pieces, past a reader that takes as it likes."""
-    merge.MOST, before = most, merge.MOST
+    follow.MAX_BYTES, before = most, follow.MAX_BYTES
     try:
         lines: Merge[At, None] = Merge([str(n) for n in range(len(times))], window=0.0)
 
@@ -85,7 +85,7 @@ def test_every_line_comes_once_in_the_order_of_its_log(times: list[list[int]], s
         while not lines.over:
             shown += [line for line in lines.take(5.0) if line]
     finally:
-        merge.MOST = before
+        follow.MAX_BYTES = before
     for n, log in enumerate(written):
         assert [line for line in shown if line.log == str(n)] == log
 
@@ -104,7 +104,7 @@ def test_where_each_log_has_a_line_nobody_waits_for_a_moment() -> None:
 
 
 def test_who_brings_more_than_fits_waits_until_some_of_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "MOST", 100)
+    monkeypatch.setattr(follow, "MAX_BYTES", 100)
     lines: Merge[At, str] = Merge(["a"], window=0.0)
     brought = []
 
@@ -117,7 +117,7 @@ def test_who_brings_more_than_fits_waits_until_some_of_it_is_taken(monkeypatch: 
     until(lambda: len(brought) == 1)
     time.sleep(0.05)
     assert len(brought) == 1
-    lines.tell("something else")
+    lines.put_event("something else")
     assert lines.take(1.0)[0] == "something else"
     until(lambda: len(brought) >= 2)
     lines.close()
@@ -128,6 +128,6 @@ def test_a_reader_waits_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Merge[At, str] = Merge(["a", "b"], window=0.02)
     threading.Timer(0.05, lines.put, ("a", [(1, at(1))])).start()
     assert lines.take(20.0) == [at(1)]
-    threading.Timer(0.05, lines.tell, ("x",)).start()
+    threading.Timer(0.05, lines.put_event, ("x",)).start()
     assert lines.take(20.0) == ["x"]
     assert lines.take(0.01) == []
