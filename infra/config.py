@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
 from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
+from infra.validation import Section, one_line
 
 _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
@@ -24,14 +25,14 @@ class ConfigError(ValueError):
     """A configuration that cannot be; the message is one line that says which key, and what is valid."""
 
 
-class ClusterConfig(BaseModel):
+class ClusterConfig(Section):
     """Configuration keys of every target, in camelCase in `Pulumi.<stack>.yaml`; frozen.
 
     `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`. A
     target without accelerators accepts them as a part of the shape that its hosts represent.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+    model_config = ConfigDict(alias_generator=to_camel)
 
     target: Literal["lxd", "gcp"] = "lxd"
     scale_tier: ScaleTier = ScaleTier.STANDARD_1
@@ -103,7 +104,7 @@ class ClusterConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(_one_line(error, sorted(to_camel(name) for name in cls.model_fields))) from None
+            raise ConfigError(one_line(error, "scaletier", ":")) from None
         except UnicodeEncodeError as error:
             raise ConfigError(f"a value is no UTF-8: {error.object!r}") from None
 
@@ -177,14 +178,3 @@ class ClusterConfig(BaseModel):
             return custom(roles)
         except SpecError as error:
             raise ConfigError(str(error)) from None
-
-
-def _one_line(error: ValidationError, valid: list[str]) -> str:
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            lines.append(f"scaletier:{key} is not a key of the configuration; valid are {', '.join(valid)}")
-        else:
-            lines.append(f"scaletier:{key} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)

@@ -11,30 +11,14 @@ import io
 import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from infra.spec import JOB_ROLES, Role
-from ops.checks import (
-    EXIT_KEYS,
-    LOSABLE,
-    RESTART_POLICIES,
-    Check,
-    check_exit_codes,
-    check_mapping,
-    flag,
-    flags,
-    named,
-    nested,
-    notify,
-    one_of,
-    positive,
-    read_yaml,
-    some_of,
-    text,
-    truth,
-)
+from pydantic import AfterValidator, Field, PlainValidator
+
+from infra.spec import Role
+from infra.validation import Section
+from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -44,41 +28,64 @@ LIBRARY = "scaletier"
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
-# How replicas meet: each for itself with the parameter servers, or all together in an all-reduce.
-EXCHANGES = ("servers", "all-reduce")
+Exchange = Literal["servers", "all-reduce"]
+_JobRole = Literal["ps", "master", "worker", "evaluator"]
 
 
-@dataclass(frozen=True)
-class Strategy:
+def _data_name(name: str) -> str:
+    if not _DATA_NAME.fullmatch(name):
+        raise ValueError("it is no name of a folder. Valid: letters, digits, _, . and -")
+    return name
+
+
+def _data_files(files: str) -> str:
+    if files.startswith(("/", "~")) or KEY_FOLDERS.union({".."}).intersection(Path(files).parts):
+        raise ValueError(
+            "it is outside the checkout, or may hold keys of stacks. Valid: a glob of other files "
+            "in the checkout, such as .cache/images/*. Run: fab data put, for files elsewhere"
+        )
+    return files
+
+
+def _minor_versions(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and _MINOR.fullmatch(item) for item in value):
+        raise ValueError('must be a list of minor versions in quotes, such as ["2.20", "2.21"]')
+    return tuple(value)
+
+
+class Strategy(JobEnd):
     """The meaning of a value of `--strategy` for the cluster.
 
-    It cannot run if one of the roles that it `needs` has no host; `replicas` are the roles that it uses besides the master,
-    None for all; of those that go `together` it has all or none; it survives the loss of an `expendable` role. With
-    restart_policy `all` a kill restarts the whole job, with `replica` that replica alone. None as exchange: unknown. `exits`
-    are the declared keys of `ops.checks.EXIT_KEYS`.
+    Attributes:
+        needs: the roles without a host of which it cannot run.
+        replicas: the roles that it uses besides the master; None for all.
+        together: the roles of which it has all or none.
+        expendable: the roles whose loss it survives.
+        restartPolicy: with `all` a kill restarts the whole job, with `replica` that replica alone.
+        exchange: how replicas meet: each for itself with the parameter servers, or all together; None if it is unknown.
     """
 
-    needs: tuple[str, ...] = ()
-    expendable: tuple[str, ...] = (str(Role.EVALUATOR),)
-    restart_policy: str = "replica"
-    exchange: str | None = None
-    replicas: tuple[str, ...] | None = None
-    together: tuple[str, ...] = ()
-    exits: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[Literal["worker", "ps"], ...] = ()
+    replicas: tuple[_JobRole, ...] | None = None
+    together: tuple[_JobRole, ...] = ()
+    expendable: tuple[LosableRole, ...] = (Role.EVALUATOR.value,)
+    restartPolicy: RestartPolicy = "replica"
+    exchange: Exchange | None = None
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(Section):
     """A data set that a trainer expects in SCALETIER_DATA, unless one of `flags` names other data.
 
     It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files of the checkout; `command` makes these
     files. Nothing else of this machine can be named: a package may be another person's.
     """
 
-    name: str
-    flags: tuple[str, ...] = ()
-    files: str = ""
+    name: Annotated[str, AfterValidator(_data_name)] = Field(
+        description="it is the folder below data/ in the bucket, such as images"
+    )
+    files: Annotated[str, AfterValidator(_data_files)] = ""
     command: str = ""
+    flags: tuple[Flag, ...] = ()
 
     def local_files(self, checkout: Path) -> dict[str, Path]:
         """Return the files to upload, by name."""
@@ -93,45 +100,46 @@ class Data:
         return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
-@dataclass(frozen=True)
-class PlanFlags:
+class PlanFlags(Section):
     """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
 
-    Each is None if there is none; the first and the last count the steps of all replicas. `usual_steps` counts if the flag is
-    not given, and `usual_period` if neither flag nor log has a period; a number has `wire_bits` on its way to the parameter
+    Each is None if there is none; the first and the last count the steps of all replicas. `usualSteps` counts if the flag is
+    not given, and `usualPeriod` if neither flag nor log has a period; a number has `wireBits` on its way to the parameter
     servers. The defaults are TensorFlow's own way.
     """
 
-    steps: str | None = None
-    period: str | None = None
-    usual_period: int = 1
-    wire_bits: int = 32
-    usual_steps: int | None = None
-    evaluate: str | None = None
+    steps: Flag | None = None
+    usualSteps: Positive | None = None
+    period: Flag | None = None
+    usualPeriod: Positive = 1
+    wireBits: Positive = 32
+    evaluate: Flag | None = None
 
 
-@dataclass(frozen=True)
-class TrainerConfig:
-    """A trainer's declaration: `strategies` by name, `default` its default one, `export` a module.
+class TrainerConfig(JobEnd):
+    """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
-    `tensorflow` are the minor versions that it knows, none if any will do. `exits` hold for every strategy, which may declare
-    its own. A job's end is reported to `notify`, a URL or a command, unless the job sets another. If `pass_job_dir` is False,
-    the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
+    `tensorflow` are the minor versions that it knows, none if any will do. The keys for the end of a job hold for every
+    strategy, which may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job sets another.
+    If `passJobDir` is False, the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
     """
 
     data: Data | None = None
-    strategies: Mapping[str, Strategy] = field(default_factory=dict)
-    default: str | None = None
-    plan: PlanFlags = field(default_factory=PlanFlags)
+    strategy: str | None = None
+    strategies: dict[str, Strategy] = Field(default_factory=dict)
+    plan: PlanFlags = PlanFlags()
     export: str | None = None
-    pass_job_dir: bool = True
-    tensorflow: tuple[str, ...] = ()
-    exits: Mapping[str, Any] = field(default_factory=dict)
-    notify: str = ""
+    passJobDir: Truth = True
+    tensorflow: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
+    notify: Notify = ""
 
-    def strategy(self, name: str | None) -> Strategy:
-        """Return a strategy, by default the default one; the defaults if it is not declared."""
-        return self.strategies.get(name or self.default or "", Strategy(exits=self.exits))
+    def chosen(self, name: str | None) -> Strategy:
+        """Return a strategy, by default the default one; the defaults if it is not declared.
+
+        It has the keys for the end of a job that hold for every strategy, too.
+        """
+        strategy = self.strategies.get(name or self.strategy or "", Strategy())
+        return strategy.model_copy(update=merged(self.end_keys, strategy.end_keys))
 
     def data_for(self, args: Sequence[str]) -> Data | None:
         """Return the data set that the bucket must have for these arguments."""
@@ -140,81 +148,28 @@ class TrainerConfig:
         return self.data
 
 
-_STRATEGY_KEYS: Mapping[str, Check] = {
-    "needs": some_of((Role.WORKER, Role.PS)),
-    "replicas": some_of(JOB_ROLES),
-    "together": some_of(JOB_ROLES),
-    "expendable": some_of(LOSABLE),
-    "restartPolicy": one_of(RESTART_POLICIES),
-    "exchange": one_of(EXCHANGES),
-    **EXIT_KEYS,
-}
-_DATA_KEYS: Mapping[str, Check] = {"name": text, "files": text, "command": text, "flags": flags}
-_PLAN_KEYS: Mapping[str, Check] = {
-    "steps": flag,
-    "usualSteps": positive,
-    "period": flag,
-    "usualPeriod": positive,
-    "wireBits": positive,
-    "evaluate": flag,
-}
-
-
-def _minor_versions(value: Any, path: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and _MINOR.fullmatch(item) for item in value):
-        raise UsageError(f'{path} must be a list of minor versions in quotes, such as ["2.20", "2.21"], not {value!r}')
-    return tuple(value)
-
-
-_KEYS: Mapping[str, Check] = {
-    "data": nested(_DATA_KEYS),
-    "strategy": text,
-    "strategies": named(nested(_STRATEGY_KEYS)),
-    "plan": nested(_PLAN_KEYS),
-    "export": text,
-    "passJobDir": truth,
-    "tensorflow": _minor_versions,
-    **EXIT_KEYS,
-    "notify": notify,
-}
-
-
 def read(files: Mapping[str, bytes], package: str) -> TrainerConfig:
     """Parse a package's declaration; `files` maps a path such as `trainer/task.py` to its content.
 
     Raises:
         UsageError: if it is invalid.
     """
-    path, declaration = f"{package}/{FILE}", dict[str, Any]()
+    path, keys = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
         if place in files:
-            content = read_yaml(files[place], place)
-            declaration |= check_mapping(content if content is not None else {}, _KEYS, place)
-    exits = _exits(declaration, path)
-    strategies = {
-        name: _strategy(keys, merged(exits, _exits(keys, f"{path}: strategies.{name}")))
-        for name, keys in declaration.get("strategies", {}).items()
-    }
-    default, export = declaration.get("strategy"), declaration.get("export")
-    if default is not None and default not in strategies:
-        raise UsageError(
-            f"{path}: strategy {default!r} is not one of its strategies; valid are {', '.join(strategies) or 'none'}"
-        )
-    if export is not None and f"{export.replace('.', '/')}.py" not in files:
-        raise UsageError(f"{path}: export {export!r} is not a module of the package")
-    pace, pass_job_dir = _pace(declaration.get("plan", {})), declaration.get("passJobDir", True)
-    versions = declaration.get("tensorflow", ())
-    data, notified = _data(declaration.get("data"), path), declaration.get("notify", "")
-    return TrainerConfig(data, strategies, default, pace, export, pass_job_dir, versions, exits, notified)
-
-
-def _exits(given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    check_exit_codes(given, path)
-    return {key: given[key] for key in EXIT_KEYS if key in given}
+            one = validate(TrainerConfig, read_yaml(files[place], place), place)
+            keys |= {key: getattr(one, key) for key in one.model_fields_set}
+    declared = validate(TrainerConfig, keys, path)
+    if declared.strategy is not None and declared.strategy not in declared.strategies:
+        valid = ", ".join(declared.strategies) or "none"
+        raise UsageError(f"{path}: strategy {declared.strategy!r} is not one of its strategies; valid are {valid}")
+    if declared.export is not None and f"{declared.export.replace('.', '/')}.py" not in files:
+        raise UsageError(f"{path}: export {declared.export!r} is not a module of the package")
+    return declared
 
 
 def merged(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge keys of `EXIT_KEYS` with those that take precedence, which take a code out of the other list."""
+    """Merge keys for the end of a job with those that take precedence, which take a code out of the other list."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
     remaining = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
     return {**exits, **remaining, **above}
@@ -245,44 +200,3 @@ def read_archive(archive: bytes, package: str) -> TrainerConfig:
         names = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
         members = {entry.name: tar.extractfile(entry) if entry.name in names else None for entry in tar}
         return read({name: opened.read() if opened else b"" for name, opened in members.items()}, package)
-
-
-def _strategy(given: Mapping[str, Any], exits: Mapping[str, Any]) -> Strategy:
-    plain = Strategy()
-    return Strategy(
-        tuple(given.get("needs", plain.needs)),
-        tuple(given.get("expendable", plain.expendable)),
-        given.get("restartPolicy", plain.restart_policy),
-        given.get("exchange"),
-        tuple(given["replicas"]) if "replicas" in given else None,
-        tuple(given.get("together", plain.together)),
-        exits,
-    )
-
-
-def _data(given: Mapping[str, Any] | None, path: str) -> Data | None:
-    if given is None:
-        return None
-    if "name" not in given:
-        raise UsageError(f"{path}: data.name is missing: it is the folder below data/ in the bucket, such as images")
-    if not _DATA_NAME.fullmatch(given["name"]):
-        raise UsageError(f"{path}: data.name {given['name']!r} is no name of a folder; valid are letters, digits, _, . and -")
-    files = given.get("files", "")
-    if files.startswith(("/", "~")) or KEY_FOLDERS.union({".."}).intersection(Path(files).parts):
-        raise UsageError(
-            f"{path}: data.files {files!r} is outside the checkout, or may hold keys of stacks. Valid: a glob of other files "
-            "in the checkout, such as .cache/images/*. Run: fab data put, for files elsewhere"
-        )
-    return Data(given["name"], given.get("flags", ()), files, given.get("command", ""))
-
-
-def _pace(given: Mapping[str, Any]) -> PlanFlags:
-    plain = PlanFlags()
-    return PlanFlags(
-        given.get("steps"),
-        given.get("period"),
-        given.get("usualPeriod", plain.usual_period),
-        given.get("wireBits", plain.wire_bits),
-        given.get("usualSteps"),
-        given.get("evaluate"),
-    )

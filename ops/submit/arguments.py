@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ops.package.declared import PlanFlags
+if TYPE_CHECKING:  # its module reads with pydantic, which takes time to import
+    from ops.package.declared import PlanFlags
 
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.
@@ -31,7 +33,7 @@ def steps(args: Sequence[str], pace: PlanFlags) -> int | None:
     """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
     values = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
     if not values:
-        return pace.usual_steps
+        return pace.usualSteps
     return int(values[-1]) if values[-1].isdecimal() and values[-1].isascii() and 0 < len(values[-1]) < 16 else None
 
 

@@ -16,7 +16,7 @@ from infra.spec import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
 from jobs.study import Study
-from ops.checks import check_mapping, notify, read_yaml
+from ops.checks import check_notify, read_yaml, validate
 from ops.cluster.inventory import require_runtimes
 from ops.errors import UsageError, meant
 from ops.package import declared as declaration
@@ -24,8 +24,9 @@ from ops.package import runtimes
 from ops.package.declared import Strategy, TrainerConfig, merged
 from ops.package.runtimes import Runtime
 from ops.submit import arguments, environment, fitness, part, tuning
+from ops.submit.part import ROLE_KEYS
 from ops.submit.program import readers
-from ops.submit.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
+from ops.submit.schema import JobConfig, check_job_id, check_labels
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
@@ -121,8 +122,7 @@ def read_config(path: str | None) -> dict[str, Any]:
         raise UsageError(f"there is no file {path}: give --config the path of a config.yaml") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    data = read_yaml(content, path)
-    return check_mapping(data if data is not None else {}, JOB_KEYS, path)
+    return validate(JobConfig, read_yaml(content, path), path).given()
 
 
 def split_args(text: str | None) -> list[str]:
@@ -140,9 +140,11 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--labels {pair!r} is not of the form key=value")
-        check_label(key, value, "--labels")
         labels[key] = value
-    return labels
+    try:
+        return check_labels(labels)
+    except ValueError as error:
+        raise UsageError(f"--labels: {error}") from None
 
 
 def told_job_dir(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
@@ -150,7 +152,7 @@ def told_job_dir(args: Sequence[str], declared: TrainerConfig, files: Mapping[st
 
     `files` are as of `program.readers`.
     """
-    detect = declared.pass_job_dir and not arguments.names_output(args)
+    detect = declared.passJobDir and not arguments.names_output(args)
     return arguments.job_dir_flag(files) if detect and files is not None else None
 
 
@@ -175,19 +177,19 @@ def policy(
         UsageError: if the success condition can never be met.
     """
     if study:
-        codes = {key: strategy.exits[key] for key in ("restartCodes", "permanentCodes", "stopSignal") if key in strategy.exits}
-        strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,), exits={**codes, "successPolicy": "chief"})
-    declared: dict[str, Any] = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
+        codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"}, exclude_unset=True)
+        strategy = Strategy(expendable=("worker",), successPolicy="chief", **codes)
+    declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "expendable": list(strategy.expendable)}
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
     usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
-    decided = {**declared, **merged(merged(usual, strategy.exits), chosen)}
+    decided = {**declared, **merged(merged(usual, strategy.end_keys), chosen)}
     if decided.get("successPolicy") != "all":
         return decided
     wrong = f"{where}.successPolicy 'all' is invalid"
-    if strategy.exits.get("successPolicy") == "chief":
+    if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
-    if "expendable" not in chosen and strategy.expendable == Strategy.expendable:
+    if "expendable" not in chosen and "expendable" not in strategy.model_fields_set:
         return decided | {"expendable": []}
     if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["expendable"]]:
         valid = "chief, or an expendable without worker and evaluator"
@@ -276,7 +278,10 @@ def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inve
 def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
     """Return the notification target by the command line, config.yaml or the package; empty for none."""
     if flags.notify is not None:
-        return notify(flags.notify, "--notify")
+        try:
+            return check_notify(flags.notify)
+        except ValueError as error:
+            raise UsageError(f"--notify {flags.notify!r} is invalid: {error}") from None
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
@@ -344,7 +349,7 @@ def build_job(
         counts = _counts_of_trials(flags, tuned, inventory, where)
     else:
         counts = part.asked(
-            flags.scale_tier, flags.replicas, training_input, declared.strategy(strategy).replicas, inventory, where
+            flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).replicas, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
@@ -375,7 +380,7 @@ def build_job(
         labels=labels,
         job_dir_flag=None if has_job_dir or tuned else job_dir_flag,
         use_chief=training_input.get("useChiefInTfConfig", True),
-        policy=policy(scheduling, declared.strategy(strategy), study, f"{where}: trainingInput.scheduling"),
+        policy=policy(scheduling, declared.chosen(strategy), study, f"{where}: trainingInput.scheduling"),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
         environment=added,

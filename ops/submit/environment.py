@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infra.inventory import Host, Inventory
 from infra.spec import TENSORFLOW_PORT, Role
@@ -113,20 +112,6 @@ def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) 
         if not value or "\0" in value:
             raise UsageError(f"a secret {'holds a NUL character' if value else 'is empty, and NAME=VALUE is the form'}")
     return values
-
-
-def mapping(value: Any, path: str) -> dict[str, str]:
-    """Check `environment:` of config.yaml.
-
-    Raises:
-        UsageError: for values that are no text or number.
-    """
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} must be a mapping of names to values, not {value!r}")
-    for name, item in value.items():
-        if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise UsageError(f"{path}.{name} must be a string, not {item!r}: quote it")
-    return {str(name): str(item) for name, item in value.items()}
 
 
 def _check(name: str, where: str) -> None:

@@ -19,7 +19,7 @@ def check_strategy(name: str | None, declared: TrainerConfig, inventory: Invento
     """
     if not declared.strategies:
         return
-    name = name or declared.default
+    name = name or declared.strategy
     if name is None:
         return
     if name not in declared.strategies:

@@ -7,15 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key
 from ops import terminal
-from ops.package.package import Package
-from ops.package.runtimes import Runtime, pinned
-from ops.submit.config import JobSpec
-from ops.submit.schema import ROLE_KEYS
+from ops.submit.part import ROLE_KEYS
+
+if TYPE_CHECKING:  # who reads a manifest needs none of it
+    from ops.package.package import Package
+    from ops.package.runtimes import Runtime
+    from ops.submit.config import JobSpec
 
 _DIST = ".dist-info/"
 # The part that the record of a job holds.
@@ -56,6 +58,8 @@ def dependencies(package: Package) -> list[str]:
 
 def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
     """Return the request for a runtime, its key, and a hash of its content."""
+    from ops.package.runtimes import pinned
+
     lines = pinned(package.installed)
     return {"name": runtime.name, "key": runtime.key, "sha256": key(map(str.encode, lines)), "requirements": lines}
 

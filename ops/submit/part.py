@@ -9,10 +9,21 @@ from typing import Any
 from infra.inventory import Inventory
 from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
 from ops.errors import UsageError, meant
-from ops.submit.schema import COUNT_KEYS, ROLE_KEYS, TYPE_KEYS
 from ops.terminal import plural
 
 Counts = Mapping[Role, int]
+TYPE_KEYS: Mapping[Role, str] = {
+    Role.MASTER: "masterType",
+    Role.WORKER: "workerType",
+    Role.PS: "parameterServerType",
+    Role.EVALUATOR: "evaluatorType",
+}
+COUNT_KEYS: Mapping[Role, str] = {
+    Role.WORKER: "workerCount",
+    Role.PS: "parameterServerCount",
+    Role.EVALUATOR: "evaluatorCount",
+}
+ROLE_KEYS = (*TYPE_KEYS.values(), *COUNT_KEYS.values())
 _PATH = "trainingInput"
 _DIGITS = 10
 _COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"

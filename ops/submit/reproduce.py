@@ -20,6 +20,7 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.study import Study
 from ops import terminal
+from ops.checks import validate
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, find_job
@@ -32,7 +33,7 @@ from ops.submit.arguments import redirected
 from ops.submit.config import JobSpec, chosen_strategy, policy, told_job_dir
 from ops.submit.metrics import final_metrics
 from ops.submit.program import readers, script_of
-from ops.submit.schema import check_job_id, scheduling
+from ops.submit.schema import Scheduling, check_job_id
 from ops.submit.submit import Submission, used_before
 
 
@@ -161,7 +162,7 @@ def build_job(
     declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
-    decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
+    decided = validate(Scheduling, config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling").given()
     added = whole.get("environment", {})
     counts = _counts(whole["cluster"], inventory)
     command = tuple(whole.get("command", ()))
@@ -181,7 +182,7 @@ def build_job(
         labels=whole["labels"],
         job_dir_flag=None if study else flag,
         use_chief=config.get("useChiefInTfConfig", True),
-        policy=policy(decided, declared.strategy(chosen_strategy(args)), study),
+        policy=policy(decided, declared.chosen(chosen_strategy(args)), study),
         priority=decided.get("priority", 0),
         declared=declared,
         environment=added,

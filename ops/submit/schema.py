@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from infra.spec import Role
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+
+from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
-from ops.checks import (
-    EXIT_KEYS,
-    LOSABLE,
-    RESTART_POLICIES,
-    Check,
-    check_exit_codes,
-    check_mapping,
-    count,
-    nested,
-    notify,
-    one_of,
-    seconds,
-    size,
-    some_of,
-    text,
-    texts,
-    truth,
-    unsupported,
-    whole,
-)
+from jobs.study import Algorithm, ParameterType, ScaleType
+from ops.checks import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole
 from ops.errors import UsageError
-from ops.submit.environment import mapping
-from ops.submit.tuning import hyperparameters
+from ops.submit import arguments
 
-TYPE_KEYS: Mapping[Role, str] = {
-    Role.MASTER: "masterType",
-    Role.WORKER: "workerType",
-    Role.PS: "parameterServerType",
-    Role.EVALUATOR: "evaluatorType",
-}
-COUNT_KEYS: Mapping[Role, str] = {
-    Role.WORKER: "workerCount",
-    Role.PS: "parameterServerCount",
-    Role.EVALUATOR: "evaluatorCount",
-}
-ROLE_KEYS = (*TYPE_KEYS.values(), *COUNT_KEYS.values())
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_MOST_TRIALS = 1000
+_LARGEST = 1e300
+_LARGEST_INTEGER = 2**53
+_PARAMETER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
+# By type, the keys that define its values.
+_VALUES = {
+    ParameterType.DOUBLE: ("minValue", "maxValue"),
+    ParameterType.INTEGER: ("minValue", "maxValue"),
+    ParameterType.CATEGORICAL: ("categoricalValues",),
+    ParameterType.DISCRETE: ("discreteValues",),
+}
+_Item = TypeVar("_Item")
 
 
 def check_job_id(job_id: str) -> None:
@@ -59,75 +42,212 @@ def check_job_id(job_id: str) -> None:
         raise UsageError(f"job id {job_id!r} breaks the rule: {rule}, such as job01")
 
 
-def check_label(key: str, value: str, path: str) -> None:
-    """Check a label by Google Cloud's rules.
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Check labels by Google Cloud's rules.
 
     Raises:
-        UsageError: if it breaks them.
+        ValueError: for one that breaks them.
     """
-    if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-        rule = "lower-case letters, digits, - and _, 63 at most, the key starting with a letter"
-        raise UsageError(f"{path}: label {key}={value} breaks the rule: {rule}")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            rule = "lower-case letters, digits, - and _, 63 at most, the key starting with a letter"
+            raise ValueError(f"label {key}={value} breaks the rule: {rule}")
+    return labels
 
 
-def version(value: Any, path: str) -> str:
+def _version(value: Any) -> Any:
     """Check a version, which must be quoted: YAML reads 2.20 as the number 2.2; all of 1.x are ignored."""
     if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
-        raise UsageError(f'{path}: {value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
-    return text(value, path)
+        raise ValueError(f'{value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
+    return value
 
 
-def labels(value: Any, path: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} must be a mapping of keys to values, not {value!r}")
-    for key, item in value.items():
-        check_label(str(key), text(item, f"{path}.{key}"), path)
-    return {str(key): str(item) for key, item in value.items()}
+def _unsupported(_: Any) -> NoReturn:
+    raise refusal("is not supported: fab train builds the package itself, give it --package DIR")
 
 
-SCHEDULING_KEYS: Mapping[str, Check] = {
-    "maxRestarts": count,
-    "maxRetries": count,
-    "heartbeatSeconds": seconds,
-    "lostAfterSeconds": seconds,
-    "maxWaitTime": seconds,
-    "maxRunningTime": seconds,
-    "stallTimeout": seconds,
-    "preparingSeconds": seconds,
-    "stopSeconds": seconds,
-    "logLimit": size,
-    "restartPolicy": one_of(RESTART_POLICIES),
-    "expendable": some_of(LOSABLE),
-    **EXIT_KEYS,
-    "priority": whole,
-}
+def _number(value: Any) -> float:
+    """Parse a number; also a string, as in Google's config files, and as YAML reads 1e-4."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError("must be a number") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise ValueError(f"must be a number of at most {_LARGEST:g} either way")
+    return value
 
 
-def scheduling(value: Any, path: str) -> dict[str, Any]:
-    """Check `trainingInput.scheduling`."""
-    keys = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
-    check_exit_codes(keys, path)
-    return keys
+def _trials(value: Any) -> int:
+    count = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * _MOST_TRIALS)) else value
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_TRIALS:
+        raise ValueError(f"must be a whole number from 1 to {_MOST_TRIALS}")
+    return count
 
 
-TRAINING_KEYS: Mapping[str, Check] = {
-    "scaleTier": text,
-    **dict.fromkeys(TYPE_KEYS.values(), text),
-    **dict.fromkeys(COUNT_KEYS.values(), count),
-    "pythonModule": text,
-    "args": texts,
-    "jobDir": text,
-    "labels": labels,
-    "environment": mapping,
-    "useChiefInTfConfig": truth,
-    "scheduling": scheduling,
-    "wake": truth,
-    "region": text,
-    "runtime": text,
-    "runtimeVersion": version,
-    "pythonVersion": text,
-    "packageUris": unsupported("fab train builds the package itself, give it --package DIR"),
-    "hyperparameters": hyperparameters,
-    "notify": notify,
-}
-JOB_KEYS: Mapping[str, Check] = {"jobId": text, "labels": labels, "notify": notify, "trainingInput": nested(TRAINING_KEYS)}
+def _distinct(values: list[_Item]) -> list[_Item]:
+    if not values:
+        raise refusal("is empty: name the values that are to be tried")
+    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise refusal(f"has {twice[0]!r} twice: say it once")
+    return values
+
+
+def _word(text: str) -> str:
+    if "\0" in text:
+        raise refusal("holds a NUL character, which no program can receive")
+    return text
+
+
+def _parameter_name(name: str) -> str:
+    """Check a name, from which the trial's flag is made."""
+    name = name.removeprefix("--")
+    if not _PARAMETER_NAME.fullmatch(name):
+        raise ValueError("it is no name of a flag. Valid: letters, digits, _ and -, such as learning-rate")
+    if arguments.names_output([f"--{name}"]):
+        raise ValueError("it is where a trial's output goes, which is told to each trial: tune something else")
+    return name
+
+
+def _metric_tag(tag: str) -> str:
+    if not tag.strip() or not tag.isprintable():
+        raise ValueError("it is no name of a metric, such as accuracy")
+    return tag
+
+
+_NAMED = "a hyperparameter has a parameterName and a type"
+_Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
+_Number = Annotated[float, PlainValidator(_number)]
+_Trials = Annotated[int, PlainValidator(_trials)]
+
+
+class HyperparameterSpec(Section):
+    """A hyperparameter of a tuning job."""
+
+    parameterName: Annotated[str, AfterValidator(_parameter_name)] = Field(description=_NAMED)
+    type: ParameterType = Field(description=_NAMED)
+    minValue: _Number | None = None
+    maxValue: _Number | None = None
+    categoricalValues: Annotated[list[Annotated[str, AfterValidator(_word)]], AfterValidator(_distinct)] | None = None
+    discreteValues: Annotated[list[_Number], AfterValidator(_distinct)] | None = None
+    scaleType: ScaleType = ScaleType.NONE
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        keys, given = _VALUES[self.type], self.model_fields_set
+        has = f"one of type {self.type} has {' and '.join(keys)}"
+        if missing := [key for key in keys if key not in given]:
+            raise refusal(f"is missing: {has}", missing[0])
+        if other := [key for others in _VALUES.values() for key in others if key in given and key not in keys]:
+            raise refusal(f"goes with another type: {has}", other[0])
+        if self.minValue is not None and self.maxValue is not None:
+            self._check_range(self.minValue, self.maxValue)
+        elif self.type is ParameterType.CATEGORICAL and self.scaleType is not ScaleType.NONE:
+            raise refusal(f"is {self.scaleType}, and words have no scale: take it out", "scaleType")
+        return self
+
+    def _check_range(self, low: float, high: float) -> None:
+        if self.type is ParameterType.INTEGER:
+            if broken := [each for each in (low, high) if not float(each).is_integer()]:
+                raise refusal(f"is of type INTEGER, and {broken[0]} is no whole number; DOUBLE has such")
+            if max(abs(low), abs(high)) > _LARGEST_INTEGER:
+                raise refusal(f"has a number above {_LARGEST_INTEGER}, which no trial could be told exactly: scale it")
+        if low >= high:
+            raise refusal(f"{low} is not below maxValue {high}: turn them round, or take the parameter out", "minValue")
+        if self.scaleType in _LOGS and low <= 0:
+            raise refusal(f"{low} has no logarithm, and scaleType is {self.scaleType}: take one above 0", "minValue")
+
+
+def _parameters(params: list[HyperparameterSpec]) -> list[HyperparameterSpec]:
+    if not params:
+        raise refusal("must be a list of hyperparameters, each with parameterName, type and values, not []")
+    names = [each.parameterName.replace("_", "-") for each in params]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise refusal(f"has the parameterName {twice[0]!r} twice: say it once")
+    return params
+
+
+class Hyperparameters(Section):
+    """`trainingInput.hyperparameters`; no goal meant MAXIMIZE, for which Google's API has a word, too."""
+
+    goal: Literal["MAXIMIZE", "MINIMIZE", "GOAL_TYPE_UNSPECIFIED"] | None = None
+    params: Annotated[list[HyperparameterSpec], AfterValidator(_parameters)] = Field(
+        description="say which hyperparameters are to be tuned"
+    )
+    hyperparameterMetricTag: Annotated[str, AfterValidator(_metric_tag)] | None = None
+    maxTrials: _Trials = 1
+    maxParallelTrials: _Trials = 1
+    maxFailedTrials: Count = 0
+    algorithm: Algorithm | None = None
+    enableTrialEarlyStopping: Truth = False
+    resumePreviousJobId: str | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.algorithm is Algorithm.GRID_SEARCH:
+            for place, parameter in enumerate(self.params):
+                if parameter.type is ParameterType.DOUBLE:
+                    raise refusal(
+                        f"{parameter.parameterName} is of type DOUBLE, of which there is no grid: "
+                        "name its values as DISCRETE, or take another algorithm",
+                        f"params[{place}]",
+                    )
+        if self.maxFailedTrials > self.maxTrials:
+            more = f"{self.maxFailedTrials} is more than there are trials, maxTrials {self.maxTrials}"
+            raise refusal(more, "maxFailedTrials")
+        return self
+
+
+class Scheduling(JobEnd):
+    """`trainingInput.scheduling`."""
+
+    maxRestarts: Count | None = None
+    maxRetries: Count | None = None
+    heartbeatSeconds: Seconds | None = None
+    lostAfterSeconds: Seconds | None = None
+    maxWaitTime: Seconds | None = None
+    maxRunningTime: Seconds | None = None
+    stallTimeout: Seconds | None = None
+    preparingSeconds: Seconds | None = None
+    stopSeconds: Seconds | None = None
+    logLimit: Size | None = None
+    restartPolicy: RestartPolicy | None = None
+    expendable: list[LosableRole] | None = None
+    priority: Whole | None = None
+
+
+class TrainingInput(Section):
+    """`trainingInput`."""
+
+    scaleTier: str | None = None
+    masterType: str | None = None
+    workerType: str | None = None
+    parameterServerType: str | None = None
+    evaluatorType: str | None = None
+    workerCount: Count | None = None
+    parameterServerCount: Count | None = None
+    evaluatorCount: Count | None = None
+    pythonModule: str | None = None
+    args: list[str] | None = None
+    jobDir: str | None = None
+    labels: _Labels | None = None
+    environment: dict[str, str] | None = None
+    useChiefInTfConfig: Truth | None = None
+    scheduling: Scheduling | None = None
+    wake: Truth | None = None
+    region: str | None = None
+    runtime: str | None = None
+    runtimeVersion: Annotated[str, BeforeValidator(_version)] | None = None
+    pythonVersion: str | None = None
+    packageUris: Annotated[Any, PlainValidator(_unsupported)] = Field(None, exclude=True)
+    hyperparameters: Hyperparameters | None = None
+    notify: Notify | None = None
+
+
+class JobConfig(Section):
+    """A whole config.yaml."""
+
+    jobId: str | None = None
+    labels: _Labels | None = None
+    notify: Notify | None = None
+    trainingInput: TrainingInput | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,167 +10,21 @@ from typing import Any
 from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.study import METRIC_TAG, Algorithm, Goal, Parameter, ParameterType, PriorTrial, ScaleType, Study, Trial
-from ops import checks
-from ops.checks import Check, check_mapping
 from ops.errors import UsageError
 from ops.submit import arguments
 from ops.terminal import plural
 
 HYPERPARAMETERS = "hyperparameters"
 """The key of a job's trainingInput."""
-MOST_TRIALS = 1000
-_LARGEST = 1e300
-_LARGEST_INTEGER = 2**53
 _FAILED_LEAST, _FAILED_SHARE = 3, 4
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
-# Google's API has a word for an unset goal, which meant MAXIMIZE.
-_GOALS = (*Goal, "GOAL_TYPE_UNSPECIFIED")
-# By type, the keys that define its values.
-_VALUES = {
-    ParameterType.DOUBLE: ("minValue", "maxValue"),
-    ParameterType.INTEGER: ("minValue", "maxValue"),
-    ParameterType.CATEGORICAL: ("categoricalValues",),
-    ParameterType.DISCRETE: ("discreteValues",),
-}
-
-
-def number(value: Any, path: str) -> float:
-    """Parse a number; also a string, as in Google's config files, and as YAML reads 1e-4."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise UsageError(f"{path} must be a number, not {value!r}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise UsageError(f"{path} must be a number of at most {_LARGEST:g} either way, not {str(value)[:40]}")
-    return value
-
-
-def _numbers(value: Any, path: str) -> list[float]:
-    if not isinstance(value, list) or not value:
-        raise UsageError(f"{path} must be a list of numbers, such as [16, 32, 64], not {value!r}")
-    numbers = [number(item, f"{path}[{place}]") for place, item in enumerate(value)]
-    return _once(numbers, path)
-
-
-def _words(value: Any, path: str) -> list[str]:
-    texts = checks.texts(value, path)
-    if any("\0" in word for word in texts):
-        raise UsageError(f"{path} holds a NUL character, which no program can receive")
-    if not texts:
-        raise UsageError(f"{path} is empty: name the values that are to be tried")
-    return _once(texts, path)
-
-
-def _once(values: list[Any], path: str) -> list[Any]:
-    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
-        raise UsageError(f"{path} has {twice[0]!r} twice: say it once")
-    return values
-
-
-def _name(value: Any, path: str) -> str:
-    """Check a name, from which the trial's flag is made."""
-    name = checks.text(value, path).removeprefix("--")
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{path} {value!r} is no name of a flag: letters, digits, _ and -, such as learning-rate")
-    if arguments.names_output([f"--{name}"]):
-        raise UsageError(f"{path} {value!r} is where a trial's output goes, which is told to each trial: tune something else")
-    return name
-
-
-def _some(value: Any, path: str) -> int:
-    count = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * MOST_TRIALS)) else value
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TRIALS:
-        raise UsageError(f"{path} must be a whole number from 1 to {MOST_TRIALS}, not {value!r}")
-    return count
-
-
-_PARAMETER: Mapping[str, Check] = {
-    "parameterName": _name,
-    "type": checks.one_of(tuple(ParameterType)),
-    "minValue": number,
-    "maxValue": number,
-    "categoricalValues": _words,
-    "discreteValues": _numbers,
-    "scaleType": checks.one_of(tuple(ScaleType)),
-}
-
-
-def _parameter(value: Any, path: str) -> dict[str, Any]:
-    spec = check_mapping(value, _PARAMETER, path)
-    for key in ("parameterName", "type"):
-        if key not in spec:
-            raise UsageError(f"{path}.{key} is missing: a hyperparameter has a parameterName and a type")
-    kind = ParameterType(spec["type"])
-    range_keys = _VALUES[kind]
-    if missing := [key for key in range_keys if key not in spec]:
-        raise UsageError(f"{path}.{missing[0]} is missing: one of type {kind} has {' and '.join(range_keys)}")
-    if other := [key for keys in _VALUES.values() for key in keys if key in spec and key not in range_keys]:
-        raise UsageError(f"{path}.{other[0]} goes with another type: one of type {kind} has {' and '.join(range_keys)}")
-    if "minValue" in spec:
-        _check_range(spec, kind, path)
-    elif kind is ParameterType.CATEGORICAL and spec.get("scaleType", ScaleType.NONE) != ScaleType.NONE:
-        raise UsageError(f"{path}.scaleType is {spec['scaleType']}, and words have no scale: take it out")
-    return spec
-
-
-def _check_range(given: Mapping[str, Any], kind: ParameterType, path: str) -> None:
-    low, high, scale = given["minValue"], given["maxValue"], given.get("scaleType")
-    if kind is ParameterType.INTEGER and (broken := [each for each in (low, high) if not float(each).is_integer()]):
-        raise UsageError(f"{path} is of type INTEGER, and {broken[0]} is no whole number; DOUBLE has such")
-    if kind is ParameterType.INTEGER and max(abs(low), abs(high)) > _LARGEST_INTEGER:
-        raise UsageError(f"{path} has a number above {_LARGEST_INTEGER}, which no trial could be told exactly: scale it")
-    if low >= high:
-        raise UsageError(f"{path}.minValue {low} is not below maxValue {high}: turn them round, or take the parameter out")
-    if scale in _LOGS and low <= 0:
-        raise UsageError(f"{path}.minValue {low} has no logarithm, and scaleType is {scale}: take one above 0")
-
-
-def _parameters(value: Any, path: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise UsageError(f"{path} must be a list of hyperparameters, each with parameterName, type and values, not {value!r}")
-    specs = [_parameter(item, f"{path}[{place}]") for place, item in enumerate(value)]
-    _once([each["parameterName"].replace("_", "-") for each in specs], f"{path}: parameterName")
-    return specs
-
-
-def _tag(value: Any, path: str) -> str:
-    tag = checks.text(value, path)
-    if not tag.strip() or not tag.isprintable():
-        raise UsageError(f"{path} {tag!r} is no name of a metric, such as accuracy")
-    return tag
-
-
-_KEYS: Mapping[str, Check] = {
-    "goal": checks.one_of(_GOALS),
-    "params": _parameters,
-    "hyperparameterMetricTag": _tag,
-    "maxTrials": _some,
-    "maxParallelTrials": _some,
-    "maxFailedTrials": checks.count,
-    "algorithm": checks.one_of(tuple(Algorithm)),
-    "enableTrialEarlyStopping": checks.truth,
-    "resumePreviousJobId": checks.text,
-}
 
 
 def hyperparameters(value: Any, path: str) -> dict[str, Any]:
-    """Check each key of `trainingInput.hyperparameters`, and that none contradicts another."""
-    spec = check_mapping(value, _KEYS, path)
-    if "params" not in spec:
-        raise UsageError(f"{path}.params is missing: say which hyperparameters are to be tuned")
-    if spec.get("algorithm") == Algorithm.GRID_SEARCH:
-        for place, parameter in enumerate(spec["params"]):
-            if parameter["type"] == ParameterType.DOUBLE:
-                raise UsageError(
-                    f"{path}.params[{place}] {parameter['parameterName']} is of type DOUBLE, of which there is no grid: "
-                    "name its values as DISCRETE, or take another algorithm"
-                )
-    failed, trials = spec.get("maxFailedTrials", 0), spec.get("maxTrials", 1)
-    if failed > trials:
-        raise UsageError(f"{path}.maxFailedTrials {failed} is more than there are trials, maxTrials {trials}")
-    return spec
+    """Check `trainingInput.hyperparameters`."""
+    from ops.checks import validate  # reads with pydantic, which takes time to import
+    from ops.submit.schema import Hyperparameters
+
+    return validate(Hyperparameters, value, path).given()
 
 
 def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:

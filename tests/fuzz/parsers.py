@@ -33,7 +33,7 @@ from jobs.queue import Queue
 from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
 from jobs.study import Trial
 from ops import terminal
-from ops.checks import check_mapping, read_yaml
+from ops.checks import read_yaml, validate
 from ops.cluster import inventory
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
@@ -42,7 +42,7 @@ from ops.models.savedmodel import signatures
 from ops.package import declared, hostpython, wheels
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
-from ops.submit.schema import JOB_KEYS
+from ops.submit.schema import JobConfig
 from scaletier.cluster import ClusterError
 from scaletier.cluster import parse as parse_cluster
 
@@ -81,7 +81,7 @@ def _record(kind: type[Record]) -> Callable[[bytes], object]:
 
 
 def _job(data: bytes) -> object:
-    return check_mapping(read_yaml(data, "config.yaml"), JOB_KEYS, "config.yaml")
+    return validate(JobConfig, read_yaml(data, "config.yaml"), "config.yaml").given()
 
 
 def _package(data: bytes) -> object:

@@ -74,12 +74,12 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("write a private /20 range", {"network": "10.0.0.0/24"}),
     ("write a whole version of TensorFlow 2", {"runtimeVersion": "1.15"}),
     ("write a time of 5 minutes or more", {"idleTimeout": "10s"}),
-    ("scaletier:machineType is not a key of the configuration", {"machineType": "n1-standard-1"}),
+    ("scaletier:machineType is unknown; valid are ", {"machineType": "n1-standard-1"}),
     ("more than maxHourlyCost 1:", {"maxHourlyCost": "1"}),
     ("worker count 2001 is too high; valid are 0 to 2000", {**CUSTOM, "workerCount": "2001"}),
     ("serving count 41 is too high; valid are 0 to 40", {"servingCount": "41"}),
-    ("scaletier:servingCount is '-1': Input should be greater than or equal to 0", {"servingCount": "-1"}),
-    ("scaletier:servingCount is 'two': Input should be a valid integer", {"servingCount": "two"}),
+    ("scaletier:servingCount must be at least 0, not '-1'", {"servingCount": "-1"}),
+    ("scaletier:servingCount must be a whole number, not 'two'", {"servingCount": "two"}),
     ("serving: machine type 'n1-standard-3' is unknown; valid are n1-standard-1, ",
      {"servingCount": "1", "servingType": "n1-standard-3"}),
     ("scaletier:servingType is n1-standard-4, and scaletier:servingCount is 0: `pulumi config set servingCount 1`, or",
@@ -137,4 +137,4 @@ def test_a_size_of_a_local_host_that_cannot_be(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_hosts_reach_is_closed_or_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "scaletier:egress is 'none': Input should be 'closed' or 'open'" in refusal(monkeypatch, GOOD, egress="none")
+    assert "scaletier:egress 'none' is unknown; valid are closed, open" in refusal(monkeypatch, GOOD, egress="none")

@@ -290,10 +290,9 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
     }
 
 
-def test_reading_a_log_imports_nothing_that_takes_time() -> None:
-    code = (
-        "import sys, fabric.main; before = set(sys.modules); import ops.screen.logs; print(*sorted(set(sys.modules) - before))"
-    )
+@pytest.mark.parametrize("module", ["ops.screen.logs", "ops.show.views", "ops.submit.delete"])
+def test_reading_a_log_or_a_job_imports_nothing_that_takes_time(module: str) -> None:
+    code = f"import sys, fabric.main; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     tops = {name.partition(".")[0] for name in ran.stdout.split()}
     assert not tops & {"fsspec", "jinja2", "pydantic", "pulumi", "rich", "tensorflow", "yaml"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,23 +41,32 @@ def read(text: str | bytes) -> TrainerConfig:
 
 
 def test_everything_that_can_be_declared() -> None:
+    apart = Strategy(
+        needs=("ps", "worker"), expendable=("worker",), restartPolicy="all", exchange="servers", replicas=("worker",)
+    )
     assert read(ALL) == TrainerConfig(
-        Data("mnist", ("--data",)),
-        {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers", ("worker",)), "1": Strategy()},
-        "apart",
-        PlanFlags("--steps", "--every", 3, 16, evaluate="--look-every"),
-        "mine.sub.saved",
+        data=Data(name="mnist", flags=("--data",)),
+        strategies={"apart": apart, "1": Strategy()},
+        strategy="apart",
+        plan=PlanFlags(steps="--steps", period="--every", usualPeriod=3, wireBits=16, evaluate="--look-every"),
+        export="mine.sub.saved",
     )
 
 
 def test_nothing_that_is_declared() -> None:
     nothing = TrainerConfig()
     assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
-    assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
-    assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
-    assert nothing.plan == PlanFlags(None, None, 1, 32)
+    assert read("") == read("plan:  # none\n") == nothing
+    assert nothing.chosen("any") == nothing.chosen(None) == Strategy()
+    assert Strategy().model_dump(exclude_none=True) == {
+        "needs": (),
+        "together": (),
+        "expendable": ("evaluator",),
+        "restartPolicy": "replica",
+    }
+    assert nothing.plan.model_dump(exclude_none=True) == {"usualPeriod": 1, "wireBits": 32}
     assert nothing.data_for([]) is None
-    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == PlanFlags(None, None, 1, 1, 1)
+    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == PlanFlags(usualSteps=1, usualPeriod=1, wireBits=1)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +100,8 @@ def test_the_library_declares_the_versions_that_it_was_tried_with() -> None:
 
 
 def test_the_default_strategy_is_meant_where_none_is_named() -> None:
-    assert read(ALL).strategy(None) == read(ALL).strategies["apart"]
-    assert read(ALL).strategy("1") == Strategy()
+    assert read(ALL).chosen(None) == read(ALL).strategies["apart"]
+    assert read(ALL).chosen("1") == Strategy()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
             "strategies.a.need is unknown; valid are needs, replicas, together, expendable, restartPolicy, exchange",
         ),
         ("strategies: {a: {needs: [master]}}", "strategies.a.needs[0] 'master' is unknown; valid are worker, ps"),
-        ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list of some of worker, ps, not 'worker'"),
+        ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list such as [worker], not 'worker'"),
         (
             "strategies: {a: {expendable: [chief]}}",
             "strategies.a.expendable[0] 'chief' is unknown; valid are worker, ps, evaluator",
@@ -123,22 +131,22 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("strategy: b", "strategy 'b' is not one of its strategies; valid are none"),
         ("strategy: [b]", "strategy must be a string, not ['b']"),
         ("data: mnist", "data is not a mapping of keys to values; valid keys are name, files, command, flags"),
-        ("data: {name: ../x}", "data.name '../x' is no name of a folder; valid are letters, digits, _, . and -"),
+        ("data: {name: ../x}", "data.name '../x' is invalid: it is no name of a folder. Valid: letters, digits, _, . and -"),
         (
             "data: {name: x, files: /etc/passwd}",
-            "data.files '/etc/passwd' is outside the checkout, or may hold keys of stacks.",
+            "data.files '/etc/passwd' is invalid: it is outside the checkout, or may hold keys of stacks.",
         ),
-        ("data: {name: x, files: ~/.ssh/*}", "data.files '~/.ssh/*' is outside the checkout"),
-        ("data: {name: x, files: a/../../b}", "data.files 'a/../../b' is outside the checkout"),
-        ("data: {name: x, files: .scaletier/*/id*}", "data.files '.scaletier/*/id*' is outside the checkout"),
+        ("data: {name: x, files: ~/.ssh/*}", "data.files '~/.ssh/*' is invalid: it is outside the checkout"),
+        ("data: {name: x, files: a/../../b}", "data.files 'a/../../b' is invalid: it is outside the checkout"),
+        ("data: {name: x, files: .scaletier/*/id*}", "data.files '.scaletier/*/id*' is invalid: it is outside the checkout"),
         ("data: {flags: [--data]}", "data.name is missing: it is the folder below data/ in the bucket"),
-        ("data: {name: mnist, flags: --data}", "data.flags must be a list of flags, such as [--data], not '--data'"),
+        ("data: {name: mnist, flags: --data}", "data.flags must be a list such as [--data], not '--data'"),
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
         ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
         ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
-        ("plan: {usualPeriod: 0}", "plan.usualPeriod must be a whole number from 1, not 0"),
+        ("plan: {usualPeriod: 0}", "plan.usualPeriod must be at least 1, not 0"),
         ("plan: {evaluate: 5}", "plan.evaluate must be a flag such as --data, not 5"),
-        ("plan: {wireBits: true}", "plan.wireBits must be a whole number from 1, not True"),
+        ("plan: {wireBits: true}", "plan.wireBits must be a whole number, not True"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
         ("export: 5", "export '5' is not a module of the package"),
         ("tensorflow: 2.20", 'tensorflow must be a list of minor versions in quotes, such as ["2.20", "2.21"], not 2.2'),
@@ -170,7 +178,7 @@ def test_a_file_that_is_none(text: str | bytes, says: str) -> None:
 
 def test_data_is_wanted_unless_other_data_is_named() -> None:
     mine = read(ALL)
-    assert mine.data_for(["--datas", "x"]) == Data("mnist", ("--data",))
+    assert mine.data_for(["--datas", "x"]) == Data(name="mnist", flags=("--data",))
     assert mine.data_for(["--data", "x"]) is mine.data_for(["--data=x"]) is None
 
 
@@ -190,14 +198,14 @@ def test_the_shipped_declaration_is_true() -> None:
     parser = trainer_flags.parser({})
     known = {name for action in parser._actions for name in action.option_strings}
     assert tuple(shipped.strategies) == library_flags.STRATEGIES
-    assert shipped.default == parser.get_default("strategy")
+    assert shipped.strategy == parser.get_default("strategy")
     assert shipped.data is not None
     assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= known
-    assert shipped.plan.usual_steps == parser.get_default("max_steps")
+    assert shipped.plan.usualSteps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
     assert {name for name, each in shipped.strategies.items() if each.needs} == {"sync", "model-parallel"}
-    assert {name for name, each in shipped.strategies.items() if each.restart_policy == "all"} == {"sync", "model-parallel"}
+    assert {name for name, each in shipped.strategies.items() if each.restartPolicy == "all"} == {"sync", "model-parallel"}
     assert "worker" in shipped.strategies["async"].expendable
     assert "ps" not in shipped.strategies["async"].expendable
     assert shipped.export == "trainer.export"
@@ -206,10 +214,10 @@ def test_the_shipped_declaration_is_true() -> None:
 @pytest.mark.parametrize(
     ("args", "pace", "wanted"),
     [
-        ("--stop-at 7", PlanFlags("--stop-at", usual_steps=9), 7),
-        ("--stop-at=7 --stop-at 8", PlanFlags("--stop-at", usual_steps=9), 8),
-        ("--max-steps 7", PlanFlags("--stop-at", usual_steps=9), 9),
-        ("--stop-at x", PlanFlags("--stop-at", usual_steps=9), None),
+        ("--stop-at 7", PlanFlags(steps="--stop-at", usualSteps=9), 7),
+        ("--stop-at=7 --stop-at 8", PlanFlags(steps="--stop-at", usualSteps=9), 8),
+        ("--max-steps 7", PlanFlags(steps="--stop-at", usualSteps=9), 9),
+        ("--stop-at x", PlanFlags(steps="--stop-at", usualSteps=9), None),
         ("--num_train_steps 7", PlanFlags(), 7),
         ("--total-steps=7", PlanFlags(), 7),
         ("--steps \u0667", PlanFlags(), None),
@@ -228,19 +236,32 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
     assert declared.read(files, "trainer") == declared.read(SHIPPED.files, "trainer")
 
 
-NO_GRACE = {"gracePeriod": 0}
-SERVING = {"successPolicy": "chief", **NO_GRACE}
 LIBRARYS_OWN = TrainerConfig(
-    None,
-    {
-        "async": Strategy((), ("worker", "evaluator"), "replica", "servers", None, ("ps", "worker"), SERVING),
-        "sync": Strategy(("worker",), ("ps", "evaluator"), "all", "all-reduce", ("worker", "evaluator"), exits=NO_GRACE),
-        "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator"), exits=SERVING),
+    strategies={
+        "async": Strategy(
+            expendable=("worker", "evaluator"), exchange="servers", together=("ps", "worker"), successPolicy="chief"
+        ),
+        "sync": Strategy(
+            needs=("worker",),
+            expendable=("ps", "evaluator"),
+            restartPolicy="all",
+            exchange="all-reduce",
+            replicas=("worker", "evaluator"),
+        ),
+        "model-parallel": Strategy(
+            needs=("worker",),
+            expendable=("ps", "evaluator"),
+            restartPolicy="all",
+            replicas=("worker", "evaluator"),
+            successPolicy="chief",
+        ),
     },
-    "async",
-    PlanFlags("--max-steps", "--sync-period", 4, 16, 2000, "--eval-steps"),
+    strategy="async",
+    plan=PlanFlags(
+        steps="--max-steps", period="--sync-period", usualPeriod=4, wireBits=16, usualSteps=2000, evaluate="--eval-steps"
+    ),
     tensorflow=("2.19", "2.20", "2.21"),
-    exits=NO_GRACE,
+    gracePeriod=0,
 )
 
 
@@ -257,13 +278,16 @@ def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
 def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: Path) -> None:
     built = with_library(tmp_path)
     assert built.declared == LIBRARYS_OWN
+    assert built.declared.chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
+    assert built.declared.chosen("sync").end_keys == {"gracePeriod": 0}
     assert declared.read_archive(built.archive, "mine") == LIBRARYS_OWN
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == LIBRARYS_OWN
 
 
 def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
     found = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n").declared
-    assert found == replace(LIBRARYS_OWN, data=Data("mnist"), default="sync", plan=PlanFlags("--steps"))
+    own = {"data": Data(name="mnist"), "strategy": "sync", "plan": PlanFlags(steps="--steps")}
+    assert found == LIBRARYS_OWN.model_copy(update=own)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +364,7 @@ def test_no_pattern_takes_along_keys(tmp_path: Path) -> None:
     for name in (".scaletier/local/key", ".other/local/key"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    found = declared.Data("x", files=".[so]*/local/key").local_files(tmp_path)
+    found = declared.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
     assert found == {"key": tmp_path / ".other/local/key"}
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from opsdata import put_job
@@ -18,7 +18,7 @@ from jobs.open import open_store
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.package.declared import EXCHANGES, TrainerConfig, read
+from ops.package.declared import Exchange, TrainerConfig, read
 from ops.package.package import build
 from ops.plan import plan, planned, show
 from ops.plan.learning import AccuracyTarget
@@ -125,7 +125,7 @@ def test_others_exchange_all_of_it_every_step_and_any_way_may_be_theirs(mine: Pa
     out = capsys.readouterr().out
     assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
-    assert set(plan.MODELS) == set(EXCHANGES)
+    assert set(plan.MODELS) == set(get_args(Exchange))
 
 
 def test_where_no_period_is_told_the_usual_one_counts(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
 
 
 def with_data(submission: Submission, file: Path) -> Submission:
-    job = replace(submission.job, declared=TrainerConfig(data=Data("digits")))
+    job = replace(submission.job, declared=TrainerConfig(data=Data(name="digits")))
     return replace(submission, job=job, data={file.name: file})
 
 

@@ -1,0 +1,110 @@
+"""Check configuration by pydantic models; each mistake is one line: the path of the key, what is wrong and what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+_REFUSAL = "refusal"
+_LONGEST = 100
+# pydantic's words for a type, and those of a reader of YAML.
+_WORDS = {
+    "a valid boolean": "true or false",
+    "a valid dictionary": "a mapping of names",
+    "a valid integer": "a whole number",
+    "a valid list": "a list",
+    "a valid string": "a string",
+    "a valid tuple": "a list",
+    "greater than or equal to": "at least",
+}
+
+
+class Section(BaseModel):
+    """A mapping of known keys; a key without a value counts as not given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    @classmethod
+    def valid_keys(cls) -> list[str]:
+        """Return the keys, its own before those it has in common, without those only known in order to refuse them."""
+        names = sorted(cls.model_fields, key=lambda name: name not in cls.__annotations__)
+        return [field.alias or name for name in names if not (field := cls.model_fields[name]).exclude]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, value: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        valid = ", ".join(cls.valid_keys())
+        if not isinstance(value, dict | None):
+            raise refusal(f"is not a mapping of keys to values; valid keys are {valid}")
+        given = {key: item for key, item in (value or {}).items() if item is not None}
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        if unknown := [str(key) for key in value or () if key not in fields]:
+            raise refusal(f"is unknown; valid are {valid}", unknown[0])
+        if missing := [key for key, field in fields.items() if field.is_required() and key not in given]:
+            raise refusal(f"is missing: {fields[missing[0]].description}", missing[0])
+        return given
+
+    def given(self) -> dict[str, Any]:
+        """Return the keys that were given, with their values."""
+        return self.model_dump(exclude_unset=True)
+
+
+def refusal(text: str, key: str = "") -> PydanticCustomError:
+    """Return an error whose text follows the path, of the key if one is named, instead of the value."""
+    # pydantic cannot show a key that is no UTF-8.
+    text, key = (each.encode(errors="replace").decode() for each in (text, key))
+    return PydanticCustomError(_REFUSAL, "{text}", {"text": text, "key": key})
+
+
+def one_line(error: ValidationError, path: str, separator: str) -> str:
+    """Return all mistakes in one line.
+
+    Args:
+        path: where the configuration is, such as `config.yaml`.
+        separator: what stands between the path and a key.
+    """
+    return "; ".join(dict.fromkeys(_line(item, path, separator) for item in error.errors(include_url=False)))
+
+
+def _line(item: ErrorDetails, path: str, separator: str) -> str:
+    context: dict[str, Any] = item.get("ctx", {})
+    keys = _path([*item["loc"], *([context["key"]] if context.get("key") else [])])
+    where, value, text = f"{path}{separator}{keys}" if keys else path, item["input"], item["msg"]
+    if item["type"] == _REFUSAL:
+        return f"{where} {text}"
+    if "expected" in context:
+        return f"{where} {_shown(value)} is unknown; valid are {_list(context['expected'])}"
+    text = text.removeprefix("Value error, ")
+    if text.startswith("Input should be "):
+        text = text.replace("Input should be", "must be").partition(", ")[0]
+        for word, plain in _WORDS.items():
+            text = text.replace(word, plain)
+        if text.endswith("a list") and isinstance(value, str | int | float):
+            text = f"{text} such as [{value}]"
+        quote = ": quote it" if item["type"] == "string_type" and not isinstance(value, list | dict) else ""
+        return f"{where} {text}, not {_shown(value)}{quote}"
+    if text.startswith("must be "):
+        return f"{where} {text}, not {_shown(value)}"
+    return f"{where} {_shown(value)} is invalid: {text}"
+
+
+def _path(keys: Sequence[str | int]) -> str:
+    """Return the path of a value: `trainingInput.args[0]`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys if key != "[key]").removeprefix(".")
+
+
+def _list(expected: str) -> str:
+    """Return pydantic's `'a', 'b' or 'c'` as `a, b, c`."""
+    return expected.replace("'", "").replace(" or ", ", ")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:_LONGEST]
+    except ValueError:
+        return "a number too large to show"
