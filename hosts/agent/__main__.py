@@ -19,15 +19,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hosts.agent import config, connections
+from hosts.agent import config, network
 from hosts.agent.agent import Agent
-from hosts.agent.launched import Launcher, launcher
+from hosts.agent.cgroup import Meter
+from hosts.agent.job_files import JobFiles, own_environment
+from hosts.agent.launcher_client import Launcher, launcher
 from hosts.agent.log import Log
 from hosts.agent.process import Child, ProcessRun
-from hosts.agent.site import HostSite, own_environment
+from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
-from hosts.agent.usage import Meter
 from jobs.ledger import Ledger
 from jobs.limited import Limited
 from jobs.open import open_store
@@ -54,22 +55,24 @@ def main() -> int:
         return 2
     ledger = Ledger(Limited(store, STORE_SECONDS))
     starts = launcher(host.bucket, os.environ)
-    site = HostSite(host, state, ledger, store, os.environ, starts)
-    asker = StartClient(host.power) if host.power else None
+    job_files = JobFiles(host, state, ledger, store, os.environ, starts)
+    client = StartClient(host.power) if host.power else None
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
         ledger,
-        site,
+        job_files,
         partial(spawn, starts),
         time.monotonic,
         now,
         host.pollSeconds,
+        probes=HostProbes(
+            Meter(time.monotonic).read,
+            network.connections,
+            client.preempted if client else lambda: False,
+            lambda: HostStarter(client.start, client.hosts, time.monotonic) if client else None,
+        ),
         current=lambda: _version() == version,
-        usage=Meter(time.monotonic).read,
-        preempted=asker.preempted if asker else lambda: False,
-        starter=lambda: HostStarter(asker.start, asker.hosts, time.monotonic) if asker else None,
-        read_connections=connections.connections,
     )
     notify("READY=1")
     loop = Loop(agent)

@@ -9,16 +9,14 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from hosts.agent import connections, restart
-from hosts.agent.reporter import Reporter
+from hosts.agent import restart
+from hosts.agent.reporter import HostProbes, Reporter
 from hosts.agent.supervisor import Assignment, Spawn, Supervisor
-from hosts.agent.usage import Read, nothing
 from jobs import lease, paths
 from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
-from jobs.power import HostStarter
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -81,26 +79,20 @@ class Agent:
         now: Callable[[], str],
         poll: float,
         lease_seconds: float = lease.SECONDS,
+        probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
         current: Callable[[], bool] = lambda: True,
-        usage: Read = nothing,
-        preempted: Callable[[], bool] = lambda: False,
-        starter: Callable[[], HostStarter | None] = lambda: None,
-        read_connections: connections.Read = connections.no_connections,
     ) -> None:
         """Prepare the work of a host.
 
-        `current` returns False once this host has another version of this program than the running one; `usage` reads a
-        trainer's resource usage. `preempted` returns whether this host is being preempted, `starter` creates a starter of
-        other hosts.
+        `current` returns False once this host has another version of this program than the running one.
         """
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = ChangeTimer(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{life}"
-        self._current, self._usage, self._read_connections = current, usage, read_connections
-        self._preempted, self._starter = preempted, starter
-        self._tender = QueueMonitor(ledger, self._watch, self._me, lease_seconds, starter())
+        self._probes, self._current = probes, current
+        self._queue_monitor = QueueMonitor(ledger, self._watch, self._me, lease_seconds, probes.starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self._assignment: Assignment | None = None
@@ -164,7 +156,7 @@ class Agent:
         elif self._terminated:
             self.over = True
         if not self._terminated and (self._reporter is None or not self._reporter.led):
-            self._tender.now_and_then()
+            self._queue_monitor.now_and_then()
 
     def _find(self) -> None:
         """Take up the job that has this host; where none has it and none waits for it, this process is over."""
@@ -217,20 +209,9 @@ class Agent:
             assignment.log.say("the replica or its host was stopped", "WARNING")
         self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
+        times = (self._clock, self._now)
         self._reporter = Reporter(
-            plan,
-            name,
-            self._life,
-            self._ledger,
-            supervisor,
-            assignment.log,
-            self._clock,
-            self._now,
-            version,
-            self._usage,
-            self._starter(),
-            self._read_connections,
-            self._site.notify,
+            assignment, self._life, self._ledger, supervisor, *times, version, self._probes, self._site.notify
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment
@@ -287,7 +268,7 @@ class Agent:
         if self._asked or self.supervisor is None or self._assignment is None:
             return
         self._asked = True
-        if self._preempted():
+        if self._probes.preempted():
             self._assignment.log.say("this host is preempted", "WARNING")
             self.supervisor.preempted()
 

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from jobs.lease import Clock
+from jobs.records import Usage
+
 OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _QUOTA = ROOT / "cpu.max"
 # A group of version 1 without a limit has this or more.
 _NO_LIMIT = 1 << 60
+_REPLICA, _TRAINER = "scaletier.service", "scaletier-trainer.service"
 
 
 def groups(own: Path = OWN) -> dict[str, str]:
@@ -92,3 +96,43 @@ def _memory_folders(members: dict[str, str], root: Path) -> Iterator[tuple[str, 
     if members:
         for group in (members.get("", "/"), f"/memory{members.get('memory', '')}"):
             yield group, Path(f"{root}{group}")
+
+
+class Meter:
+    """Reads the usage of this process's control group, and of the trainer's if that has its own.
+
+    Between two readings it computes the number of busy processors. A trainer's processor time is kept when it ends.
+    """
+
+    def __init__(self, clock: Clock, own: Path = OWN, root: Path = ROOT) -> None:
+        self._clock, self._own, self._root = clock, own, root
+        self._before: tuple[float, float] | None = None
+        self._trainers, self._ended = 0.0, 0.0
+
+    def read(self) -> Usage | None:
+        """Return the present usage, or None if the kernel does not report it."""
+        own = groups(self._own)
+        seconds, memory = cpu_seconds(own, self._root), memory_bytes(own, self._root)
+        if seconds is None and memory is None:
+            return None
+        trainer = {name: str(Path(path).with_name(_TRAINER)) for name, path in own.items() if Path(path).name == _REPLICA}
+        if seconds is not None:
+            seconds += self._of_trainers(cpu_seconds(trainer, self._root) if trainer else None)
+        if memory is not None:
+            memory += (memory_bytes(trainer, self._root) if trainer else None) or 0
+        return Usage(seconds, self._cpus(seconds), memory)
+
+    def _of_trainers(self, seconds: float | None) -> float:
+        """Return the processor time of all trainers, `seconds` of it by the present one, None if none runs."""
+        if (seconds or 0.0) < self._trainers:
+            self._ended += self._trainers
+        self._trainers = seconds or 0.0
+        return self._ended + self._trainers
+
+    def _cpus(self, seconds: float | None) -> float | None:
+        """Return the average number of busy processors since the last reading."""
+        before, at = self._before, self._clock()
+        self._before = None if seconds is None else (at, seconds)
+        if before is None or seconds is None or at <= before[0]:
+            return None
+        return round(max(seconds - before[1], 0.0) / (at - before[0]), 3)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import cgroup
-from hosts.agent.decide import killer
+from hosts.agent.background import BackgroundTask
+from hosts.agent.restart import killer
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
 from jobs import chunks
@@ -46,37 +45,30 @@ _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainSta
 _PACKAGES = 2000
 
 
-class Diagnosis:
-    """One of them, being made and written."""
+def start(
+    files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None], seconds: float = SECONDS
+) -> BackgroundTask[bool]:
+    """Begin to write the object of that name once; the result is True if it was written.
 
-    def __init__(self, files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None]) -> None:
-        """Prepare to write the object of that name once.
+    `make` returns its content; if that or the write fails, `complain` gets a line.
+    """
 
-        `make` returns its content; if that or the write fails, `complain` gets a line.
-        """
-        self._files, self._name, self._make, self._complain = files, name, make, complain
-        self._give_up_at = time.monotonic() + SECONDS
-        self._thread = threading.Thread(target=self._run, name="diagnosis", daemon=True)
-        self._thread.start()
+    def write() -> bool:
+        with os.fdopen(os.memfd_create("diagnosis"), "wb") as file:  # the host's disk may be what is full
+            file.write(make())
+            file.flush()
+            with suppress(Conflict):  # the job was deleted
+                files.upload(name, Path(f"/proc/self/fd/{file.fileno()}"))
+        return True
 
-    def finish(self) -> bool:
-        """Return True once it is written, has failed, or the time limit is over."""
-        return not self._thread.is_alive() or time.monotonic() > self._give_up_at
+    def failed(why: str) -> bool:
+        complain(f"no diagnosis for fab bundle: {why}")
+        return False
 
-    def _run(self) -> None:
-        try:
-            with os.fdopen(os.memfd_create("diagnosis"), "wb") as file:  # the host's disk may be what is full
-                file.write(self._make())
-                file.flush()
-                self._files.upload(self._name, Path(f"/proc/self/fd/{file.fileno()}"))
-        except Conflict:
-            return  # the job was deleted
-        except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
-            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            self._complain(f"no diagnosis for fab bundle: {why}")
+    return BackgroundTask("diagnosis", write, seconds, failed)
 
 
-def made(
+def build(
     host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, heard: str
 ) -> bytes:
     """Return the whole diagnosis as it is written.
@@ -94,7 +86,7 @@ def made(
         "host": host.name,
         "time": now(),
         "trainer": of_trainer(record),
-        "lines": cut(hidden(with_tail(last_lines(log), record), secrets)),
+        "lines": truncated(hidden(with_tail(last_lines(log), record), secrets)),
         "units": units(),
         "kernel": {"memoryEvents": cgroup.memory_events()},
         "disks": disks(["/", str(state), *buckets]),
@@ -152,7 +144,7 @@ def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[s
     return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in missing)]
 
 
-def cut(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def truncated(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines, each truncated; secrets are removed before, as half of one would not be found."""
     return [{**line, "message": line["message"][:_MESSAGE]} for line in lines]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jobs.firsterror import TRACEBACK, hangs
@@ -47,6 +47,17 @@ _SEVERITY = {
     "Warning": "WARNING",
     "error": "ERROR",
 }
+_TF_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Of the levels 0 to 3, those by which somebody asks for remarks.
+_TF_VERBOSE = ("0", "1")
+# Messages of TensorFlow's libraries while they load, before any level of logging applies.
+_TF_REMARKS = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ port\.cc:\d+\] oneDNN custom operations are on\."
+    r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized to use "
+    r"|E\d{4} \d\d:\d\d:[\d.]+ +\d+ util\.cc:\d+\] oneDNN supports DT_\w+ only on platforms with "
+    r"|To enable the following instructions: [A-Z0-9_ ]+, in other operations, rebuild TensorFlow with "
+)
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -244,6 +255,16 @@ def severity_of(text: str) -> str | None:
         if match := mark.match(text):
             return _SEVERITY.get(match[1], match[1])
     return None
+
+
+def is_quiet(environment: Mapping[str, str]) -> bool:
+    """Return True if a trainer's environment disables TensorFlow's remarks."""
+    return environment.get(_TF_LEVEL, _TF_VERBOSE[0]) not in _TF_VERBOSE
+
+
+def is_remark(line: str) -> bool:
+    """Return True for a useless message of TensorFlow's libraries."""
+    return _TF_REMARKS.match(line) is not None
 
 
 def _text(line: bytes) -> str:

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from hosts.agent.decide import with_facts
+from hosts.agent.rules import with_facts
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import Plan
@@ -25,7 +25,7 @@ class Manifest:
         with suppress(OSError):  # a Python that is not there keeps the trainer from starting, too, and that is said there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    def told(self) -> dict[str, Any] | None:
+    def new_facts(self) -> dict[str, Any] | None:
         """Return the facts once they are in the manifest, only the first time; None before."""
         if self._process and self._process.poll() is not None:
             answer, _ = self._process.communicate()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
+from hosts.agent.background import BackgroundTask
 from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
 from jobs.times import now
 
@@ -47,32 +47,20 @@ class Notifier:
     def __init__(
         self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Prepare a report; `words` are a command's, with its variables filled in, `record` is its content."""
+        """Begin a report; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
-        self._result: Notification | None = None
         self._attempts = 0
-        self._give_up_at = time.monotonic() + SECONDS
-        self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
-        self._thread.start()
+        self._task = BackgroundTask("notifier", lambda: self._notification(self._deliver()), SECONDS, self._notification)
 
     @property
     def result(self) -> Notification | None:
         """The delivery, or None until that is known."""
-        if self._result is None and time.monotonic() > self._give_up_at:
-            self._result = self._made(f"nothing came of it within {SECONDS:g} s")
-        return self._result
+        return self._task.result
 
-    def _made(self, error: str) -> Notification:
-        return Notification(shown(self._target), now(), max(self._attempts, 1), error)
+    def _notification(self, error: str) -> Notification:
+        return Notification(shown(self._target), now(), max(self._attempts, 1), " ".join(error.split())[:500])
 
-    def _run(self) -> None:
-        try:
-            error = self._delivered()
-        except Exception as failure:  # noqa: BLE001  whatever it is, the job has ended all the same
-            error = str(failure) or type(failure).__name__
-        self._result = self._result or self._made(" ".join(error.split())[:500])
-
-    def _delivered(self) -> str:
+    def _deliver(self) -> str:
         """Deliver the report; why that failed, empty if it did not."""
         if not is_url(self._target):
             self._attempts = 1

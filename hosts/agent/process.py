@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hosts.agent import cgroup
+from hosts.agent.restart import Exit
 from jobs.records import STOP_FILE, Plan
 
 ASK_SHARE = 0.8
@@ -39,21 +40,9 @@ class ProcessRun:
 
 
 class TrainerProcess(Protocol):
-    """A program that was started, and all that it starts.
-
-    `left` counts what it left running when it ended with 0, as far as that is known.
-    """
+    """A program that was started, and all that it starts."""
 
     pid: int
-    left: int
-
-    @property
-    def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
-
-    @property
-    def memory_limit(self) -> int | None:
-        """The bytes of memory that it may have; None where nobody tells."""
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM, as its `stop_signal` says, and write the seconds until SIGKILL to its STOP_FILE."""
@@ -67,8 +56,8 @@ class TrainerProcess(Protocol):
         What it leaves behind is killed by then, or by `reap`.
         """
 
-    def reap(self) -> int:
-        """Return its exit after its end, as in `replica.exit_rules`: negative if a signal ended it."""
+    def reap(self) -> Exit:
+        """Return how it ended, after its end."""
 
 
 class TrainerStart(Protocol):
@@ -80,8 +69,6 @@ class TrainerStart(Protocol):
 
 class Child:
     """A child of this process: `signal` reaches every process of its session that it started."""
-
-    left = 0
 
     def __init__(self, run: ProcessRun, output: int) -> None:
         self._oom_kills = cgroup.oom_kills()
@@ -106,14 +93,6 @@ class Child:
             os.close(stdin)
         self.pid = self._process.pid
 
-    @property
-    def out_of_memory(self) -> bool:
-        return cgroup.oom_kills() > self._oom_kills
-
-    @property
-    def memory_limit(self) -> int | None:
-        return cgroup.memory_limit()
-
     def stop(self, seconds: float) -> None:
         if self._stop_file:
             whole = Path(f"{self._stop_file}.new")
@@ -132,9 +111,9 @@ class Child:
         # Not reaped before its group is signalled, so that the group's id cannot be somebody else's yet.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def reap(self) -> int:
+    def reap(self) -> Exit:
         self.signal(signal.SIGKILL)
-        return self._process.wait()
+        return Exit(self._process.wait(), cgroup.oom_kills() > self._oom_kills, cgroup.memory_limit())
 
 
 def encoded(argv: Sequence[str]) -> list[bytes]:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from hosts.agent import connections
 from hosts.agent.leader import Leader
-from hosts.agent.supervisor import Says, Supervisor
-from hosts.agent.usage import Read, nothing
+from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
 from jobs.power import HostStarter
-from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
+from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict
+
+
+@dataclass(frozen=True)
+class HostProbes:
+    """What the agent asks of its host, and of others for it; by default nobody answers.
+
+    `usage` reads the trainer's resource usage, `connections` the state of the host's sockets by the names of its peers'
+    addresses, `preempted` whether the host is being preempted; `starter` creates a client that starts other hosts.
+    """
+
+    usage: Callable[[], Usage | None] = lambda: None
+    connections: Callable[[Mapping[str, str]], list[str]] = lambda _: []
+    preempted: Callable[[], bool] = lambda: False
+    starter: Callable[[], HostStarter | None] = lambda: None
 
 
 class Reporter:
@@ -26,30 +38,25 @@ class Reporter:
 
     def __init__(
         self,
-        plan: Plan,
-        name: str,
+        assignment: Assignment,
         life: str,
         ledger: Ledger,
         supervisor: Supervisor,
-        log: Says,
         clock: Clock,
         now: Callable[[], str],
         version: str | None,
-        usage: Read = nothing,
-        starter: HostStarter | None = None,
-        read_connections: connections.Read = connections.no_connections,
+        probes: HostProbes = HostProbes(),
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         """Prepare to report a replica.
 
-        `version` is that of the record of an earlier incarnation, None if there is none; `usage` reads the trainer's resource
-        usage, `read_connections` the state of its host's sockets; `starter` is as in a Leader, `notify` as in a Site.
+        `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in a Site.
         """
-        self._plan, self._name, self._life = plan, name, life
-        self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
-        self._leader = Leader(plan, name, life, ledger, clock, now, starter)
-        self._version = version
-        self._read_usage, self._read_connections, self._notify = usage, read_connections, notify
+        plan = assignment.plan
+        self._plan, self._name, self._life, self._log = plan, assignment.name, life, assignment.log
+        self._ledger, self._supervisor, self._clock, self._now = ledger, supervisor, clock, now
+        self._leader = Leader(plan, assignment.name, life, ledger, clock, now, probes.starter())
+        self._version, self._probes, self._notify = version, probes, notify
         self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None
         self._connections: list[str] = []
@@ -136,10 +143,10 @@ class Reporter:
     def _measure(self) -> None:
         """Read the trainer's usage after a round, in time for the next heartbeat: none waits for it."""
         if self._clock() >= self._measure_at:
-            self._usage = self._read_usage()
+            self._usage = self._probes.usage()
             lines, before = self._supervisor.lines, self._lines
             quiet = lines == before and not self._supervisor.idle
-            self._lines, self._connections = lines, self._read_connections(self._peers) if quiet else []
+            self._lines, self._connections = lines, self._probes.connections(self._peers) if quiet else []
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
     def _replicas(self) -> dict[str, ReplicaRecord]:

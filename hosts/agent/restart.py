@@ -1,14 +1,20 @@
-"""Transitions of a replica when its trainer, host or job restarts: pure functions of its record."""
+"""Transitions of a replica when its trainer, host or job restarts, and the rules of which end restarts a program.
+
+All are pure functions of the replica's record. A status is as `subprocess` has it: 0 to 255 as the program exited, negative if
+a signal ended it. So a program's own 137 is not mistaken for a SIGKILL. A code is the shell's: 128 + n if signal n ended it.
+"""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from typing import NamedTuple
 
-from hosts.agent.decide import PREEMPTED, killer
-from hosts.agent.exit_rules import SIGKILL_STATUS, is_fault, is_restart, shell_code
 from jobs.records import Event, Plan, ReplicaRecord, kept
 from jobs.states import ReplicaState
 
+PREEMPTED = "its host was preempted"
+"""The death of a trainer that is nobody's fault, and counts against no limit."""
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
 """A trainer that ran for so long has its restarts back, but for those that its own faults took."""
@@ -16,6 +22,24 @@ AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 ALIKE = 3
 """So many deaths in a row that are the same, at once or for want of memory, and there is no further start."""
+
+
+class Exit(NamedTuple):
+    """The end of a program: its status, and whether the kernel killed one of its processes for want of memory.
+
+    `memory_limit` is in bytes, None if unknown; `left` counts the processes that it left running, as far as that is known.
+    """
+
+    status: int
+    out_of_memory: bool = False
+    memory_limit: int | None = None
+    left: int = 0
+
+
+SIGKILL_STATUS = -int(signal.SIGKILL)
+SIGTERM_CODE = 128 + int(signal.SIGTERM)
+# What others send to end a program; 143 counts for one that was told to end.
+_FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))})
 
 
 def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now: str) -> ReplicaRecord:
@@ -38,22 +62,14 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
     return mine
 
 
-def after_exit(
-    plan: Plan,
-    record: ReplicaRecord,
-    status: int,
-    seconds: float,
-    now: str,
-    tail: str,
-    out_of_memory: bool = False,
-    memory_limit: int | None = None,
-) -> ReplicaRecord:
+def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now: str, tail: str) -> ReplicaRecord:
     """Return the record after an exit: PREPARING for a restart on this host, else EXITED.
 
-    `status` is as in `replica.exit_rules`, which decide about the restart. It ran for `seconds`; `tail` is the end of its log.
+    `is_restart` decides about the restart. It ran for `seconds`; `tail` is the end of its log.
     """
+    status, out_of_memory = end.status, end.out_of_memory
     why = tail if status else ""
-    limit = memory_limit if out_of_memory else None
+    limit = end.memory_limit if out_of_memory else None
     ended = replace(_with_end(record, status, now), outOfMemory=out_of_memory, memoryLimit=limit, errorMessage=why)
     # The codes of a study are those of its trials, and not of what runs them.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
@@ -125,3 +141,44 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 def wait_before_start(record: ReplicaRecord) -> float:
     """Return the seconds before the trainer starts: 0, 0 at the first restart, then 1, doubling."""
     return min(2.0 ** (min(record.spent, 10) - 2), LONGEST_WAIT) if record.spent > 1 else 0.0
+
+
+def shell_code(status: int) -> int:
+    """Return the exit code as a shell gives it."""
+    return 128 - status if status < 0 else status
+
+
+def is_restart(plan: Plan, status: int, out_of_memory: bool = False, told: bool = False) -> bool:
+    """Return True for an end that starts the program again, False for one that is its own verdict.
+
+    Args:
+        plan: has the user's rules, which come first.
+        status: how the program ended.
+        out_of_memory: True if the kernel killed one of its processes for want of memory.
+        told: True if the program was told to end.
+    """
+    code = shell_code(status)
+    if code == 0 or code in plan.permanentCodes:
+        return False
+    if code in plan.restartCodes or status < 0:
+        return True
+    return out_of_memory or (told and code == SIGTERM_CODE)
+
+
+def is_fault(status: int, out_of_memory: bool = False) -> bool:
+    """Return True for an end that the program brought about itself: a code, a fault such as SIGSEGV, or too much memory."""
+    return out_of_memory or status not in _FROM_OUTSIDE
+
+
+def describe_end(status: int, out_of_memory: bool = False) -> str:
+    """Return how a program ended, in words: `signal 9 (SIGKILL), out of memory`, or `status 255`."""
+    try:
+        text = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"status {status}"
+    except ValueError:
+        text = f"signal {-status}"  # of real time, which have no names
+    return f"{text}, out of memory" if out_of_memory else text
+
+
+def killer(record: ReplicaRecord) -> str:
+    """Return the cause of a trainer's end: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
+    return describe_end(record.status, record.outOfMemory)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hosts.agent import restart
-from hosts.agent.decide import killer
-from hosts.agent.exit_rules import SIGKILL_STATUS, SIGTERM_CODE
+from hosts.agent.restart import SIGKILL_STATUS, SIGTERM_CODE, Exit, killer
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
@@ -36,14 +35,6 @@ class SupervisedProcess(Protocol):
         """True once stop was called."""
 
     @property
-    def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
-
-    @property
-    def memory_limit(self) -> int | None:
-        """The bytes of memory that it may have; None where nobody tells."""
-
-    @property
     def tail(self) -> str:
         """The last lines of its output."""
 
@@ -62,8 +53,8 @@ class SupervisedProcess(Protocol):
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, SIGKILL after this many seconds."""
 
-    def poll(self) -> int | None:
-        """Return the exit once it has ended, as in `replica.exit_rules`: negative if a signal ended it."""
+    def poll(self) -> Exit | None:
+        """Return the exit once it has ended."""
 
     def due(self) -> float:
         """Return the seconds until poll has work besides a SIGCHLD."""
@@ -186,7 +177,7 @@ class Supervisor:
     def _reap(self) -> None:
         """Take note of a trainer that has ended."""
         child = self._child
-        if child is None or (status := child.poll()) is None:
+        if child is None or (end := child.poll()) is None:
             return
         self._see_recovery()
         self._see_error()
@@ -195,12 +186,10 @@ class Supervisor:
         self._child = None
         self._ended_at = self._clock()
         if self._terminated or child.stopping:
-            self._record = self._stopped(status)
+            self._record = self._stopped(end.status)
             return
         ran = self._ended_at - self._started_at
-        record = restart.after_exit(
-            self._assignment.plan, self._record, status, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
-        )
+        record = restart.after_exit(self._assignment.plan, self._record, end, ran, self._now(), child.tail)
         self._record = record
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait
@@ -266,7 +255,7 @@ class Supervisor:
             why = f"the trainer cannot start: {reason}"
             # A host that is slow is no verdict on the program.
             status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
-            record = restart.after_exit(self._assignment.plan, record, status, 0.0, self._now(), why)
+            record = restart.after_exit(self._assignment.plan, record, Exit(status), 0.0, self._now(), why)
             self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:

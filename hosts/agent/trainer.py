@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from hosts.agent.lines import Messages, OutputLine, Splitter
+from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, moment
 from hosts.agent.process import ASK_SHARE, Child, ProcessRun, TrainerStart
-from hosts.agent.tf_log_filter import is_quiet, is_remark
+from hosts.agent.restart import Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
 
@@ -58,16 +58,6 @@ class Trainer:
         return self._stop_at is not None
 
     @property
-    def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
-        return self._process.out_of_memory
-
-    @property
-    def memory_limit(self) -> int | None:
-        """The bytes of memory that it may have; None where nobody tells."""
-        return self._process.memory_limit
-
-    @property
     def tail(self) -> str:
         """The last lines of its output."""
         return "\n".join(self._tail)
@@ -93,10 +83,10 @@ class Trainer:
             self._ask_at = now + ASK_SHARE * seconds if self._stop_signal == "main" else math.inf
             self._process.stop(seconds)
 
-    def poll(self) -> int | None:
+    def poll(self) -> Exit | None:
         """Return the trainer's exit once it has ended and its output is read; until then None.
 
-        It is as in `replica.exit_rules`. Children that outlive the trainer are killed: they would hold its port.
+        Children that outlive the trainer are killed: they would hold its port.
         """
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
@@ -106,13 +96,13 @@ class Trainer:
             self._process.signal(signal.SIGTERM)
         if not self._process.ended():
             return None
-        status = self._process.reap()
+        end = self._process.reap()
         os.close(self._end)
         self._pump.join()
-        if self._process.left and not self.stopping:
-            running = f"{self._process.left} of its processes still ran when the program ended with 0, and were ended"
+        if end.left and not self.stopping:
+            running = f"{end.left} of its processes still ran when the program ended with 0, and were ended"
             self._log.say(f"{running}: it must wait for what it starts in the background", "WARNING")
-        return status
+        return end
 
     def due(self) -> float:
         """Return the seconds until poll has work besides a SIGCHLD."""

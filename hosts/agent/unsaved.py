@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent import keep_unsaved
-from hosts.agent.keep_unsaved import LEFT, LimitError, LocalFolder, Search
+from hosts.agent.background import BackgroundTask
+from hosts.agent.keep_unsaved import LEFT
 from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
-from hosts.agent.supervisor import Says
-from jobs.records import UnsavedFiles
+from hosts.agent.supervisor import Assignment
+from jobs.records import HostFile, UnsavedFiles
 from jobs.store import Files
 
 SECONDS = 20.0
 """So long files are looked for and copied."""
 _START_SECONDS = 20.0
-_LOOK_SECONDS = 5.0
+_BUCKET_SECONDS = 5.0
 _MOST = 1 << 18
 _SHOWN = 5
-_NOT, _SLOW = "files beside JOB_DIR were not looked for", "it took too long"
 
 
 @dataclass(frozen=True)
@@ -44,83 +43,55 @@ class JobFolders:
         return [(str(self.package), ""), *((top, prefix) for prefix, top in self.others.items())]
 
 
-class UnsavedCollector:
-    """One look for such files, in a thread of its own. Nobody waits for it longer than it may take."""
+def start_search(
+    assignment: Assignment, folders: JobFolders, host: HostFile, files: Files, start: TrainerStart
+) -> BackgroundTask[UnsavedFiles]:
+    """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
-    def __init__(
-        self,
-        job: str,
-        replica: str,
-        env: Mapping[str, str],
-        place: JobFolders,
-        python: str,
-        bucket: str,
-        files: Files,
-        start: TrainerStart,
-        log: Says,
-    ) -> None:
-        """Begin. `env` is the trainer's, `start` starts a program as the trainer's user."""
-        self._job, self._replica, self._env, self._place, self._python = job, replica, env, place, python
-        self._bucket, self._files, self._start, self._log = bucket.rstrip("/"), files, start, log
-        self._give_up_at = time.monotonic() + _LOOK_SECONDS + _START_SECONDS + SECONDS
-        self._found: UnsavedFiles | None = None
-        threading.Thread(target=self._run, name="unsaved", daemon=True).start()
+    def logged(found: UnsavedFiles) -> UnsavedFiles:
+        if text := describe(found, assignment.name):
+            assignment.log.say(text, "WARNING")
+        return found
 
-    def result(self) -> UnsavedFiles | None:
-        """Return the list of files, or None during the search."""
-        if self._found is None and time.monotonic() > self._give_up_at:
-            return UnsavedFiles(error=f"{_NOT}: {_SLOW}")
-        return self._found
+    def failed(why: str) -> UnsavedFiles:
+        return logged(UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}"))
 
-    def _run(self) -> None:
+    seconds = _BUCKET_SECONDS + _START_SECONDS + SECONDS
+    return BackgroundTask("unsaved", lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
+
+
+def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Files, start: TrainerStart) -> UnsavedFiles:
+    """Have the files looked for, and kept, as the trainer's user."""
+    env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SECONDS
+    options = {
+        "jobDir": env["JOB_DIR"],
+        "replica": assignment.name,
+        "since": folders.mark.stat().st_ctime_ns,
+        "wrote": _has_output(env["JOB_DIR"], host.bucket, files),
+        "folders": folders.folders,
+        "seconds": SECONDS,
+    }
+    argv = [host.python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(options)]
+    pipe, output = os.pipe()
+    with os.fdopen(pipe, "rb") as answer:
         try:
-            files = self._ask()
-        except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
-            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            files = UnsavedFiles(error=f"{_NOT}: {why}")
-        if text := said(files, self._replica):
-            self._log.say(text, "WARNING")
-        self._found = files
-
-    def _wrote(self) -> bool:
-        """Return True if JOB_DIR has a file of the job for sure, which is found without starting a program."""
-        job_dir = self._env["JOB_DIR"].rstrip("/")
-        if "://" in job_dir:
-            below = job_dir.removeprefix(f"{self._bucket}/")
-            return below != job_dir and bool(self._files.sizes(below))
+            process = start(ProcessRun(assignment.plan.jobId, argv, folders.package, env), output)
+        finally:
+            os.close(output)
         try:
-            return LocalFolder(job_dir).wrote(Search(self._since(), time.monotonic() + _LOOK_SECONDS))
-        except LimitError:
-            return True  # so much of it is no empty folder
-
-    def _since(self) -> int:
-        return self._place.mark.stat().st_ctime_ns
-
-    def _ask(self) -> UnsavedFiles:
-        """Have it looked for, and kept, as the trainer's user."""
-        options = {
-            "jobDir": self._env["JOB_DIR"],
-            "replica": self._replica,
-            "since": self._since(),
-            "wrote": self._wrote(),
-            "folders": self._place.folders,
-            "seconds": SECONDS,
-        }
-        argv = [self._python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(options)]
-        pipe, output = os.pipe()
-        with os.fdopen(pipe, "rb") as answer:
-            try:
-                process = self._start(ProcessRun(self._job, argv, self._place.package, self._env), output)
-            finally:
-                os.close(output)
-            try:
-                return _read(_heard(answer.fileno(), process, self._give_up_at))
-            finally:
-                process.signal(signal.SIGKILL)
-                _reap(process, self._give_up_at)
+            return _parse(_read_output(answer.fileno(), process, deadline))
+        finally:
+            process.signal(signal.SIGKILL)
+            _reap(process, deadline)
 
 
-def _heard(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
+def _has_output(job_dir: str, bucket: str, files: Files) -> bool:
+    """Return True if JOB_DIR is in Google's bucket and has objects: the program would need seconds to import a client."""
+    below = job_dir.removeprefix(f"{bucket.rstrip('/')}/").rstrip("/")
+    return "://" in job_dir and below != job_dir.rstrip("/") and bool(files.sizes(below))
+
+
+def _read_output(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
     """Return a program's output until its end.
 
     Raises:
@@ -138,7 +109,7 @@ def _heard(pipe: int, process: TrainerProcess, deadline: float) -> bytes:
             return output
     if len(output) >= _MOST:
         raise ValueError("it printed too much")
-    raise TimeoutError(_SLOW)
+    raise TimeoutError("it took too long")
 
 
 def _reap(process: TrainerProcess, deadline: float) -> None:
@@ -148,7 +119,7 @@ def _reap(process: TrainerProcess, deadline: float) -> None:
         process.reap()
 
 
-def _read(printed: bytes) -> UnsavedFiles:
+def _parse(printed: bytes) -> UnsavedFiles:
     """Return the last line; others may have been printed before."""
     report: Any = None
     with suppress(ValueError, IndexError, RecursionError):
@@ -165,7 +136,7 @@ def _bounded(names: Sequence[str]) -> list[str]:
     return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
 
 
-def said(found: UnsavedFiles, replica: str) -> str:
+def describe(found: UnsavedFiles, replica: str) -> str:
     """Return one line for the log; empty if there is nothing to report."""
     parts = []
     if found.keptFiles:

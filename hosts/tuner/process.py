@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hosts.agent.cgroup import oom_kills
-from hosts.agent.launched import Launcher
+from hosts.agent.launcher_client import Launcher
 from hosts.agent.process import ASK_SHARE, ProcessRun
 from jobs.records import Plan
 
@@ -34,7 +34,7 @@ class TrialChild:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+        """Return the exit as in `hosts.agent.restart` once all processes of the trial have ended.
 
         It is None after this time.
         """
@@ -69,13 +69,18 @@ class TrialUnit:
     def __init__(self, starts: Launcher, run: ProcessRun) -> None:
         """Start it; OSError where that cannot be."""
         self._launched = starts(run, sys.stdout.fileno())
+        self.out_of_memory = False
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+        """Return the exit as in `hosts.agent.restart` once all processes of the trial have ended.
 
         It is None after this time.
         """
-        return self._launched.reap() if self._launched.wait(seconds) else None
+        if not self._launched.wait(seconds):
+            return None
+        end = self._launched.reap()
+        self.out_of_memory = end.out_of_memory
+        return end.status
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL after this many seconds."""
@@ -90,11 +95,6 @@ class TrialUnit:
     def terminate(self, seconds: float) -> None:
         """Pass on a SIGTERM; after so many seconds there is another end to it."""
         self._launched.stop(seconds)
-
-    @property
-    def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
-        return self._launched.out_of_memory
 
 
 def launching(

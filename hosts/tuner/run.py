@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hosts.agent import config
-from hosts.agent.exit_rules import describe_end, is_restart
-from hosts.agent.launched import launcher, scratch_folder
+from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
+from hosts.agent.restart import describe_end, is_restart
 from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.process import METRIC_FILE, TrialChild, launching
 from hosts.tuner.stopping import lags
@@ -52,7 +52,7 @@ class TrialProcess(Protocol):
         """True where the kernel killed one of its processes for want of memory."""
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `replica.exit_rules` once it has ended; None after this time."""
+        """Return the exit as in `hosts.agent.restart` once it has ended; None after this time."""
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL after this many seconds."""

@@ -14,7 +14,7 @@ from infra.inventory import Host
 PROGRAM = "/usr/lib/scaletier/host"
 MEMORY_SHARE = 0.4
 """The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
-_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.scoped_credentials", "@port@"
+_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker", "@port@"
 
 
 def command(verb: str, *words: str) -> str:
@@ -31,7 +31,7 @@ def writing(host: Host, argv: Sequence[str], folder: str) -> str:
     """Return the command line of a job's program that writes to a folder.
 
     Besides, it sees only the data of a bucket that is a folder itself. In Google's it has the rights that the job had
-    (`replica.scoped_credentials`).
+    (`hosts.agent.token_broker`).
     """
     if folder.startswith("/"):
         return command("aside", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)

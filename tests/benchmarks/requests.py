@@ -71,10 +71,10 @@ class _Bucket:
 class _Trainer:
     """One that runs for ever."""
 
-    pid, lines, tail, out_of_memory, stopping = 1, 0, "", False, False
-    memory_limit, first_error, progress = None, None, None
+    pid, lines, tail, stopping = 1, 0, "", False
+    first_error, progress = None, None
 
-    def poll(self) -> int | None:
+    def poll(self) -> None:
         return None
 
     def stop(self, _: float) -> None:

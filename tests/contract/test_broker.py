@@ -13,7 +13,7 @@ from typing import Any
 
 from waiting import limit
 
-from hosts.agent.broker import Access, Boundary, Broker, boundary
+from hosts.agent.token_broker import Access, Boundary, Broker, boundary
 
 MAY = Access("mine", ("jobs/job02/output",), ("data/",))
 

@@ -16,6 +16,8 @@ from unittest.mock import patch
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from hosts.agent.agent import Agent
+from hosts.agent.reporter import HostProbes
+from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.checked import RecordError
@@ -80,8 +82,7 @@ class Trainer:
 
     def __init__(self, host: Host, job: Assignment) -> None:
         self.host, self.job_id, self.name = host, job.plan.jobId, job.name
-        self.pid, self.lines, self.tail, self.out_of_memory, self.stopping = 1, 0, "", False, False
-        self.memory_limit: int | None = None
+        self.pid, self.lines, self.tail, self.stopping = 1, 0, "", False
         self.first_error = self.progress = None
         world = host.cluster.world
         story = host.cluster.stories[self.job_id]
@@ -98,7 +99,7 @@ class Trainer:
         self.stopping = True
         self.stop_at = world.time + world.random.choice((0.1, seconds))
 
-    def poll(self) -> int | None:
+    def poll(self) -> Exit | None:
         time, story = self.host.cluster.world.time, self.host.cluster.stories[self.job_id]
         self.lines += 1
         if self.killed:
@@ -111,7 +112,7 @@ class Trainer:
         else:
             return None
         self.host.trainer = None
-        return code
+        return Exit(code)
 
     def due(self) -> float:
         ends = self.ends_at if self.stop_at is None else min(self.ends_at, self.stop_at)
@@ -186,8 +187,7 @@ class Host:
             reporter.now,
             POLL,
             LEASE,
-            preempted=lambda: self.preempted,
-            starter=lambda: self.cluster.starter(reporter),
+            HostProbes(preempted=lambda: self.preempted, starter=lambda: self.cluster.starter(reporter)),
         )
 
     def process_sleep(self, seconds: float) -> None:

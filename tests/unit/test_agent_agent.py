@@ -12,6 +12,7 @@ from replicahosts import Clock, Flaky
 from test_agent_supervisor import Child
 
 from hosts.agent.agent import Agent
+from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.folder import LocalStore
@@ -392,7 +393,8 @@ def test_a_unit_that_is_stopped_says_whether_its_host_is_preempted(tmp_path: Pat
         asked.append(1)
         return preempted
 
-    host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, preempted=ask)
+    probes = HostProbes(preempted=ask)
+    host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, probes)
     host.submit()
     host.rounds(3)
     assert asked == []

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from replicahosts import Make, until
 
-from hosts.agent import diagnosis
-from hosts.agent.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
+from hosts.agent import background, diagnosis
+from hosts.agent.diagnosis import LIMIT, LINES, encoded, hidden, lines_of
+from hosts.agent.job_files import JobFiles
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log
-from hosts.agent.site import HostSite
 from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.folder import LocalStore
@@ -112,23 +112,18 @@ class Files:
         self.there[name] = source.read_bytes()
 
 
-def ended(made: Diagnosis) -> bool:
-    until(made.finish)
-    return True
-
-
 def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(diagnosis, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0]))
     files, said = Files(), list[str]()
-    made = Diagnosis(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
+    task = diagnosis.start(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
     now[0] += diagnosis.SECONDS - 0.1
-    assert not made.finish()
+    assert task.result is None
     now[0] += 0.2
-    assert made.finish()
+    assert task.result is False
     files.goes.set()
     until(lambda: files.there == {"a": b"1"})
-    assert said == []
+    assert said == ["no diagnosis for fab bundle: it took longer than 30 s"]
 
 
 class Slow(LocalStore):
@@ -147,7 +142,7 @@ class Slow(LocalStore):
 
 def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_path: Path) -> None:
     store = Slow(tmp_path)
-    site = HostSite(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    site = JobFiles(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     failed = JobRecord("job01", JobState.FAILED)
     site.diagnose(failed, ReplicaRecord("ps-0"), "")
     assert site.finish()  # of no job is there anything to say
@@ -173,14 +168,16 @@ def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_pat
 def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
     files, said = Files(error), list[str]()
     files.goes.set()
-    assert ended(Diagnosis(files, "a", lambda: b"1", said.append))  # type: ignore[arg-type]
+    task = diagnosis.start(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
+    until(lambda: task.result is not None)
     why = {StoreError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
     assert said == [f"no diagnosis for fab bundle: {why}"]
 
 
 def test_of_a_job_that_was_deleted_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
     said = list[str]()
-    assert ended(Diagnosis(LocalStore(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append))
+    task = diagnosis.start(LocalStore(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append)
+    until(lambda: task.result is not None)
     assert (said, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -201,7 +198,7 @@ def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path)
     log.write([OutputLine(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
     log.write([OutputLine(1769869999.0, "ERROR", "x" * 9000)])
     log.close()
-    found = diagnosis.cut(diagnosis.last_lines(log.path))
+    found = diagnosis.truncated(diagnosis.last_lines(log.path))
     assert len(found) == LINES
     assert found[0]["message"] == "line 6"
     assert (found[-1]["severity"], len(found[-1]["message"])) == ("ERROR", 4000)
@@ -239,7 +236,7 @@ def test_a_secret_is_looked_for_before_a_line_is_cut(tmp_path: Path) -> None:
     log.write([OutputLine(1769860800.0, "INFO", "x" * 3990 + SECRET)])
     log.close()
     assignment = Assignment(plan, "ps-0", place / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
-    content = diagnosis.made(
+    content = diagnosis.build(
         HostFile("ps-0", str(tmp_path)), tmp_path, assignment, log.path, JobRecord("job01"), ReplicaRecord("ps-0"), ""
     )
     assert json.loads(content)["lines"][0]["message"] == "x" * 3990 + "[secret]"

@@ -12,8 +12,8 @@ import pytest
 from waiting import wait_for
 
 from hosts.agent import facts
-from hosts.agent.decide import View, decide
 from hosts.agent.manifest import Manifest
+from hosts.agent.rules import View, decide
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
@@ -81,10 +81,10 @@ def plan(*data: Path) -> Plan:
 def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data: Path) -> None:
     store = LocalStore(tmp_path)
     manifest = Manifest(plan(data), sys.executable, Ledger(store))
-    wait_for(lambda: manifest.told() is not None or bool(manifest._facts), "what the chief's host knows")
-    assert manifest.told() is None
+    wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
+    assert manifest.new_facts() is None
     store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
-    found = wait_for(manifest.told, "the manifest")
+    found = wait_for(manifest.new_facts, "the manifest")
     item = store.read(paths.manifest("job01"))
     assert item is not None
     written = json.loads(item.content)
@@ -93,7 +93,7 @@ def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data:
     assert written["versions"] == {"scaletier": "9", **found["versions"]}
     assert found["versions"]["python"].startswith("3.")
     assert "tensorflow" in found["versions"]
-    assert manifest.told() is None
+    assert manifest.new_facts() is None
     manifest.close()
 
 
@@ -101,7 +101,7 @@ def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data:
 def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, garbled: bytes) -> None:
     store = LocalStore(tmp_path)
     store.create(paths.manifest("job01"), garbled)
-    found = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).told, "the manifest")
+    found = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
     assert found["data"]["files"] == 3
     item = store.read(paths.manifest("job01"))
     assert item is not None
@@ -116,17 +116,17 @@ def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: P
     (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
     (store := LocalStore(tmp_path)).create("jobs/job01/manifest.json", b"{}")
     manifest = Manifest(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
-    assert wait_for(manifest.told, "the manifest")["versions"]["tensorflow"] == "2.99"
+    assert wait_for(manifest.new_facts, "the manifest")["versions"]["tensorflow"] == "2.99"
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None:
     ledger = Ledger(LocalStore(tmp_path))
     manifest = Manifest(plan(), "/nonexistent/python", ledger)
-    assert manifest.told() is None
+    assert manifest.new_facts() is None
     manifest.close()
     ledger.store.create(paths.manifest("job01"), b"{}")
-    found = wait_for(Manifest(plan(tmp_path), "false", ledger).told, "the manifest")
+    found = wait_for(Manifest(plan(tmp_path), "false", ledger).new_facts, "the manifest")
     assert found == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from replicahosts import until
 
-from hosts.agent import archive, log
-from hosts.agent.archive import LogArchive, archived
+from hosts.agent import log as log_module
 from hosts.agent.lines import OutputLine
-from hosts.agent.log import Log
+from hosts.agent.log import Log, LogArchive, archived
 from jobs.chunks import Chunk, ChunkReader, chunks_of
 from jobs.chunks import ChunkFolder as Chunks
 from jobs.folder import LocalStore
@@ -68,14 +67,14 @@ def copies(log: Log, store: LocalStore) -> LogArchive:
 
 
 def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "SECONDS", 0.05)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
     following = copies(log, LocalStore(tmp_path))
     log.say("one")
     until(lambda: messages(tmp_path / NAME) == ["one"])
     log.say("two")
     until(lambda: messages(tmp_path / NAME) == ["one", "two"])
-    monkeypatch.setattr(archive, "SECONDS", 3600.0)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 3600.0)
     log.say("three")
     until(following.finish)
     assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
@@ -105,7 +104,7 @@ class Once(LocalStore):
 
 
 def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     monkeypatch.setattr("hosts.agent.log.LARGEST", 1000)
     monkeypatch.setattr("hosts.agent.log._PIECE", 300)
     said = []
@@ -123,9 +122,9 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
 
 
 def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "SECONDS", 0.01)
-    monkeypatch.setattr(archive, "_OF_THE_LOG", 0.001)
-    monkeypatch.setattr(archive, "_MOST_SECONDS", 3600.0)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "_OF_THE_LOG", 0.001)
+    monkeypatch.setattr(log_module, "_MOST_SECONDS", 3600.0)
     log = Log(tmp_path / "logs", "job01", "ps-0")
     following = copies(log, LocalStore(tmp_path))
     log.say("one")
@@ -151,7 +150,7 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
     never = LogArchive(log, LocalStore(tmp_path / "never"), NAME, [])
     assert not never.finish()
     later = time.monotonic() + 61.0
-    monkeypatch.setattr(archive.time, "monotonic", lambda: later)
+    monkeypatch.setattr(log_module.time, "monotonic", lambda: later)
     assert never.finish()
 
 
@@ -164,7 +163,7 @@ def test_a_bucket_that_is_away_is_not_an_empty_one(tmp_path: Path) -> None:
 def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_and_in_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "SECONDS", 0.02)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.02)
     log = Log(tmp_path / "logs", "job01", "ps-0", 20_000)
     following = copies(log, Once(tmp_path))
     for n in range(1000):
@@ -182,7 +181,7 @@ def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_an
 
 
 def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     bucket, old = Once(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.say("one")
     until(copies(old, bucket).finish)
@@ -244,17 +243,17 @@ def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monke
 
 
 def test_a_folder_that_cannot_be_written_to_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_ = Log(tmp_path, "job01", "ps-0")
+    log = Log(tmp_path, "job01", "ps-0")
 
     def refuse(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(log.os, "open", refuse)
-    log_.say("lost")
+    monkeypatch.setattr(log_module.os, "open", refuse)
+    log.say("lost")
     monkeypatch.undo()
-    log_.say("kept")
-    assert [line["message"] for line in read(log_)][1:] == ["kept"]
-    assert "1 lines lost" in read(log_)[0]["message"]
+    log.say("kept")
+    assert [line["message"] for line in read(log)][1:] == ["kept"]
+    assert "1 lines lost" in read(log)[0]["message"]
 
 
 def test_a_chunk_that_cannot_be_gone_on_with_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +262,7 @@ def test_a_chunk_that_cannot_be_gone_on_with_is_left_as_it_is(tmp_path: Path, mo
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(log.Path, "open", refuse)
+    monkeypatch.setattr(log_module.Path, "open", refuse)
     again = Log(tmp_path, "job01", "ps-0")
     again.say("two")
     monkeypatch.undo()

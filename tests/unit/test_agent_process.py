@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 
-from hosts.agent.site import HostSite
+from hosts.agent.job_files import JobFiles
 from jobs import paths
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
@@ -225,7 +225,7 @@ def test_no_depth_of_what_trainers_left_ends_a_replica(tmp_path: Path) -> None:
     try:
         for name in ("job00/package", "job01/package", "job01/.package"):
             subprocess.run(["mkdir", "-p", fetched / name / "/".join("d" * 1200)], check=True)
-        site = HostSite(HostFile("ps-0", "/bucket"), tmp_path / "state", Ledger(store), store, {})
+        site = JobFiles(HostFile("ps-0", "/bucket"), tmp_path / "state", Ledger(store), store, {})
         site.prepare(plan, "ps-0")
         assert sorted(path.name for path in (fetched / "job01").rglob("*")) == ["package", "package.sha256"]
     finally:
@@ -243,7 +243,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
         tar.addfile(file, io.BytesIO())
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, hashlib.sha256(packed.read_bytes()).hexdigest())
     store = LocalStore(bucket)
-    site = HostSite(HostFile("ps-0", str(bucket)), tmp_path / "state", Ledger(store), store, {})
+    site = JobFiles(HostFile("ps-0", str(bucket)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
         site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("evil.py"))
@@ -256,7 +256,7 @@ def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> Non
         tar.addfile(tarfile.TarInfo("task.py"), io.BytesIO())
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "0" * 64)
     store = LocalStore(tmp_path)
-    site = HostSite(HostFile("ps-0", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    site = JobFiles(HostFile("ps-0", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
         site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("task.py"))
@@ -345,7 +345,7 @@ def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(tmp
     if damage != "task":
         (state / damage).write_text("a file")
     store = LocalStore(bucket)
-    site = HostSite(HostFile("ps-0", str(bucket)), state, Ledger(store), store, {})
+    site = JobFiles(HostFile("ps-0", str(bucket)), state, Ledger(store), store, {})
     content = _packed({"task.py": b""})
     (bucket / paths.package("job01")).write_bytes(content)
     plan = Plan("job01", ["ps-0"], "task", [], {}, hashlib.sha256(content).hexdigest())

@@ -10,8 +10,7 @@ import pytest
 from replicahosts import Clock, Flaky
 from test_agent_supervisor import Host
 
-from hosts.agent.reporter import Reporter
-from hosts.agent.usage import Read, nothing
+from hosts.agent.reporter import HostProbes, Reporter
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.folder import LocalStore
@@ -39,7 +38,7 @@ class Replica:
         life: str = "a",
         version: str | None = None,
         plan: Plan = PLAN,
-        usage: Read = nothing,
+        probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         self.host = Host(name, plan)
@@ -48,17 +47,15 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            plan,
-            name,
+            self.host.assignment,
             life,
             self.ledger,
             self.host.supervisor,
-            self.host,
             self.clock,
             lambda: NOW,
             version,
-            usage,
-            notify=notify,
+            probes,
+            notify,
         )
 
     def rounds(self, count: int = 1, seconds: float = 1.0) -> None:
@@ -115,8 +112,8 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
 
 def test_of_a_trainer_that_prints_nothing_it_is_told_whom_it_waits_for(root: Path) -> None:
     plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
-    replica = Replica(root, plan=plan)
-    replica.reporter._read_connections = lambda peers: [f"connecting to {name}" for name in peers.values()]
+    probes = HostProbes(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])
+    replica = Replica(root, plan=plan, probes=probes)
     replica.rounds(12)
     assert replica.written.connections == ["connecting to master-0", "connecting to worker-0"]
     for _ in range(12):

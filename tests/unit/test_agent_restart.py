@@ -22,7 +22,7 @@ PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
 
 def ends(record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
     """Start a trainer, which runs for `seconds` and ends by itself."""
-    return restart.after_exit(plan, restart.started(record, NOW), status, seconds, NOW, "tail", memory)
+    return restart.after_exit(plan, restart.started(record, NOW), restart.Exit(status, memory), seconds, NOW, "tail")
 
 
 def test_a_kill_is_restarted_until_there_were_too_many() -> None:
@@ -198,7 +198,7 @@ def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
 def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
     first = restart.started(ReplicaRecord("worker-0"), NOW)
     assert (first.state, first.startTime, first.lastStartTime, first.starts) == (ReplicaState.RUNNING, NOW, NOW, 1)
-    later = restart.started(restart.again(restart.after_exit(PLAN, first, -9, 60.0, NOW, ""), 1), "later")
+    later = restart.started(restart.again(restart.after_exit(PLAN, first, restart.Exit(-9), 60.0, NOW, ""), 1), "later")
     assert (later.startTime, later.lastStartTime, later.starts, later.restarts) == (NOW, "later", 2, 0)
 
 
@@ -225,7 +225,7 @@ _records = st.builds(
 
 @given(_records, st.integers(-64, 255), st.sampled_from([1.0, 60.0, 600.0]))
 def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, seconds: float) -> None:
-    ended = restart.after_exit(PLAN, record, status, seconds, NOW, "")
+    ended = restart.after_exit(PLAN, record, restart.Exit(status), seconds, NOW, "")
     assert ended.spent <= PLAN.maxRestarts
     if not ended.hopeless:
         again = status < 0 or status == 42

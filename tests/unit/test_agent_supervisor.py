@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Clock
 
+from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs.firsterror import FirstError
 from jobs.progress import JobProgress
@@ -26,7 +27,6 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
-        self.memory_limit: int | None = None
         self.first_error: FirstError | None = None
         self.progress: JobProgress | None = None
         self.code: int | None = None
@@ -40,8 +40,8 @@ class Child:
     def stop(self, seconds: float) -> None:
         self.stops.append(seconds)
 
-    def poll(self) -> int | None:
-        return self.code
+    def poll(self) -> Exit | None:
+        return None if self.code is None else Exit(self.code, self.out_of_memory)
 
     def due(self) -> float:
         return self.next
@@ -55,8 +55,8 @@ class Host:
         self.children: list[Child] = []
         self.said: list[tuple[str, str]] = []
         self.fails: Exception | None = None
-        assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
-        self.supervisor = Supervisor(assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
+        self.assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
+        self.supervisor = Supervisor(self.assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
 
     def spawn(self, assignment: Assignment) -> Child:
         if self.fails:

@@ -18,12 +18,13 @@ from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
 from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
-from hosts.agent.launched import Launcher
+from hosts.agent.launcher_client import Launcher
 from hosts.agent.process import Child, TrainerStart
-from hosts.agent.unsaved import JobFolders, UnsavedCollector
+from hosts.agent.supervisor import Assignment
+from hosts.agent.unsaved import JobFolders
 from jobs import paths
 from jobs.folder import LocalStore
-from jobs.records import UnsavedFiles
+from jobs.records import HostFile, Plan, UnsavedFiles
 
 LONG = 60.0
 
@@ -183,12 +184,24 @@ class Says(list[str]):
 
 
 def collected(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
-    place = JobFolders(package, package.with_name("package.sha256"), {})
-    env = {"JOB_DIR": str(output(package)), **env}
     said, bucket = Says(), package.parents[1] / "bucket"
-    files = LocalStore(bucket)
-    collector = UnsavedCollector("job01", "master-0", env, place, python, str(bucket), files, start, said)
-    return wait_for(collector.result, "what was left"), said
+    found = searched(package, {"JOB_DIR": str(output(package)), **env}, str(bucket), LocalStore(bucket), start, said, python)
+    return found, said
+
+
+def searched(
+    package: Path,
+    env: dict[str, str],
+    bucket: str,
+    files: Any,
+    start: TrainerStart,
+    said: Says,
+    python: str = sys.executable,
+) -> UnsavedFiles:
+    assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, said)
+    folders = JobFolders(package, package.with_name("package.sha256"), {})
+    task = unsaved.start_search(assignment, folders, HostFile("master-0", bucket, python=python), files, start)
+    return wait_for(lambda: task.result, "what was left")
 
 
 def test_the_replica_has_it_looked_for_by_a_program_of_its_own(package: Path) -> None:
@@ -216,9 +229,7 @@ def test_an_output_in_the_cluster_s_bucket_is_looked_at_by_the_replica(package: 
     (package / "model").write_text("x")
     gs = {"JOB_DIR": "gs://bucket/jobs/job01/output"}
     files: Any = SimpleNamespace(sizes=lambda name: {"model": 1} if name == "jobs/job01/output" else {})
-    place = JobFolders(package, package.with_name("package.sha256"), {})
-    collector = UnsavedCollector("job01", "m", gs, place, sys.executable, "gs://bucket", files, Child, Says())
-    assert wait_for(collector.result, "the look").leftOut == ["model (1 B)"]
+    assert searched(package, gs, "gs://bucket", files, Child, Says()).leftOut == ["model (1 B)"]
 
 
 @pytest.fixture
@@ -236,12 +247,9 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
     (host.package / "model").write_text("x")
     (host.bucket / "jobs/job01/output").mkdir(parents=True)
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
-    place, launcher = JobFolders(host.package, mark, {}), Launcher(host.address, str(host.bucket))
-    bucket = str(host.bucket)
-    collector = UnsavedCollector(
-        "job01", "master-0", env, place, sys.executable, bucket, LocalStore(host.bucket), launcher, Says()
-    )
-    assert wait_for(collector.result, "what was left").kept == ["model"]
+    launcher = Launcher(host.address, str(host.bucket))
+    found = searched(host.package, env, str(host.bucket), LocalStore(host.bucket), launcher, Says())
+    assert found.kept == ["model"]
     assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
 
 
@@ -270,7 +278,7 @@ def test_a_program_that_cannot_start_or_does_not_end_keeps_nobody(
 ) -> None:
     found, _ = collected(package, Child, str(tmp_path / "none"))
     assert found.error == "files beside JOB_DIR were not looked for: No such file or directory"
-    for name in ("SECONDS", "_START_SECONDS", "_LOOK_SECONDS"):
+    for name in ("SECONDS", "_START_SECONDS"):
         monkeypatch.setattr(unsaved, name, 0.1)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 600\n")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from launching import SCRIPT, module
 from opsdata import inventory_json
 
-from hosts.agent import scoped_credentials
+from hosts.agent import token_broker
 from infra.inventory import Inventory
 from infra.lxd.layout import BUCKET
 from jobs import paths
@@ -408,9 +408,9 @@ def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inve
 
 def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
     lend, _, run = root_helper.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
-    assert lend == "cd /opt/scaletier && venv/bin/python -m hosts.agent.scoped_credentials gs://b/jobs/job01/output"
-    assert scoped_credentials.PORT in shlex.split(run)
-    told, argv = told_of(line_of(run.replace(scoped_credentials.PORT, "4321")))
+    assert lend == "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker gs://b/jobs/job01/output"
+    assert token_broker.PORT in shlex.split(run)
+    told, argv = told_of(line_of(run.replace(token_broker.PORT, "4321")))
     assert argv == ["sh"]
     assert "Environment=GCE_METADATA_HOST=127.0.0.1:4321 GCE_METADATA_IP=127.0.0.1:4321" in told
     assert not [each for each in told if each.startswith("BindPaths=")]

@@ -10,7 +10,7 @@ import pytest
 from test_ops_submit import FakeFleet, on
 from test_tuner_run import World
 
-from hosts.agent.site import HostSite
+from hosts.agent.job_files import JobFiles
 from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import LogFilter
@@ -111,7 +111,7 @@ def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
         "job01", ["worker-3"], "m", ["--out", "$JOB_DIR/$INDEX"], {"worker-3": Task("{}", given)}, "abc", data=["/none"]
     )
     store = LocalStore(tmp_path)
-    found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
+    found = JobFiles(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
     assert found.argv[-2:] == ["--out", f"{tmp_path}/out/3"]
     assert found.environment["LOGS"] == f"{tmp_path}/out/logs"
     assert found.environment["PATTERN"] == "$HOME-${x}"
@@ -137,7 +137,7 @@ def test_secrets_are_as_they_are(tmp_path: Path) -> None:
         "job01", ["worker-3"], "m", [], {"worker-3": Task("{}", {"JOB_ID": "x"})}, "abc", secrets=["TOKEN"], data=["/none"]
     )
     store = LocalStore(tmp_path)
-    found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
+    found = JobFiles(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
     assert found.environment["TOKEN"] == "a$JOB_ID"
 
 
@@ -176,7 +176,7 @@ def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: 
     assert not [command for command in told if command.endswith(" job01")], "a host refuses a job's package that is not there"
     plan = ledger.plan("job01")
     assert plan
-    site = HostSite(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(LocalStore(bucket)), LocalStore(bucket), {})
+    site = JobFiles(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(LocalStore(bucket)), LocalStore(bucket), {})
     plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
     found = site.prepare(plan, "master-0")
     assert found.directory.is_dir()

@@ -24,13 +24,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from launching import SCRIPT, Host, module
 from replicahosts import PATIENCE, until
-from waiting import wait_for
+from waiting import scale, wait_for
 
-from hosts.agent import launched
+from hosts.agent import launcher_client
 from hosts.agent.__main__ import spawn
-from hosts.agent.launched import Launched, Launcher, request
+from hosts.agent.launcher_client import Launched, Launcher, request
 from hosts.agent.log import Log
 from hosts.agent.process import Child, ProcessRun
+from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from infra.spec import PEER_PORTS
@@ -65,7 +66,7 @@ def run(host: Host, code: str, *args: str, **env: str) -> ProcessRun:
 
 
 def finished(trainer: Trainer) -> int:
-    return wait_for(lambda: None if (code := trainer.poll()) is None else (code,), "the trainer's end")[0]
+    return wait_for(trainer.poll, "the trainer's end").status
 
 
 def started(host: Host, tmp_path: Path, code: str, *args: str, **env: str) -> Trainer:
@@ -416,7 +417,6 @@ def test_a_program_runs_from_its_first_word_to_its_last(host: Host, tmp_path: Pa
     assert "EXIT" not in first
     assert second == str(trainer.pid)
     assert rest == ["x"] * 50000
-    assert not trainer.out_of_memory
     assert (host.state / "jobs/job01/home").is_dir()
     assert not (host.root / "transient/scaletier-trainer.service").exists()
 
@@ -645,10 +645,11 @@ def test_who_is_told_to_end(host: Host, tmp_path: Path, launcher: bool, stop_sig
     trainer = Trainer(replace(asked, stop_signal=stop_signal), Log(tmp_path / "logs", "job01", "master-0"), start)
     until(lambda: len(list(out.iterdir())) == 2)
     assert not file.exists()
-    trainer.stop(1.0 if stays else PATIENCE)
+    seconds = scale() if stays else PATIENCE
+    trainer.stop(seconds)
     assert finished(trainer) == (-9 if stays else 143)
     assert sorted(path.name for path in out.iterdir() if path.name[:2] != "up") == who
-    assert (out / "first").read_text() == (f"{1.0 if stays else PATIENCE:.1f}\n")
+    assert (out / "first").read_text() == f"{seconds:.1f}\n"
 
 
 @pytest.mark.parametrize("line", [b"", b"15x", b"1 main 5.0", b"main 15 5.0", b"\xff", b"9.0"])
@@ -659,7 +660,7 @@ def test_what_is_no_signal_is_passed_over(line: bytes, monkeypatch: pytest.Monke
 
 def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) -> None:
     first = Launched(
-        launched._connected(host.address),
+        launcher_client._connected(host.address),
         request(run(host, "import time; time.sleep(600)"), str(host.bucket)),
         os.open(os.devnull, os.O_WRONLY),
     )
@@ -694,9 +695,7 @@ def test_the_end_of_what_was_launched_wakes_the_replica_as_a_child_s_does(
         there.shutdown(socket.SHUT_WR)
         until(lambda: bool(woken))
     assert woken == [(True, os.getpid(), signal.SIGCHLD)], "it is over by then"
-    assert (made.reap(), made.out_of_memory, made.memory_limit) == (
-        (status, True, 9) if told[:1] == b"{" else (-9, False, None)
-    )
+    assert made.reap() == (Exit(status, True, 9) if told[:1] == b"{" else Exit(-9))
 
 
 def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, tmp_path: Path) -> None:
@@ -731,9 +730,9 @@ def test_how_another_one_ended_counts_for_none(host: Host, tmp_path: Path) -> No
 
 def test_what_is_refused_is_said(host: Host, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"'/bucket/jobs/b/job.json' is no place|not in the package"):
-        Launched(launched._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)
+        Launched(launcher_client._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)
     with pytest.raises(OSError, match=r"not whole, or too large|Broken pipe|reset"):
-        Launched(launched._connected(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
+        Launched(launcher_client._connected(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
     with pytest.raises(ValueError, match="null"):
         started(host, tmp_path, "a\0b")
 
@@ -838,8 +837,8 @@ def test_what_nobody_waits_for_any_more_is_not_done(host: Host, tmp_path: Path) 
     with (host.root / "run/launch.lock").open("w") as lock, Path(os.devnull).open() as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for asked, descriptors in (({"keep": ["job01"]}, []), (request_of_run, [output.fileno()])):
-            with launched._connected(host.address) as channel:
-                launched._ask(channel, asked, descriptors)
+            with launcher_client._connected(host.address) as channel:
+                launcher_client._ask(channel, asked, descriptors)
     until(lambda: len(host.served) == 2)
     assert [each.wait(PATIENCE) for each in host.served] == [0, 0]
     assert left(host) == ["jobs/job01", "jobs/job02"]

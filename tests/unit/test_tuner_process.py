@@ -13,7 +13,7 @@ from launching import Host
 from replicahosts import PATIENCE, until
 from waiting import limit
 
-from hosts.agent.launched import Launcher
+from hosts.agent.launcher_client import Launcher
 from hosts.tuner.process import TrialChild, TrialUnit, launching
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hosts.agent import missing
-from hosts.agent.exit_rules import describe_end, is_fault
+from hosts.agent.restart import PREEMPTED, is_fault, killer
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
 from jobs.states import JobState, ReplicaState
 
@@ -18,8 +18,6 @@ VERDICT_SECONDS = 1.0
 """So long an exit is looked at before it ends a job: the kill that it may follow from is told by another host."""
 GOOD_SECONDS = 600.0
 """A job that ran for so long since it last started has its retries back, but for those that its own faults took."""
-PREEMPTED = "its host was preempted"
-"""The death of a trainer that is nobody's fault, and counts against no limit."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
@@ -115,11 +113,6 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
     hint = _memory_hint(record) or missing.remedy(record.errorMessage.splitlines())
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
-
-
-def killer(record: ReplicaRecord) -> str:
-    """Return the cause of a trainer's end: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
-    return describe_end(record.status, record.outOfMemory)
 
 
 def _cause(record: ReplicaRecord) -> str:

@@ -1,24 +1,23 @@
-"""List the network connections of this host's programs, for people whose job does not start."""
+"""This host's network: its connections, for people whose job does not start, and the interface to its peers."""
 
 from __future__ import annotations
 
+import fcntl
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-Read = Callable[[Mapping[str, str]], list[str]]
 MOST = 8
 _ESTABLISHED, _SYN_SENT, _LISTEN = "01", "02", "0A"
 _MAPPED = "0000000000000000FFFF0000"
 # Ports of the host's own services are of no interest.
 _FIRST_PORT = 1024
 _NET = Path("/proc/self/net")
-
-
-def no_connections(_: Mapping[str, str]) -> list[str]:
-    """List nothing, if nobody looks."""
-    return []
+# Of Linux's <linux/sockios.h>: an interface's IPv4 address.
+_SIOCGIFADDR = 0x8915
+_LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
@@ -56,3 +55,26 @@ def _address(text: str) -> str:
         text = text.removeprefix(_MAPPED)
     data = b"".join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def interface_variables(address: str) -> dict[str, str]:
+    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address.
+
+    They are empty if no interface has it.
+    """
+    name = interface_of(address)
+    return dict.fromkeys(_LIBRARIES, name) if name else {}
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has this IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -1,11 +1,11 @@
-"""Whom a host's sockets wait for, read from what the kernel lists."""
+"""A host's sockets, by what the kernel lists, and the interface that libraries are told of."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
 
-from hosts.agent.connections import MOST, connections
+from hosts.agent.network import MOST, connections, interface_of, interface_variables
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -50,3 +50,14 @@ def test_a_real_socket_that_listens_is_seen() -> None:
         port = server.getsockname()[1]
         rows = Path("/proc/self/net/tcp").read_text().splitlines()
         assert any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in rows[1:])
+
+
+def test_an_interface_is_found_by_its_address_and_by_no_other() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_variables("127.0.0.1") == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+    }
+    for address in ("192.0.2.1", "", "all"):
+        assert interface_variables(address) == {}

@@ -10,35 +10,35 @@ import tarfile
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hosts.agent import cgroup, diagnosis, interface, keep_unsaved, launched
-from hosts.agent.archive import LogArchive, archived
-from hosts.agent.broker import Broker, Mint, access, mint
-from hosts.agent.diagnosis import Diagnosis
-from hosts.agent.launched import SOCKET, Launcher, scratch_folder
-from hosts.agent.log import Log
+from hosts.agent import cgroup, diagnosis, keep_unsaved, launcher_client, network, unsaved
+from hosts.agent.background import BackgroundTask
+from hosts.agent.launcher_client import SOCKET, Launcher, scratch_folder
+from hosts.agent.log import Log, LogArchive, archived
 from hosts.agent.manifest import Manifest
 from hosts.agent.notifier import COMMAND_SECONDS, Notifier
 from hosts.agent.process import Child, ProcessRun, delete
 from hosts.agent.supervisor import Assignment
+from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
-from hosts.agent.unsaved import JobFolders, UnsavedCollector
+from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
 
-# Said by systemd to the replica alone.
+# Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
-# What is true of the replica, and not of another user.
+# True of the agent's user, and not of the trainers'.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
 _TRAINER = "trainer"
 # Of a command that reports a job's end.
-_STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.05
+_STOP_SECONDS, _POLL_SECONDS = 5.0, 0.05
 # As a trainer's unit has them, folders of its job, with what the names of files there begin with.
 _UNIT_TEMPORARY = {"tmp/": "/tmp", "var/tmp/": "/var/tmp"}  # noqa: S108
 
@@ -48,7 +48,21 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environ.items() if key not in _PRIVATE}
 
 
-class HostSite:
+@dataclass
+class _Job:
+    """The job that has this host, and what is under way for its end."""
+
+    assignment: Assignment
+    log: Log
+    folders: JobFolders
+    archive: LogArchive
+    manifest: Manifest | None
+    diagnosis: BackgroundTask[bool] | None = None
+    unsaved: BackgroundTask[UnsavedFiles] | None = None
+    notifier: Notifier | None = None
+
+
+class JobFiles:
     """A job's files below `state`.
 
     They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
@@ -65,7 +79,7 @@ class HostSite:
         launcher: Launcher | None = None,
         mint: Mint = mint,
     ) -> None:
-        """Prepare a host's site.
+        """Prepare for any number of jobs, one after another.
 
         `files` is the bucket for large objects: packages and logs. Without a `launcher` a trainer runs as this user. `mint`
         makes tokens for Google's clients.
@@ -75,14 +89,8 @@ class HostSite:
         self._mint = mint
         self._broker: Broker | None = None
         self._secrets = state / "secrets"
-        self._archive: LogArchive | None = None
-        self._manifest: Manifest | None = None
         self._log: Log | None = None
-        self._diagnosis: Diagnosis | None = None
-        self._notifier: Notifier | None = None
-        self._assignment: Assignment | None = None
-        self._place: JobFolders | None = None
-        self._unsaved: UnsavedCollector | None = None
+        self._job: _Job | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         """Return the job's package, log and environment.
@@ -90,93 +98,91 @@ class HostSite:
         Raises:
             StoreError: they cannot be fetched now.
         """
+        self.finish()  # of a job, or an attempt, before
         try:
-            self._assignment = self._prepared(plan, replica)
+            self._job = self._prepare(plan, replica)
         except StoreError:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
-        self._diagnosis = self._unsaved = self._notifier = None
-        return self._assignment
+        return self._job.assignment
 
-    def _prepared(self, plan: Plan, name: str) -> Assignment:
-        self.finish()  # of a job, or an attempt, before
+    def _prepare(self, plan: Plan, name: str) -> _Job:
         if self._launcher and not plan.study:
             self._launcher.warm()
-        folder = self._package(plan)
+        package = self._package(plan)
         others = {keep_unsaved.HOME: str(self._home(plan)), **_UNIT_TEMPORARY} if self._launcher else {}
-        self._place = JobFolders(folder, folder.parent / "package.sha256", others)
-        folder_of_log = paths.log(plan.jobId, name)
-        there = archived(self._files, folder_of_log)
+        archive = paths.log(plan.jobId, name)
+        chunks = archived(self._files, archive)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
-            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
-        environment = self._environment(plan, plan.tasks[name], folder, interface.variables(plan.address(name)))
+            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, chunks)
+        python = plan.python or self._host.python
+        environment = self._environment(
+            plan, plan.tasks[name], package, python, network.interface_variables(plan.address(name))
+        )
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        self._archive = LogArchive(self._log, self._files, folder_of_log, there)
-        python = self._python(plan)
-        self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
-        return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
+        return _Job(
+            Assignment(plan, name, package / plan.folder, environment, python, self._log),
+            self._log,
+            JobFolders(package, package.parent / "package.sha256", others),
+            LogArchive(self._log, self._files, archive, chunks),
+            Manifest(plan, python, self._ledger) if name == plan.chief else None,
+        )
 
     def facts(self) -> dict[str, Any] | None:
         """Return the facts of the chief's host once they are in the manifest; None before and after."""
-        return self._manifest.told() if self._manifest else None
+        return self._job.manifest.new_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         """Begin to write the diagnosis of a job that FAILED, once.
 
         `heard` is when this host learnt of its end.
         """
-        if self._diagnosis or self._assignment is None or self._log is None:
-            return
-        name, log = paths.diagnosis(job.jobId, record.name), self._log
-        make = partial(diagnosis.made, self._host, self._state, self._assignment, log.path, job, record, heard)
-        self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
+        if (mine := self._job) and mine.diagnosis is None:
+            make = partial(diagnosis.build, self._host, self._state, mine.assignment, mine.log.path, job, record, heard)
+            name = paths.diagnosis(job.jobId, record.name)
+            mine.diagnosis = diagnosis.start(self._files, name, make, lambda why: mine.log.say(why, "WARNING"))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         """Return the files written outside an empty JOB_DIR, or None during the search.
 
         The first call begins it; the files are kept.
         """
-        assignment, log, place = self._assignment, self._log, self._place
-        if assignment is None or log is None or place is None:
+        mine = self._job
+        if mine is None or mine.assignment.plan.study or not record.startTime or not mine.assignment.environment.get("JOB_DIR"):
             return UnsavedFiles()
-        plan, env = assignment.plan, assignment.environment
-        if plan.study or not record.startTime or not env.get("JOB_DIR"):
-            return UnsavedFiles()
-        if self._unsaved is None:
-            start, python = self._launcher or Child, self._host.python
-            names = (plan.jobId, record.name, env, place, python, self._host.bucket)
-            self._unsaved = UnsavedCollector(*names, self._files, start, log)
-        return self._unsaved.result()
+        if mine.unsaved is None:
+            start = self._launcher or Child
+            mine.unsaved = unsaved.start_search(mine.assignment, mine.folders, self._host, self._files, start)
+        return mine.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:
         """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
-        if self._notifier is None:
-            assert self._assignment is not None
-            plan, env = self._assignment.plan, self._assignment.environment
+        assert self._job is not None
+        if self._job.notifier is None:
+            plan, env = self._job.assignment.plan, self._job.assignment.environment
             words = [] if is_url(plan.notify) else variables.expand_command(shlex.split(plan.notify), env)
             secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
             record = json.dumps(diagnosis.hidden(job.to_dict(), secrets)).encode()
-            self._notifier = Notifier(plan.notify, words, record, self._run_as_trainer)
-        return self._notifier.result
+            self._job.notifier = Notifier(plan.notify, words, record, partial(self._run_as_trainer, self._job))
+        return self._job.notifier.result
 
-    def _run_as_trainer(self, argv: list[str], added: Mapping[str, str]) -> int:
+    def _run_as_trainer(self, mine: _Job, argv: list[str], added: Mapping[str, str]) -> int:
         """Run a command as the trainer's user and behind its isolation, with its output in the log."""
-        assignment, log = self._assignment, self._log
-        assert assignment is not None and log is not None
+        assignment = mine.assignment
         run = ProcessRun(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
-        command = Trainer(run, log, self._launcher or Child)
+        command = Trainer(run, mine.log, self._launcher or Child)
         deadline = time.monotonic() + COMMAND_SECONDS
-        while (code := command.poll()) is None:
+        while (end := command.poll()) is None:
             if time.monotonic() > deadline:
                 command.stop(_STOP_SECONDS)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         if command.stopping:
             raise TimeoutError
-        return code
+        return end.status
 
     def tidy(self, job_ids: Collection[str]) -> None:
         """Remove secrets, packages and homes of all other jobs, and what trials left.
@@ -187,11 +193,11 @@ class HostSite:
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
                     file.unlink()
-        with suppress(OSError):  # the next look tries again
-            if self._launcher and self._left() - set(job_ids):
+        with suppress(OSError):  # the next call tries again
+            if self._launcher and self._job_folders() - set(job_ids):
                 self._launcher.tidy(job_ids)
 
-    def _left(self) -> set[str]:
+    def _job_folders(self) -> set[str]:
         """Return the jobs and trials whose files the launcher could remove."""
         names: set[str] = set()
         for folder in (self._state / "jobs", self._state / "fetched", scratch_folder(self._state)):
@@ -201,11 +207,13 @@ class HostSite:
 
     def finish(self) -> bool:
         """Return True once diagnosis and log are in the bucket, or after a time limit."""
-        if self._manifest:
-            self._manifest.close()
-        if self._diagnosis and not self._diagnosis.finish():
+        if self._job is None:
+            return True
+        if self._job.manifest:
+            self._job.manifest.close()
+        if self._job.diagnosis and self._job.diagnosis.result is None:
             return False
-        return self._archive is None or self._archive.finish()
+        return self._job.archive.finish()
 
     def _package(self, plan: Plan) -> Path:
         """Return the whole trainer package: as `fab train` pushed it, or else from the bucket."""
@@ -234,31 +242,38 @@ class HostSite:
         mark.write_text(plan.packageSha256)
         return folder
 
-    def _python(self, plan: Plan) -> str:
-        return plan.python or self._host.python
-
-    def _environment(self, plan: Plan, task: Task, folder: Path, network: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, plan: Plan, task: Task, package: Path, python: str, interface: Mapping[str, str]) -> dict[str, str]:
         """Return the trainer's environment.
 
-        It is that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH. `network` has
+        It is that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH. `interface` has
         the variables for libraries, unless the job sets them.
         """
         # A trial has an output of its own, so its variables are filled in when it starts.
         job_environment = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
-        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | job_environment
-        path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
-        bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
-        usual = {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **network}
-        stop_file = launched.STOP_FILE if self._launcher else str(self._state / "stop")
+        env = self._inherited(plan) | job_environment
+        stop_file = launcher_client.STOP_FILE if self._launcher else str(self._state / "stop")
         return (
-            usual
+            {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **interface}
             | env
-            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins, STOP_FILE: stop_file}
-            | self._rights(plan, task)
-            | self._told_secrets(plan)
+            | {
+                "TF_CONFIG": task.tfConfig,
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(package), env.get("PYTHONPATH")))),
+                "PATH": os.pathsep.join((str(Path(python).parent), env.get("PATH", os.defpath))),
+                STOP_FILE: stop_file,
+            }
+            | self._broker_variables(plan, task)
+            | self._read_secrets(plan)
         )
 
-    def _rights(self, plan: Plan, task: Task) -> dict[str, str]:
+    def _inherited(self, plan: Plan) -> dict[str, str]:
+        """Return this process's variables; behind a launcher, with those of the trainers' user and a home of the job's."""
+        inherited = own_environment(self._environ)
+        if self._launcher is None:
+            return inherited
+        others = {key: value for key, value in inherited.items() if key not in _OWN}
+        return others | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
+
+    def _broker_variables(self, plan: Plan, task: Task) -> dict[str, str]:
         """Return the variables that direct Google's clients to the broker; none if the bucket is a folder."""
         if self._broker:
             self._broker.close()
@@ -275,15 +290,10 @@ class HostSite:
         self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
         return self._broker.environment
 
-    def _others(self, plan: Plan) -> dict[str, str]:
-        """Return this process's variables, with those of the trainers' user: a home, removed with its job."""
-        inherited = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
-        return inherited | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
-
     def _home(self, plan: Plan) -> Path:
         return self._state / "jobs" / plan.jobId / "home"
 
-    def _told_secrets(self, plan: Plan) -> dict[str, str]:
+    def _read_secrets(self, plan: Plan) -> dict[str, str]:
         """Return the variables that `fab train` pushed to this host alone."""
         if not plan.secrets:
             return {}

@@ -1,5 +1,8 @@
 """A token broker on Google's hosts: an emulated metadata server with tokens limited to one job.
 
+`python -m hosts.agent.token_broker OUTPUT -- COMMAND` runs a program of a job for fab with the rights that the job had, to
+write its OUTPUT, for as long as the command runs. PORT among the command's words is the broker's port.
+
 The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
 have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask whoever
 GCE_METADATA_HOST names. What no boundary can say is which of other people's buckets a program means to use: those that its
@@ -13,13 +16,16 @@ from __future__ import annotations
 import json
 import re
 import ssl
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from jobs import paths
 from jobs.records import Plan, Task
@@ -28,6 +34,8 @@ Mint = Callable[[Any], tuple[str, float]]
 """A token within a boundary, and how many seconds it is good for; OSError where none is to be had."""
 Boundary = list[dict[str, Any]]
 
+PORT = "@port@"
+"""A word of the command for which the port stands in."""
 MOST_BUCKETS = 6
 """Of others, as a boundary has ten rules at most, and four are the stack's own bucket's."""
 _PREFIXES_A_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
@@ -256,3 +264,19 @@ def mint(rules: Boundary) -> tuple[str, float]:
         raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
     ends = narrow.expiry  # in UTC, and it does not say so
     return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - start if ends else _EARLY
+
+
+def main(arguments: Sequence[str], mint: Mint = mint) -> int:
+    """Run the command; return its exit code."""
+    output, _, *command = arguments
+    url = urlsplit(output)
+    may = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
+    broker = Broker(may, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    try:
+        return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
+    finally:
+        broker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

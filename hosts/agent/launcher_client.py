@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hosts.agent.exit_rules import SIGKILL_STATUS
 from hosts.agent.process import ProcessRun
+from hosts.agent.restart import SIGKILL_STATUS, Exit
 
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
@@ -95,8 +95,7 @@ class Launched:
             OSError: it did not begin.
         """
         self._channel, self._stop_signal = channel, stop_signal
-        self.out_of_memory, self.memory_limit, self.left = False, None, 0
-        self._status: int | None = None
+        self._exit = Exit(SIGKILL_STATUS)  # a launcher that is gone has taken the program along
         self._over = threading.Event()
         try:
             _ask(channel, asked, [output])
@@ -124,19 +123,18 @@ class Launched:
         """Return True once it has ended, False after this many seconds."""
         return self._over.wait(seconds)
 
-    def reap(self) -> int:
+    def reap(self) -> Exit:
         self._channel.close()
-        return SIGKILL_STATUS if self._status is None else self._status
+        return self._exit
 
     def _await(self) -> None:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
+        with suppress(OSError, ValueError, KeyError, TypeError):
             reply = _answer(self._channel)
-            self.out_of_memory, self.memory_limit = bool(reply["outOfMemory"]), reply["memoryLimit"]
-            self.left = int(reply.get("left", 0))
             code = int(reply["code"])
             # An older host's launcher does not tell a signal from the code that a shell makes of it.
             number = reply["signal"] if "signal" in reply else code - 128 if code > 128 else None
-            self._status = -int(number) if number else code
+            status = -int(number) if number else code
+            self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply.get("left", 0)))
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 

@@ -1,21 +1,31 @@
-"""The rights of a trainer on Google's hosts to buckets."""
+"""The rights of a trainer on Google's hosts to buckets, and of a program that fab runs for a job."""
 
 from __future__ import annotations
 
 import re
 import select
 import socket
+import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_for
 
-from hosts.agent.broker import MOST_BUCKETS, Access, Broker, access, boundary
+from hosts.agent.token_broker import MOST_BUCKETS, PORT, Access, Broker, access, boundary, main
 from jobs.records import Plan, Task
 
+_ASK = """
+import json, sys, urllib.request
+url = f"http://127.0.0.1:{sys.argv[1]}/computeMetadata/v1/instance/service-accounts/default/token"
+asked = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+told = json.load(urllib.request.urlopen(asked, timeout=10))
+assert told["access_token"] == "narrow", told
+sys.exit(3)
+"""
 PLAN = Plan("job02", ["master-0"], "trainer.task", [], {})
 TASK = Task(tfConfig="{}", environment={"JOB_DIR": "gs://mine/jobs/job02/output", "SCALETIER_DATA": "gs://mine/data"})
 
@@ -83,8 +93,8 @@ def test_a_name_that_begins_like_another_is_another() -> None:
 
 
 def test_who_asks_for_ever_leaves_its_replica_room_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hosts.agent.broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
-    monkeypatch.setattr("hosts.agent.broker._Handler.timeout", None)  # nobody is hung up on for being slow
+    monkeypatch.setattr("hosts.agent.token_broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
+    monkeypatch.setattr("hosts.agent.token_broker._Handler.timeout", None)  # nobody is hung up on for being slow
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
     pairs = [socket.socketpair() for _ in range(200)]
     before = threading.active_count()
@@ -146,3 +156,20 @@ def test_no_argument_widens_a_rule(args: list[str]) -> None:
         texts = 2 * expression.count("resource.name") + 6 * expression.count("objectListPrefix")
         assert expression.count("'") == texts, "each text ends where it should"
         assert expression.count("||") <= 12
+
+
+def test_a_command_is_lent_the_rights_of_its_output_alone() -> None:
+    rules: list[Any] = []
+
+    def mint(asked: Any) -> tuple[str, float]:
+        rules.append(asked)
+        return "narrow", 3600.0
+
+    assert main(["gs://mine/jobs/job01/output", "--", sys.executable, "-c", _ASK, PORT], mint) == 3
+    (found,) = rules
+    conditions = {
+        rule["availablePermissions"][0]: rule.get("availabilityCondition", {}).get("expression", "") for rule in found
+    }
+    assert "/buckets/mine/objects/jobs/job01/output/'" in conditions["inRole:roles/storage.objectUser"]
+    assert "/buckets/mine/objects/data/'" in conditions["inRole:roles/storage.objectViewer"]
+    assert {rule["availableResource"].rpartition("/")[2] for rule in found} == {"mine"}
