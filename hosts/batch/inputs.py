@@ -1,26 +1,33 @@
-"""The input files: their kind, their number of records, and parts of them.
+"""The input files: their kind, their size, and the records of a shard.
 
 TensorFlow reads them, from any bucket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from hosts.batch.library import tensorflow
-from hosts.batch.shards import InputFile, Shard
+import numpy as np
+
+from hosts.batch.shards import Count, InputFile, Shard
+from hosts.serving.saved import tensorflow
+
+T = TypeVar("T")
+Record = tuple[int, int, bytes | None]
+"""The byte at which a record begins, the one behind it, and its content; None at the end of the file."""
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
-# Bytes of a TFRecord beside its data.
-_FRAME = 16
-_LARGE = 1 << 20
-_BLOCK = 1 << 20
-_MOST_MARKS = 256
+# Bytes of a TFRecord: length and its checksum, and the data's checksum behind the data. Source: TensorFlow, record_writer.h.
+_LENGTH, _LENGTH_CRC, _DATA_CRC = 8, 4, 4
+_BLOCK = 1 << 16
+_MOST_PACKED = 1032
+"""The most bytes that gzip makes of one."""
 _ENDED_EARLY = "cannot be read from here on"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds between the attempts to read what fails, for what is over in a moment."""
@@ -40,6 +47,10 @@ class UnreadableError(Exception):
         self.passing = not isinstance(error, (*lasting, *wrong))
 
 
+class _ShorterError(Exception):
+    """A file has fewer bytes than it had."""
+
+
 def kind_of(head: bytes) -> tuple[bool, bool]:
     """Return whether a file with this head has TFRecords, not lines, and whether it is in gzip.
 
@@ -56,190 +67,178 @@ def kind_of(head: bytes) -> tuple[bool, bool]:
     return b"\0" in begin, packed
 
 
-def looked_at(path: str) -> InputFile:
-    """Return a file with its kind and count; a corrupt one has the records in front of the damage.
+def look(path: str) -> InputFile:
+    """Return a file with its kind and size.
 
     Raises:
-        UnreadableError: it cannot be read for half a minute, for another reason.
+        UnreadableError: it cannot be read for half a minute.
     """
-    patience = _Patience(path)
-    while True:
-        try:
-            return _looked_at(path)
-        except tensorflow().errors.OpError as error:
-            patience.wait(error)
 
-
-def _looked_at(path: str) -> InputFile:
-    damages: tuple[type[Exception], ...] = (ValueError, *_damages())
-    try:
+    def read() -> InputFile:
+        size = int(tensorflow().file_io.stat_v2(path).length)
         with tensorflow().file_io.FileIO(path, "rb") as opened:
-            records, packed = kind_of(opened.read(_HEAD))
-    except damages as error:
-        return InputFile(path, damage=_said(error))
-    size = int(tensorflow().file_io.stat_v2(path).length)
-    index = _Index(size >= _LARGE)
-    try:
-        if records or packed:
-            index.count_records(_raw(path, records, packed), packed)
-        else:
-            index.count_lines(path)
-    except _damages() as error:
-        return InputFile(path, records, packed, index.count, _said(error), size, index.marks)
-    return InputFile(path, records, packed, index.count, "", size, index.marks)
+            try:
+                records, packed = kind_of(opened.read(_HEAD))
+            except _damages(ValueError) as error:
+                return InputFile(path, damage=_describe(error))
+            if packed and size >= 4:
+                opened.seek(size - 4)
+                # Of the last part of the file, modulo 4 GiB: RFC 1952.
+                size = min(int.from_bytes(opened.read(4), "little"), _MOST_PACKED * size)
+            return InputFile(path, size, records, packed)
 
-
-class _Index:
-    """Counts records, and keeps the bytes at which some of them begin, evenly spread and few."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.count, self.marks = 0, list[tuple[int, int]]()
-        self._wanted, self._seen, self._step = wanted, 0, 1
-
-    def count_records(self, found: Iterable[bytes], packed: bool) -> None:
-        """Count records, or lines in gzip, in which no byte can be sought."""
-        byte = 0
-        for record in found:
-            if not packed:
-                self._mark(self.count, byte)
-            self.count += 1
-            byte += len(record) + _FRAME
-
-    def count_lines(self, path: str) -> None:
-        """Count lines by their ends, ten times as fast as one by one."""
-        byte, last = 0, b"\n"
-        with tensorflow().file_io.FileIO(path, "rb") as opened:
-            while block := opened.read(_BLOCK):
-                if end := block.find(b"\n") + 1:
-                    self._mark(self.count + 1, byte + end)
-                self.count += block.count(b"\n")
-                byte += len(block)
-                last = block[-1:]
-        self.count += last != b"\n"
-
-    def _mark(self, record: int, byte: int) -> None:
-        if self._wanted and self._seen % self._step == 0:
-            if len(self.marks) == _MOST_MARKS:
-                self.marks, self._step = self.marks[::2], self._step * 2
-            self.marks.append((record, byte))
-        self._seen += 1
+    return _patiently(path, read)
 
 
 class InputReader:
-    """Reads a file once for all the shards of it that are asked for in their order."""
+    """Reads shards in their order; a file in gzip is unpacked once for all of them."""
 
     def __init__(self) -> None:
         self._path = ""
-        self._at = 0
-        self._damage = ""
-        self._rest: Iterator[bytes] = iter(())
+        self._records: Iterator[Record] = iter(())
+        self._ahead: Record | None = None
+        self._at = self._end = 0
+        self.count = Count(0, 0, 0)
+        """What the last shard had, once all of it was read."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
-        """Return the records, or lines without their ends, of a shard.
-
-        What the shard before was not read of is passed over.
-
-        UnreadableError as of `looked_at`. Where the file has fewer by now they end early, and `lacking` says so.
-        """
-        near, byte = _start(file, shard.first)
-        if file.path != self._path or not near <= self._at <= shard.first:
-            self._path, self._at, self._damage = file.path, near, ""
-            self._rest = _all(file.path, file.records, file.packed, byte)
-        while self._at < shard.end and (record := self._next(file)) is not None:
-            self._at += 1
-            if self._at > shard.first:
-                yield record
-
-    def lacking(self, file: InputFile, shard: Shard) -> list[dict[str, object]]:
-        """Return an error if a fully read shard has fewer records than counted: the file has changed."""
-        if self._at >= shard.end:
-            return []
-        reason = self._damage or f"{_ENDED_EARLY}: it was changed, and has {self._at} where {file.count} were counted"
-        return [{"file": file.path, "line": max(self._at, shard.first) + 1, "error": reason}]
-
-    def _next(self, file: InputFile) -> bytes | None:
-        """Return the next record, or None at the end and at damage."""
-        patience = _Patience(file.path)
-        while True:
-            try:
-                return next(self._rest, None)
-            except _damages() as error:
-                self._damage = _said(error)
-                return None
-            except tensorflow().errors.OpError as error:
-                patience.wait(error)
-                near, byte = _start(file, self._at)
-                self._rest = islice(_all(file.path, file.records, file.packed, byte), self._at - near, None)
-
-
-class _Patience:
-    """A time limit for retries of a read."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._tries = path, 0
-
-    def wait(self, error: Exception) -> None:
-        """Wait until the next attempt.
+        """Yield the records of a shard, or its lines without their ends, up to damage.
 
         Raises:
-            UnreadableError: it was the last one.
+            UnreadableError: as by `look`.
         """
-        if self._tries == len(_PAUSES):
-            raise UnreadableError(self._path, error) from None
-        time.sleep(_PAUSES[self._tries])
-        self._tries += 1
+        if not file.packed or file.path != self._path or shard.start < self._end:
+            self._path, self._at, self._ahead = file.path, shard.start, None
+            self._records = records(file, shard.start)
+        self._end = shard.end
+        number, start, damage = 0, None, file.damage
+        try:
+            while not damage and (record := self._ahead or self._next(file)):
+                begin, end, content = record
+                if content is None or begin >= shard.end:
+                    self._at, self._ahead = begin, record
+                    break
+                self._at, self._ahead = end, None
+                if begin >= shard.start:  # else it is another replica's
+                    start = begin if start is None else start
+                    number += 1
+                    yield content
+        except _damages(_ShorterError) as error:
+            damage = _describe(error)
+        self.count = Count(number, self._at if start is None else start, self._at, damage)
+
+    def _next(self, file: InputFile) -> Record | None:
+        def read() -> Record | None:
+            try:
+                return next(self._records, None)
+            except tensorflow().errors.OpError as error:
+                if not isinstance(error, _damages()):
+                    self._records = records(file, self._at)
+                raise
+
+        return _patiently(file.path, read)
 
 
-def _damages() -> tuple[type[Exception], ...]:
-    """Return the errors that mean damage of a file's content; all others concern the access to it."""
+def _patiently(path: str, read: Callable[[], T]) -> T:
+    """Read, again and again if that fails, but not if the content is damaged."""
+    for pause in (*_PAUSES, None):
+        try:
+            return read()
+        except _damages():
+            raise
+        except tensorflow().errors.OpError as error:
+            if pause is None:
+                raise UnreadableError(path, error) from None
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _damages(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors that mean damage of a file's content, and `more`; all others concern the access to it."""
     errors = tensorflow().errors
-    return (errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
+    return (*more, errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
 
-def _start(file: InputFile, record: int) -> tuple[int, int]:
-    """Return a record at or before the given one, and its byte, where reading can start.
-
-    It is the first record if the file has changed.
-    """
-    try:
-        same = bool(file.marks) and int(tensorflow().file_io.stat_v2(file.path).length) == file.size
-    except tensorflow().errors.OpError:
-        same = False  # what is wrong the reading says
-    return file.mark(record) if same else (0, 0)
-
-
-def _all(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
-    """Yield a file's records from a record's first byte on, or its lines without their ends.
+def records(file: InputFile, start: int) -> Iterator[Record]:
+    """Yield a file's records, or its lines without their ends, that begin at a byte or behind it, and its end.
 
     Raises an error for damage.
     """
-    for record in _raw(path, records, packed, byte):
-        yield record if records else record.removesuffix(b"\n").removesuffix(b"\r")
+    found = _tfrecords(file, start) if file.records else _lines(file, start)
+    for begin, end, content in found:
+        if begin >= start:
+            yield begin, end, content
 
 
-def _raw(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
-    if records and byte:
-        yield from _records_from(path, byte)
-    elif records:
-        yield from tensorflow().record_io.RecordIterator(path, "GZIP" if packed else "")
-    else:
-        with tensorflow().file_io.FileIO(path, "rb") as opened:
-            if byte:
-                opened.seek(byte)
-            yield from gzip.GzipFile(fileobj=opened) if packed else opened
+def _lines(file: InputFile, start: int) -> Iterator[Record]:
+    with tensorflow().file_io.FileIO(file.path, "rb") as opened:
+        byte = 0
+        if start and not file.packed:
+            opened.seek(start - 1)
+            byte = start - 1 + len(opened.readline())
+        for line in gzip.GzipFile(fileobj=opened) if file.packed else opened:
+            yield byte, byte + len(line), line.removesuffix(b"\n").removesuffix(b"\r")
+            byte += len(line)
+        if byte < file.size and not file.packed:
+            raise _ShorterError(f"it was changed, and has {byte} bytes where it had {file.size}")
+        yield byte, byte, None
 
 
-def _records_from(path: str, byte: int) -> Iterator[bytes]:
-    reader = tensorflow().record_io.RandomRecordReader(path)
-    while True:
+def _tfrecords(file: InputFile, start: int) -> Iterator[Record]:
+    if file.packed:
+        byte = 0
+        for record in tensorflow().record_io.RecordIterator(file.path, "GZIP"):
+            end = byte + _LENGTH + _LENGTH_CRC + len(record) + _DATA_CRC
+            yield byte, end, record
+            byte = end
+        yield byte, byte, None
+        return
+    reader = tensorflow().record_io.RandomRecordReader(file.path)
+    byte = _first(file, reader, start) if start else 0
+    while byte < file.size:
         try:
-            record, byte = reader.read(byte)
+            record, end = reader.read(byte)
         except IndexError:
-            return
-        yield record
+            raise _ShorterError(f"it was changed, and has {byte} bytes where it had {file.size}") from None
+        yield byte, end, record
+        byte = end
+    yield byte, byte, None
 
 
-def _said(error: Exception) -> str:
+def _first(file: InputFile, reader: Any, start: int) -> int:
+    """Return the byte of the first whole TFRecord at a byte or behind it, or the file's size if there is none."""
+    head = _LENGTH + _LENGTH_CRC
+    with tensorflow().file_io.FileIO(file.path, "rb") as opened:
+        opened.seek(start)
+        block, byte = b"", start
+        while more := opened.read(_BLOCK):
+            block += more
+            for place in _heads(block):
+                with contextlib.suppress(*_damages(IndexError)):
+                    reader.read(byte + int(place))
+                    return byte + int(place)
+            keep = block[1 - head :]
+            byte, block = byte + len(block) - len(keep), keep
+    return file.size
+
+
+def _heads(block: bytes) -> Any:
+    """Return the places at which eight bytes are followed by their checksum, as in the head of a TFRecord."""
+    if len(block) < _LENGTH + _LENGTH_CRC:
+        return ()
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(block, np.uint8), _LENGTH + _LENGTH_CRC)
+    table: np.ndarray[Any, Any] = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> 1) ^ (table & 1) * np.uint32(0x82F63B78)  # CRC-32C
+    crc: np.ndarray[Any, Any] = np.full(len(windows), 0xFFFFFFFF, np.uint32)
+    for column in range(_LENGTH):
+        crc = table[(crc ^ windows[:, column]) & 0xFF] ^ (crc >> 8)
+    crc = ~crc
+    masked = (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
+    return np.flatnonzero(masked == np.ascontiguousarray(windows[:, _LENGTH:]).view("<u4")[:, 0])
+
+
+def _describe(error: Exception) -> str:
     return f"{_ENDED_EARLY}: {why(error)}"
 
 

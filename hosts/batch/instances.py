@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hosts.batch.library import tensorflow
 from hosts.serving.rest import RestError, Signature, Tensor
+from hosts.serving.saved import tensorflow
 
 _RAW = "_raw"
 KEY = "key"

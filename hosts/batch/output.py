@@ -1,19 +1,34 @@
 """The output folder: results, errors, metrics, and the progress, each file written atomically.
 
-| file | what | |---|---| | `prediction.results-00000-of-00020` | a line for each instance of a shard | |
-`prediction.errors_stats-00000-of-00001` | a line for each instance without a result | | `metrics.json` | how many of both; it
-comes last | | `.parts/plan.json`, `.parts/00000.json` | how the input is cut, and which shards are done; gone at the end |
+| file | content |
+|---|---|
+| `prediction.results-00000-of-00020` | a line for each instance of a shard |
+| `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
+| `metrics.json` | the numbers of both; it comes last |
+| `.parts/plan.json` | the input files, by the chief |
+| `.parts/counts-0.json` | the records of a replica's shards, if the model takes their numbers |
+| `.parts/00000.json` | the outcome of a shard that is done |
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hosts.batch.library import tensorflow
-from hosts.batch.shards import Done, InputFile, Shard, plan_from_json, plan_to_json
+from hosts.batch.shards import (
+    Count,
+    Done,
+    InputFile,
+    Shard,
+    Tally,
+    counts_from_json,
+    done_from_json,
+    files_from_json,
+    to_json,
+)
+from hosts.serving.saved import tensorflow
 
 ERRORS = "prediction.errors_stats-00000-of-00001"
 METRICS = "metrics.json"
@@ -21,9 +36,12 @@ _PARTS = ".parts"
 _PLAN = f"{_PARTS}/plan.json"
 
 
-def results(shard: int, shards: int) -> str:
-    """Return the name of a shard's results, as in Cloud ML."""
-    return f"prediction.results-{shard:05d}-of-{shards:05d}"
+class BatchError(Exception):
+    """An end without predictions: one line, and the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class PredictionOutput:
@@ -37,17 +55,27 @@ class PredictionOutput:
         return tensorflow().file_io
 
     def plan(self) -> list[InputFile] | None:
-        """Return the counted input files, or None if they are not counted yet."""
+        """Return the input files, or None if the chief has not looked at them yet."""
         content = self._read(_PLAN)
-        return None if content is None else plan_from_json(content)
+        return None if content is None else files_from_json(content)
 
     def keep_plan(self, files: Sequence[InputFile]) -> None:
-        self._write(_PLAN, [plan_to_json(files)])
+        self._write(_PLAN, [to_json(files)])
 
-    def done(self, shard: Shard) -> Done | None:
-        """Return the outcome of a shard, or None while it is not done."""
+    def counts(self, rank: int) -> list[Count] | None:
+        """Return the records of a replica's shards, or None if it has not counted them yet."""
+        content = self._read(_counts(rank))
+        return None if content is None else counts_from_json(content)
+
+    def keep_counts(self, rank: int, counts: Sequence[Count]) -> None:
+        self._write(_counts(rank), [to_json(counts)])
+
+    def done(self, shard: Shard) -> Done:
+        """Return the outcome of a shard that is done."""
         content = self._read(_part(shard))
-        return None if content is None else Done.from_json(content)
+        if content is None:
+            raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
+        return done_from_json(content)
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
         """Return the shards to do; none if all were done and merged."""
@@ -57,15 +85,16 @@ class PredictionOutput:
             return []
         return [shard for shard in shards if _part(shard).rpartition("/")[2] not in there]
 
-    def keep_results(self, shard: Shard, shards: int, lines: Iterable[bytes]) -> None:
-        self._write(results(shard.number, shards), lines)
+    def keep_results(self, shard: Shard, lines: Iterable[bytes]) -> None:
+        """Write the results of a shard; the name is as in Cloud ML."""
+        self._write(f"prediction.results-{shard.number:05d}-of-{shard.total:05d}", lines)
 
     def keep_done(self, shard: Shard, done: Done) -> None:
         """Record a shard as done; call it after `keep_results`.
 
         If the process is killed in between, the shard is done again, with the same result.
         """
-        self._write(_part(shard), [done.to_json()])
+        self._write(_part(shard), [to_json(done)])
 
     @property
     def metrics(self) -> dict[str, int] | None:
@@ -73,22 +102,41 @@ class PredictionOutput:
         content = self._read(METRICS)
         return None if content is None else dict(json.loads(content))
 
-    def finish(self, shards: Sequence[Shard]) -> dict[str, int]:
-        """Put together what became of all the shards, in their order; the counts."""
-        counts = {"instances": 0, "errors": 0}
+    def finish(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> dict[str, int]:
+        """Merge the outcomes of all shards, in their order, and return the counts.
 
-        def errors() -> Iterable[bytes]:
+        Results behind damage are dropped, as lines and records have no known number there.
+
+        Raises:
+            BatchError: no file has a record.
+        """
+        metrics, records, first = {"instances": 0, "errors": 0}, 0, "all is empty"
+
+        def errors() -> Iterator[bytes]:
+            nonlocal records, first
+            tally = Tally()
             for shard in shards:
-                outcome = self.done(shard)
-                if outcome is None:
-                    raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
-                counts["instances"] += outcome.instances
-                counts["errors"] += len(outcome.errors)
-                yield from (json.dumps(error, ensure_ascii=False).encode() + b"\n" for error in outcome.errors)
+                path, outcome = files[shard.file].path, self.done(shard)
+                valid, damage = tally.add(shard, outcome.count)
+                if valid:
+                    line, errors = tally.line - outcome.count.records, outcome.errors
+                    records += outcome.count.records
+                    metrics["instances"] += outcome.instances
+                else:
+                    self.keep_results(shard, ())
+                    line, errors = tally.line, [{"line": 1, "error": damage}] if damage else []
+                if errors and not metrics["errors"]:
+                    first = f"{path} {errors[0]['error']}"
+                metrics["errors"] += len(errors)
+                for error in errors:
+                    whole = {"file": path, "line": line + error["line"], "error": error["error"]}
+                    yield json.dumps(whole, ensure_ascii=False).encode() + b"\n"
 
         self._write(ERRORS, errors())
-        self._write(METRICS, [json.dumps(counts).encode()])
-        return counts
+        if not records:
+            raise BatchError(f"nothing could be read: {first}")
+        self._write(METRICS, [json.dumps(metrics).encode()])
+        return metrics
 
     def tidy(self) -> None:
         """Forget what is of no use any more."""
@@ -111,6 +159,10 @@ class PredictionOutput:
             for piece in pieces:
                 file.write(piece)
         self._io.rename_v2(part, path, overwrite=True)
+
+
+def _counts(rank: int) -> str:
+    return f"{_PARTS}/counts-{rank}.json"
 
 
 def _part(shard: Shard) -> str:

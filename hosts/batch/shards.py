@@ -1,14 +1,16 @@
-"""The shards of the input: pure functions of the files' counts, so that all replicas compute the same."""
+"""The shards of the input: pure functions of the files' sizes, so that all replicas compute the same."""
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-# More than one a replica, so that who is started again has little to do over again.
+# More than one a replica, so that a restarted one has little to do over again.
 PER_REPLICA = 4
+_ENDLESS = 1 << 62
+_NOT_JOINED = "cannot be read from here on: its records are damaged or have TFRecords in them (then gzip it), or it was changed"
 
 
 @dataclass(frozen=True)
@@ -16,57 +18,40 @@ class InputFile:
     """A file of the input: TFRecords, or lines, perhaps in gzip.
 
     Attributes:
-        count: how many records, or lines, can be read.
-        damage: what is wrong behind them.
-        size: bytes, as they were counted.
-        marks: some records, evenly spread, each with the byte that it begins at; of a large file that is not in gzip.
+        size: bytes, without gzip.
+        damage: why nothing of it can be read.
     """
 
     path: str
+    size: int = 0
     records: bool = False
     packed: bool = False
-    count: int = 0
     damage: str = ""
-    size: int = 0
-    marks: Sequence[tuple[int, int]] = ()
-
-    def mark(self, record: int) -> tuple[int, int]:
-        """Return the last marked record up to one, and the byte that it begins at."""
-        place = bisect_right(self.marks, record, key=lambda mark: mark[0])
-        return self.marks[place - 1] if place else (0, 0)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Records of one file, `count` from the `first` on; that one is record `key` of the input.
-
-    All numbers are from 0.
-    """
+    """The records that begin at the bytes from `start` to `end` of a file, one of `total` shards; numbers are from 0."""
 
     number: int
+    total: int
     file: int
-    first: int
-    count: int
-    key: int
-
-    @property
-    def end(self) -> int:
-        """The first record behind it."""
-        return self.first + self.count
+    start: int
+    end: int
 
 
-def cut(counts: Sequence[int], replicas: int) -> list[Shard]:
-    """Return shards with every record in one, in order, about PER_REPLICA a replica, none across files.
+def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
+    """Return shards with every byte in one, in order, about PER_REPLICA a replica, none across files.
 
-    A file without a record has a shard, too.
+    An empty file has a shard, too. The last one of a file in gzip is open, as its size is only a hint.
     """
-    size = max(1, -(-sum(counts) // (PER_REPLICA * replicas)))
+    size = max(1, -(-sum(file.size for file in files) // (PER_REPLICA * replicas)))
+    pieces = [max(1, -(-file.size // size)) for file in files]
     shards: list[Shard] = []
-    for file, count in enumerate(counts):
-        pieces = max(1, -(-count // size))
-        for piece in range(pieces):
-            first, end = count * piece // pieces, count * (piece + 1) // pieces
-            shards.append(Shard(len(shards), file, first, end - first, sum(counts[:file]) + first))
+    for index, (file, count) in enumerate(zip(files, pieces, strict=True)):
+        for piece in range(count):
+            end = _ENDLESS if file.packed and piece == count - 1 else file.size * (piece + 1) // count
+            shards.append(Shard(len(shards), sum(pieces), index, file.size * piece // count, end))
     return shards
 
 
@@ -76,24 +61,62 @@ def mine(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
 
 
 @dataclass(frozen=True)
+class Count:
+    """The records of a shard: their number, the bytes of the first and behind the last, and the damage there."""
+
+    records: int
+    start: int
+    end: int
+    damage: str = ""
+
+
+class Tally:
+    """The records before a shard: `line` in its file, `key` in all of the input."""
+
+    def __init__(self) -> None:
+        self.line = self.key = self._byte = 0
+        self._readable = True
+
+    def add(self, shard: Shard, count: Count) -> tuple[bool, str]:
+        """Add the next shard.
+
+        Returns:
+            Whether its records count, and else the damage in front of it, if that is not known yet.
+        """
+        if shard.start == 0:
+            self.line, self._byte, self._readable = 0, 0, True
+        if not self._readable:
+            return False, ""
+        # A record that begins where none ends was found in the data of another.
+        if count.start != self._byte and (count.records or not count.damage):
+            self._readable = False
+            return False, _NOT_JOINED
+        self.line, self.key, self._byte = self.line + count.records, self.key + count.records, count.end
+        self._readable = not count.damage
+        return True, ""
+
+
+@dataclass(frozen=True)
 class Done:
-    """The outcome of a shard: the number of results, and file, line and reason of each error."""
+    """The outcome of a shard: its records, the number of results, and line and reason of each error."""
 
+    count: Count
     instances: int
-    errors: Sequence[dict[str, object]] = ()
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, content: bytes) -> Done:
-        data = json.loads(content)
-        return cls(data["instances"], data["errors"])
+    errors: Sequence[Mapping[str, Any]] = ()
 
 
-def plan_to_json(files: Sequence[InputFile]) -> bytes:
-    return json.dumps([asdict(file) for file in files]).encode()
+def to_json(value: Done | Sequence[Count] | Sequence[InputFile]) -> bytes:
+    return json.dumps(asdict(value) if isinstance(value, Done) else [asdict(each) for each in value]).encode()
 
 
-def plan_from_json(content: bytes) -> list[InputFile]:
-    return [InputFile(**{**data, "marks": tuple(map(tuple, data.get("marks", ())))}) for data in json.loads(content)]
+def files_from_json(content: bytes) -> list[InputFile]:
+    return [InputFile(**each) for each in json.loads(content)]
+
+
+def counts_from_json(content: bytes) -> list[Count]:
+    return [Count(**each) for each in json.loads(content)]
+
+
+def done_from_json(content: bytes) -> Done:
+    data = json.loads(content)
+    return Done(Count(**data["count"]), data["instances"], data["errors"])

@@ -11,30 +11,25 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from hosts.batch.inputs import InputReader, UnreadableError, looked_at, why
-from hosts.batch.library import tensorflow
-from hosts.batch.output import PredictionOutput
-from hosts.batch.predicting import Predicting, done_of
+from hosts.batch.inference import ShardPredictor
+from hosts.batch.inputs import InputReader, UnreadableError, look, why
+from hosts.batch.output import BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.saved import PredictorModel
-from hosts.batch.shards import InputFile, Shard, cut, mine
+from hosts.batch.shards import Count, Done, InputFile, Shard, Tally, cut, mine
 from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
+from hosts.serving.saved import SavedModel, tensorflow
 
+T = TypeVar("T")
 _POLL_SECONDS = 0.25
 # As a signal would end it.
 _AGAIN = 143
-
-
-class BatchError(Exception):
-    """An end without predictions: one line, and the exit code."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     errors = tensorflow().errors
     try:
-        _run(Request.of_package(), flags.model, PredictionOutput(flags.job_dir), flags.signature, rank, replicas)
+        BatchTask(Request.of_package(), flags.model, PredictionOutput(flags.job_dir), flags.signature, rank, replicas).run()
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
@@ -65,99 +60,121 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _run(request: Request, model: str, output: PredictionOutput, signature: str, rank: int, replicas: int) -> None:
-    start = time.monotonic()
-    if output.metrics is None:
-        if rank == 0 and output.plan() is None:
-            output.keep_plan([looked_at(path) for path in request.inputs])
-        _predict_mine(request, model, output, signature, rank, replicas)
-    if rank > 0:
-        return
-    counts = output.metrics or _summed_up(output, replicas)
-    output.tidy()
-    seconds = time.monotonic() - start
-    _say(f"Predicted {counts['instances']} instances, {counts['errors']} errors ({seconds:.1f} sec)")
+@dataclass(frozen=True)
+class BatchTask:
+    """A replica's part of a batch; the chief, of rank 0, looks at the files and merges the outcomes."""
 
+    request: Request
+    model: str
+    output: PredictionOutput
+    signature: str
+    rank: int
+    replicas: int
 
-def _predict_mine(request: Request, model: str, output: PredictionOutput, signature: str, rank: int, replicas: int) -> None:
-    """Predict the shards of this replica that are not done yet."""
-    files = _plan(output)
-    if files is None:
-        return
-    if not any(file.count for file in files):
-        if rank > 0:
+    def run(self) -> None:
+        """Predict this replica's shards, and as the chief finish the output; it may have been begun or finished before."""
+        start = time.monotonic()
+        output = self.output
+        if output.metrics is None:
+            if self.rank == 0 and output.plan() is None:
+                output.keep_plan([look(path) for path in self.request.inputs])
+            if files := self._await(output.plan):
+                shards = cut(files, self.replicas)
+                self._predict_all(files, shards)
+                if self.rank == 0:
+                    self._await(lambda: not output.not_done(shards))
+                    output.finish(files, shards)
+        if self.rank == 0 and (metrics := output.metrics):
+            output.tidy()
+            seconds = time.monotonic() - start
+            _say(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
+
+    def _await(self, read: Callable[[], T | None]) -> T | None:
+        """Return what another replica has to do first; None if all was finished meanwhile.
+
+        If it never does, the end of the job ends the wait.
+        """
+        while not (value := read()):
+            if self.output.metrics is not None:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return value
+
+    def _predict_all(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> None:
+        """Predict the shards of this replica that are not done yet."""
+        own = mine(shards, self.rank, self.replicas)
+        todo = self.output.not_done(own)
+        if not todo:
             return
-        raise BatchError(f"nothing could be read: {next((f'{f.path} {f.damage}' for f in files if f.damage), 'all is empty')}")
-    shards = cut([file.count for file in files], replicas)
-    todo = output.not_done(mine(shards, rank, replicas))
-    if not todo:
-        return
-    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
-        predicting = _loaded(request, model, signature, Path(scratch))
-        reader = InputReader()
-        for shard in todo:
-            _predict(predicting, reader, output, files[shard.file], shard, len(shards))
+        with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+            predictor = self._load(Path(scratch))
+            numbered = predictor.takes_key and any(file.records for file in files)
+            keys = self._count(files, shards) if numbered and self.replicas > 1 else None
+            reader, tally = InputReader(), Tally()
+            for shard in own:
+                if shard in todo:
+                    key = keys[shard.number] if keys else tally.key
+                    done = self._predict(predictor, reader, files[shard.file], shard, key)
+                    self.output.keep_done(shard, done)
+                else:
+                    done = self.output.done(shard)
+                tally.add(shard, done.count)
 
+    def _count(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> list[int]:
+        """Return the number of the first record of each shard; every replica counts its own."""
+        if self.output.counts(self.rank) is None:
+            reader, counts = InputReader(), list[Count]()
+            for shard in mine(shards, self.rank, self.replicas):
+                for _ in reader.read(files[shard.file], shard):
+                    pass
+                counts.append(reader.count)
+            self.output.keep_counts(self.rank, counts)
+        ranks = range(min(self.replicas, len(shards)))
+        by_rank = [self._await(partial(self.output.counts, rank)) or [] for rank in ranks]
+        tally, keys = Tally(), list[int]()
+        for shard in shards:
+            keys.append(tally.key)
+            tally.add(shard, by_rank[shard.number % self.replicas][shard.number // self.replicas])
+        return keys
 
-def _plan(output: PredictionOutput) -> list[InputFile] | None:
-    """Return the counted input files; None if another process finished the job meanwhile."""
-    while (files := output.plan()) is None:
-        if output.metrics is not None:
-            return None
-        time.sleep(_POLL_SECONDS)
-    return files
+    def _load(self, scratch: Path) -> ShardPredictor:
+        file_io, errors = tensorflow().file_io, tensorflow().errors
 
+        def download(path: str, target: Path) -> bool:
+            try:
+                file_io.copy_v2(f"{self.model}/{path}", str(target), overwrite=True)
+            except errors.NotFoundError:
+                return False
+            return True
 
-def _loaded(request: Request, model: str, signature: str, scratch: Path) -> Predicting:
-    file_io, errors = tensorflow().file_io, tensorflow().errors
-
-    def download(path: str, target: Path) -> bool:
         try:
-            file_io.copy_v2(f"{model}/{path}", str(target), overwrite=True)
-        except errors.NotFoundError:
-            return False
-        return True
+            fetch(self.request.files, scratch / "model", download)
+            saved = SavedModel(scratch / "model")
+            return ShardPredictor(saved.run, saved.signatures, self.signature)
+        except ValueError as error:
+            raise BatchError(f"the model in {self.model} cannot be loaded: {error}") from None
+        except RestError as error:
+            raise BatchError(str(error), 2) from None
 
-    try:
-        fetch(request.files, scratch / "model", download)
-        return Predicting(PredictorModel(scratch / "model"), signature)
-    except ValueError as error:
-        raise BatchError(f"the model in {model} cannot be loaded: {error}") from None
-    except RestError as error:
-        raise BatchError(str(error), 2) from None
+    def _predict(self, predictor: ShardPredictor, reader: InputReader, file: InputFile, shard: Shard, key: int) -> Done:
+        start = time.monotonic()
+        errors = list[dict[str, Any]]()
+        instances = 0
 
+        def results() -> Iterator[bytes]:
+            nonlocal instances
+            for line in predictor.predict(reader.read(file, shard), not file.records, key, errors):
+                instances += 1
+                yield line
 
-def _predict(
-    predicting: Predicting, reader: InputReader, output: PredictionOutput, file: InputFile, shard: Shard, shards: int
-) -> None:
-    start = time.monotonic()
-    errors = list[dict[str, object]]()
-    counted = 0
-
-    def results() -> Iterator[bytes]:
-        nonlocal counted
-        for line in predicting.shard(file, shard, reader.read(file, shard), errors):
-            counted += 1
-            yield line
-
-    output.keep_results(shard, shards, results())
-    outcome = done_of(file, shard.end == file.count, counted, [*errors, *reader.lacking(file, shard)])
-    output.keep_done(shard, outcome)
-    seconds = time.monotonic() - start
-    _say(
-        f"Shard {shard.number + 1} of {shards}: {outcome.instances} instances, {len(outcome.errors)} errors ({seconds:.3f} sec)"
-    )
-
-
-def _summed_up(output: PredictionOutput, replicas: int) -> dict[str, int]:
-    """Return the counts once every replica has done its part.
-
-    If one does not, the end of the job ends the wait.
-    """
-    shards = cut([file.count for file in output.plan() or ()], replicas)
-    while output.not_done(shards):
-        time.sleep(_POLL_SECONDS)
-    return output.finish(shards)
+        self.output.keep_results(shard, results())
+        count = reader.count
+        if count.damage:
+            errors.append({"line": count.records + 1, "error": count.damage})
+        seconds = time.monotonic() - start
+        number = f"{shard.number + 1} of {shard.total}"
+        _say(f"Shard {number}: {instances} instances, {len(errors)} errors ({seconds:.3f} sec)")
+        return Done(count, instances, errors)
 
 
 def _say(line: str) -> None:

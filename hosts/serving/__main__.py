@@ -19,7 +19,7 @@ import uvicorn
 from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
-from hosts.serving.saved import ServingModel, tensorflow
+from hosts.serving.saved import SavedModel, tensorflow
 from jobs.limited import Limited
 from jobs.open import open_store
 from jobs.store import StoreError
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _load(folder: Path) -> ServingModel:
-    saved = ServingModel(folder)
+def _load(folder: Path) -> SavedModel:
+    saved = SavedModel(folder)
     saved.warm_up()
     return saved
 

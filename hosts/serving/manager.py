@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 60.0
 
 
 class LoadedModel(Protocol):
-    """A model in this process, as `saved.ServingModel` is."""
+    """A model in this process, as `saved.SavedModel` is."""
 
     signatures: dict[str, Signature]
 

@@ -1,12 +1,18 @@
-"""A SavedModel in this process: its signatures as functions of NumPy arrays.
+"""A SavedModel in a session of TensorFlow, for the model server and for a batch.
 
-It is the only module here that imports TensorFlow.
+As in TensorFlow Serving, a signature is a part of the graph. Only this module imports TensorFlow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import logging
+import sys
+import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,28 +20,78 @@ from typing import Any
 import numpy as np
 
 from hosts.serving.download import NO_SIGNATURE
-from hosts.serving.rest import Arrays, RestError, Signature, Tensor
+from hosts.serving.rest import Arrays, RestError, Signature, Tensor, predict
+
+_TAG = "serve"
+# Signatures of TensorFlow's own begin so.
+_PRIVATE = "__saved_model"
+
+
+@dataclass(frozen=True)
+class Library:
+    """Modules of TensorFlow, in its own names."""
+
+    errors: Any
+    file_io: Any
+    record_io: Any
+    example: Any
+    dtypes: Any
+    ops: Any
+    session: Any
+    saved_model: Any
 
 
 @cache
-def tensorflow() -> Any:
-    """Import and return TensorFlow, which takes seconds; call it in a background thread."""
-    import tensorflow as tf
+def tensorflow() -> Library:
+    """Import TensorFlow's C++ and the half of its Python that runs a graph.
 
-    return tf
+    All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the
+    package is entered past its `__init__`. The hosts' TensorFlow is of one version, and a test holds that it can be had in
+    this way.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
+        package = types.ModuleType("tensorflow")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["tensorflow"] = package
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of its own older half
+    return Library(
+        *(
+            importlib.import_module(f"tensorflow.{name}")
+            for name in (
+                "python.framework.errors",
+                "python.lib.io.file_io",
+                "python.lib.io._pywrap_record_io",
+                "core.example.example_pb2",
+                "python.framework.dtypes",
+                "python.framework.ops",
+                "python.client.session",
+                "python.saved_model.loader_impl",
+            )
+        )
+    )
 
 
-class ServingModel:
+class SavedModel:
     """A SavedModel that was loaded. `run` is for one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Load a SavedModel; raise TensorFlow's error if that fails."""
         tf = tensorflow()
-        self._model = tf.saved_model.load(str(folder))  # the functions live as long as it does
-        self._functions = dict(self._model.signatures)
-        if not self._functions:
+        self._session = tf.session.Session(graph=tf.ops.Graph())
+        definitions = tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG]).signature_def
+        signatures = {
+            name: definitions[name] for name in definitions if not name.startswith(_PRIVATE) and definitions[name].outputs
+        }
+        if not signatures:
             raise ValueError(f"the model {NO_SIGNATURE}")
-        self.signatures = {name: _signature(function) for name, function in self._functions.items()}
+        self.signatures = {name: Signature(_tensors(s.inputs), _tensors(s.outputs)) for name, s in signatures.items()}
+        self._calls = {name: self._callable(signature) for name, signature in signatures.items()}
+
+    def _callable(self, signature: Any) -> Any:
+        element = self._session.graph.as_graph_element
+        inputs = [element(info.name) for _, info in sorted(signature.inputs.items())]
+        return self._session.make_callable({name: info.name for name, info in signature.outputs.items()}, feed_list=inputs)
 
     def warm_up(self) -> None:
         """Run signatures with zeros, so that the first request does not wait for TensorFlow's set-up."""
@@ -51,12 +107,10 @@ class ServingModel:
         Raises:
             RestError: 400 if the model refuses the inputs.
         """
-        tf = tensorflow()
         try:
-            tensors = {name: tf.constant(array) for name, array in inputs.items()}
-            outputs = self._functions[signature](**tensors)
-            return {name: output.numpy() for name, output in outputs.items()}
-        except (tf.errors.InvalidArgumentError, ValueError, TypeError) as error:
+            outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))
+            return {name: np.asarray(output) for name, output in outputs.items()}
+        except (tensorflow().errors.InvalidArgumentError, ValueError, TypeError) as error:
             raise RestError(400, f"the model refuses the input: {str(error).partition(chr(10))[0]}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
@@ -68,22 +122,17 @@ class ServingModel:
         if len(inputs) == 1 and next(iter(inputs.values())).dtype is None:
             serialized = [_example(example) for example in examples]
             return {next(iter(inputs)): np.array(serialized, dtype=object)}
-        from hosts.serving.rest import predict
-
         return predict({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
 
 
-def _signature(function: Any) -> Signature:
-    _, keywords = function.structured_input_signature
-    inputs = {name: _tensor(spec) for name, spec in keywords.items()}
-    outputs = {name: _tensor(spec) for name, spec in function.structured_outputs.items()}
-    return Signature(inputs, outputs)
+def _tensors(infos: Any) -> dict[str, Tensor]:
+    return {name: _tensor(info) for name, info in infos.items()}
 
 
-def _tensor(spec: Any) -> Tensor:
-    kind = None if spec.dtype == tensorflow().string else spec.dtype.as_numpy_dtype
-    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
-    return Tensor(None if kind is None else np.dtype(kind).name, shape)
+def _tensor(info: Any) -> Tensor:
+    kind = tensorflow().dtypes.as_dtype(info.dtype)
+    shape = None if info.tensor_shape.unknown_rank else tuple(None if d.size < 0 else d.size for d in info.tensor_shape.dim)
+    return Tensor(None if kind == tensorflow().dtypes.string else np.dtype(kind.as_numpy_dtype).name, shape)
 
 
 def _zeros(tensor: Tensor) -> np.ndarray[Any, Any] | None:
@@ -94,17 +143,17 @@ def _zeros(tensor: Tensor) -> np.ndarray[Any, Any] | None:
 
 def _example(features: Mapping[str, Any]) -> bytes:
     """Return a tf.train.Example; numbers with a point are floats, whole ones int64, texts bytes."""
-    train = tensorflow().train
-    present = {}
+    example = tensorflow().example.Example()
     for name, value in features.items():
         values = value if isinstance(value, list) else [value]
+        feature = example.features.feature[name]
         if all(isinstance(item, str) for item in values):
-            present[name] = train.Feature(bytes_list=train.BytesList(value=[item.encode() for item in values]))
+            feature.bytes_list.value.extend(item.encode() for item in values)
         elif all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in values):
-            present[name] = train.Feature(int64_list=train.Int64List(value=values))
+            feature.int64_list.value.extend(values)
         elif all(isinstance(item, int | float) for item in values):
-            present[name] = train.Feature(float_list=train.FloatList(value=values))
+            feature.float_list.value.extend(values)
         else:
             raise RestError(400, f"feature {name} must be a number, a text, or a list of either")
-    content: bytes = train.Example(features=train.Features(feature=present)).SerializeToString()
+    content: bytes = example.SerializeToString()
     return content

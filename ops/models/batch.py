@@ -27,8 +27,8 @@ from ops.submit.submit import Submission
 from ops.submit.train import prepare_program, run_told, shared
 
 _MODULE = "hosts.batch.task"
-# The model server's modules that define requests and answers: a batch has the same format.
-_SHARED = ("hosts/__init__.py", *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest")))
+# The model server's modules that load a model, and define requests and answers: a batch has the same format.
+_SHARED = ("hosts/__init__.py", *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved")))
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")

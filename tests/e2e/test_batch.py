@@ -23,7 +23,7 @@ _FIRST = f"{_OUTPUT}/.parts/00002.json"
 _SECOND = "/bucket/data/batch/test-05.tfrecord"
 _HOLD = f"""
 import os, time
-while not os.path.exists("{_OUTPUT}/.parts/plan.json"):
+while not os.path.exists("{_OUTPUT}/.parts/counts-2.json"):
     time.sleep(0.01)
 os.rename("{_SECOND}", "{_SECOND}.kept")
 os.mkfifo("{_SECOND}", 0o644)
@@ -66,15 +66,15 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        # It begins to look before the job begins: a replica that has the plan has yet to load its model.
+        # It begins to look before the job begins: a replica that has counted its records has yet to predict its first shard.
         hold = pool.submit(model.ssh, "ps-0", f"sudo python3 -c '{_HOLD}'", 600)
-        wait_for(lambda: model.ssh("ps-0", "pgrep -f [p]lan.json").code == 0, "the plan is looked for")
+        wait_for(lambda: model.ssh("ps-0", "pgrep -f [c]ounts-2.json").code == 0, "the counts are looked for")
         flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
         batch = model.start("fab", "predict", "batched", "--batch", *flags)
         assert hold.result().code == 0, hold.result().text
     first_is_done = f"until [ -e {_FIRST} ]; do sleep 0.1; done"
     assert model.ssh("worker-1", f"{first_is_done}; sudo mv {_SECOND}.kept {_SECOND}", timeout=600).code == 0
-    assert model.ssh("worker-1", "sudo pkill -KILL -f [p]redictor.task").code == 0
+    assert model.ssh("worker-1", "sudo pkill -KILL -f [h]osts.batch.task").code == 0
     said, _ = batch.communicate(timeout=limit(600))
     assert batch.returncode == 0, said
     assert "Predicted 10002 instances, 3 errors (" in said

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import kind_of
 from hosts.batch.instances import of_line, of_record
-from hosts.batch.predicting import BATCH, Predicting, done_of
-from hosts.batch.shards import InputFile, Shard
 from hosts.serving.rest import Arrays, RestError, Signature, Tensor, predict
 from scaletier.runtime import import_tensorflow
 
@@ -107,26 +106,25 @@ class Doubles:
         return {"y": 2 * inputs["x"]}
 
 
-def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict[str, object]]]:
-    """Return the results, and the errors, of a shard that begins at the sixth line of its file."""
-    errors: list[dict[str, object]] = []
+def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict[str, Any]]]:
+    """Return the results, and the errors, of a shard of lines."""
+    errors: list[dict[str, Any]] = []
     lines = [value if isinstance(value, bytes) else json.dumps({"x": value}).encode() for value in values]
-    shard = Shard(1, 0, 5, len(lines), 5)
-    told = Predicting(model, "serving_default").shard(InputFile("/bucket/f"), shard, iter(lines), errors)
-    return [json.loads(line) for line in told], errors
+    predictor = ShardPredictor(model.run, model.signatures, "serving_default")
+    return [json.loads(line) for line in predictor.predict(iter(lines), True, 0, errors)], errors
 
 
 @given(st.lists(st.integers(-1, 9), max_size=300))
 def test_whoever_is_refused_the_others_have_their_results(values: list[int]) -> None:
     results, errors = predicted(Doubles(), values)
     assert results == [2.0 * value for value in values if value >= 0]
-    assert [error["line"] for error in errors] == [line for line, value in enumerate(values, 6) if value < 0]
+    assert [error["line"] for error in errors] == [line for line, value in enumerate(values, 1) if value < 0]
 
 
 def test_why_there_is_no_result() -> None:
     results, errors = predicted(Doubles(), [1, b"{", b"  ", -1, "text", 2])
     assert results == [2.0, 4.0]
-    assert [(error["file"], error["line"]) for error in errors] == [("/bucket/f", 7), ("/bucket/f", 9), ("/bucket/f", 10)]
+    assert [error["line"] for error in errors] == [2, 4, 5]
     said = [str(error["error"]) for error in errors]
     assert said[0].startswith("is no JSON: ")
     assert said[1:] == ["the model refuses the input: it is negative", "input x must be numbers, all rows of one length"]
@@ -151,13 +149,6 @@ def test_outputs_that_are_no_row_for_each() -> None:
     assert [error["error"] for error in errors] == ["the outputs of this signature have 5 rows for 1 instances"] * 2
 
 
-def test_damage_is_told_once_behind_what_could_be_read() -> None:
-    file = InputFile("/bucket/f", True, count=7, damage="cannot be read from here on: crc")
-    assert done_of(file, False, 3, []).errors == []
-    assert done_of(file, True, 3, []).errors == [{"file": "/bucket/f", "line": 8, "error": file.damage}]
-    assert done_of(InputFile("/bucket/f"), True, 3, []).errors == []
-
-
 def test_a_signature_that_there_is_not() -> None:
     with pytest.raises(RestError, match="there is no signature 'other'; there are serving_default"):
-        Predicting(Doubles(), "other")
+        ShardPredictor(Doubles().run, Doubles().signatures, "other")

@@ -1,4 +1,4 @@
-"""The shards of a batch: every record in one shard, in order, on any replica."""
+"""The shards of a batch: every byte in one shard, in order, on any replica; and the numbers of their records."""
 
 from __future__ import annotations
 
@@ -6,39 +6,73 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hosts.batch.request import Request
-from hosts.batch.shards import PER_REPLICA, Done, InputFile, cut, mine, plan_from_json, plan_to_json
+from hosts.batch.shards import (
+    PER_REPLICA,
+    Count,
+    Done,
+    InputFile,
+    Tally,
+    counts_from_json,
+    cut,
+    done_from_json,
+    files_from_json,
+    mine,
+    to_json,
+)
 
-COUNTS = st.lists(st.integers(0, 5000), min_size=1, max_size=12)
+FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
 
-@given(COUNTS, st.integers(1, 20))
-def test_every_record_is_in_one_shard_and_the_order_is_kept(counts: list[int], replicas: int) -> None:
-    shards = cut(counts, replicas)
-    found = [(shard.file, record) for shard in shards for record in range(shard.first, shard.end)]
-    assert found == [(file, record) for file, count in enumerate(counts) for record in range(count)]
-    keys = [key for shard in shards for key in range(shard.key, shard.key + shard.count)]
-    assert keys == list(range(sum(counts)))
-    assert [shard.number for shard in shards] == list(range(len(shards)))
-    assert {shard.file for shard in shards} == set(range(len(counts))), "an empty file is not forgotten"
-    assert len(shards) <= PER_REPLICA * replicas + len(counts)
-
-
-@given(COUNTS, st.integers(1, 20))
-def test_every_shard_is_one_replica_s(counts: list[int], replicas: int) -> None:
-    shards = cut(counts, replicas)
+@given(FILES, st.integers(1, 20))
+def test_every_byte_is_in_one_shard_and_the_order_is_kept(files: list[InputFile], replicas: int) -> None:
+    shards = cut(files, replicas)
+    found = [(shard.file, byte) for shard in shards for byte in range(shard.start, shard.end)]
+    assert found == [(index, byte) for index, file in enumerate(files) for byte in range(file.size)]
+    assert [(shard.number, shard.total) for shard in shards] == [(n, len(shards)) for n in range(len(shards))]
+    assert {shard.file for shard in shards} == set(range(len(files))), "an empty file is not forgotten"
+    assert len(shards) <= PER_REPLICA * replicas + len(files)
     taken = [shard.number for rank in range(replicas) for shard in mine(shards, rank, replicas)]
     assert sorted(taken) == list(range(len(shards)))
 
 
 def test_one_large_file_is_shared_evenly() -> None:
-    assert {shard.count for shard in cut([10_000], 5)} == {500}
-    assert [len(mine(cut([10_000], 5), rank, 5)) for rank in range(5)] == [PER_REPLICA] * 5
+    shards = cut([InputFile("/bucket/f", 10_000)], 5)
+    assert {shard.end - shard.start for shard in shards} == {500}
+    assert [len(mine(shards, rank, 5)) for rank in range(5)] == [PER_REPLICA] * 5
+
+
+def test_the_last_shard_of_a_packed_file_is_open() -> None:
+    whole, packed = cut([InputFile("/bucket/a", 100), InputFile("/bucket/b", 100, packed=True)], 1)[1::2]
+    assert whole.end == 100
+    assert packed.end > 1 << 50, "its size may be wrong"
+
+
+def test_the_number_of_a_record() -> None:
+    """What is behind damage, or begins where no record ends, has none."""
+    first, second, third, other = cut([InputFile("/bucket/a", 300), InputFile("/bucket/b", 100)], 1)
+    tally = Tally()
+    assert tally.add(first, Count(5, 0, 110)) == (True, "")
+    assert (tally.line, tally.key) == (5, 5)
+    assert tally.add(second, Count(3, 110, 170, "crc")) == (True, "")
+    assert tally.add(third, Count(9, 200, 300)) == (False, "")
+    assert (tally.line, tally.key) == (8, 8)
+    assert tally.add(other, Count(1, 0, 100)) == (True, "")
+    assert (tally.line, tally.key) == (1, 9)
+
+    apart = Tally()
+    apart.add(first, Count(5, 0, 110))
+    valid, damage = apart.add(second, Count(3, 100, 200))
+    assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
+    assert apart.add(third, Count(0, 200, 200)) == (False, "")
+    assert apart.key == 5
 
 
 def test_what_is_written_is_read_again() -> None:
-    files = [InputFile("/bucket/a", True, True, 7, "cannot be read"), InputFile("/bucket/é", marks=((0, 0), (7, 99)))]
-    assert plan_from_json(plan_to_json(files)) == files
-    done = Done(3, [{"file": "/bucket/a", "line": 2, "error": "é"}])
-    assert Done.from_json(done.to_json()) == done
+    files = [InputFile("/bucket/a", 7, True, True, "cannot be read"), InputFile("/bucket/é")]
+    assert files_from_json(to_json(files)) == files
+    counts = [Count(1, 2, 3), Count(0, 0, 0, "é")]
+    assert counts_from_json(to_json(counts)) == counts
+    done = Done(counts[0], 3, [{"line": 2, "error": "é"}])
+    assert done_from_json(to_json(done)) == done
     request = Request(("/bucket/a", "/bucket/b"), {"saved_model.pb": "00"})
     assert Request.from_json(request.to_json()) == request

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hosts.batch import inputs, task
-from hosts.batch.library import tensorflow
-from hosts.batch.output import ERRORS, PredictionOutput
+from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.saved import PredictorModel
-from hosts.batch.shards import Done, Shard
+from hosts.batch.shards import Count, Done, InputFile, Tally, cut
 from hosts.serving.rest import RestError, Signature, Tensor
+from hosts.serving.saved import SavedModel, tensorflow
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -39,6 +40,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def files_of(model: Path) -> dict[str, str]:
+    files = (path for path in model.rglob("*") if path.is_file())
+    return {path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 Asked = Callable[..., Request]
 
 
@@ -47,12 +53,7 @@ def asked(model: Path, tmp_path: Path) -> Asked:
     def make(**contents: bytes) -> Request:
         for name, content in contents.items():
             (tmp_path / name).write_bytes(content)
-        files = {
-            path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in model.rglob("*")
-            if path.is_file()
-        }
-        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), files)
+        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), files_of(model))
 
     return make
 
@@ -69,7 +70,11 @@ def tfrecords(path: Path, values: range) -> bytes:
     return path.read_bytes()
 
 
-def results(folder: Path) -> list[float]:
+def run(request: Request, model: Path, out: Path, rank: int = 0, replicas: int = 1, signature: str = DEFAULT) -> None:
+    task.BatchTask(request, str(model), PredictionOutput(str(out)), signature, rank, replicas).run()
+
+
+def results(folder: Path) -> list[Any]:
     files = sorted(folder.glob("prediction.results-*"))
     assert [file.name for file in files] == [f"prediction.results-{n:05d}-of-{len(files):05d}" for n in range(len(files))]
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -84,7 +89,7 @@ def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Pa
     records = tfrecords(tmp_path / "scratch", range(10, 20))
     request = asked(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
     out = tmp_path / "out"
-    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
+    run(request, model, out)
     assert results(out) == [2.0 * x for x in (1, 2, *range(10, 20), *range(10, 20), 30, 31)]
     assert errors(out) == [("a", 2)]
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 24, "errors": 1}
@@ -95,82 +100,136 @@ def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Pa
 def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     request, out = asked(a=lines(*range(100))), tmp_path / "out"
-    workers = [
-        threading.Thread(
-            target=task._run, args=(request, str(model), PredictionOutput(str(out)), DEFAULT, rank, 3), daemon=True
-        )
-        for rank in (1, 2)
-    ]
+    workers = [threading.Thread(target=run, args=(request, model, out, rank, 3), daemon=True) for rank in (1, 2)]
     for worker in workers:
         worker.start()  # they wait for the chief's plan, and it for their shards
-    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 3)
+    run(request, model, out, 0, 3)
     for worker in workers:
         worker.join(30)
         assert not worker.is_alive()
     assert results(out) == [2.0 * x for x in range(100)]
     assert len(list(out.glob("prediction.results-*"))) == 12
     for rank in range(3):  # started again when all is done
-        task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, rank, 3)
+        run(request, model, out, rank, 3)
     assert results(out) == [2.0 * x for x in range(100)]
     assert not (out / ".parts").exists()
 
 
-def test_a_large_file_is_read_once_by_all_replicas_together(
+def plan(request: Request, out: Path) -> None:
+    PredictionOutput(str(out)).keep_plan([inputs.look(path) for path in request.inputs])
+
+
+def test_a_file_is_read_once_by_all_replicas_together(
     asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each replica begins at its own shards, in lines and in records; one that is packed has to be read from its start."""
-    monkeypatch.setattr(inputs, "_LARGE", 0)
-    monkeypatch.setattr(inputs, "_MOST_MARKS", 64)
-    monkeypatch.setattr(inputs, "_BLOCK", 50)
     values = range(1000)
     request = asked(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
     out = tmp_path / "out"
-    output = PredictionOutput(str(out))
-    output.keep_plan([task.looked_at(path) for path in request.inputs])
+    plan(request, out)
     got = dict.fromkeys(request.inputs, 0)
-    whole = inputs._raw
 
-    def counting(path: str, *rest: Any) -> Iterator[bytes]:
-        for record in whole(path, *rest):
-            got[path] += 1
-            yield record
+    def count(name: str) -> None:
+        whole = getattr(inputs, name)
 
-    monkeypatch.setattr(inputs, "_raw", counting)
+        def counting(file: InputFile, start: int) -> Iterator[inputs.Record]:
+            for record in whole(file, start):
+                got[file.path] += 1
+                yield record
+
+        monkeypatch.setattr(inputs, name, counting)
+
+    count("_lines")
+    count("_tfrecords")
     for rank in (3, 2, 1, 0):
-        task._run(request, str(model), output, DEFAULT, rank, 4)
+        run(request, model, out, rank, 4)
     assert results(out) == [2.0 * x for x in (*values, *values, *values)]
     lines_read, records_read, packed_read = got.values()
-    assert 1000 <= lines_read < 1500
-    assert 1000 <= records_read < 1500
-    assert packed_read > 2000
+    assert 1000 < lines_read <= 1016, "and a record more for each shard, to see that it is the next one's"
+    assert 1000 < records_read <= 1016
+    assert 2000 < packed_read <= 4004
 
 
-def test_a_file_that_was_changed_is_read_from_its_start(
-    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inputs, "_LARGE", 0)
-    request, out = asked(a=lines(*range(40))), tmp_path / "out"
-    output = PredictionOutput(str(out))
-    output.keep_plan([task.looked_at(path) for path in request.inputs])
-    Path(request.inputs[0]).write_bytes(lines(*range(10, 50), 7))
-    for rank in (1, 0):
-        task._run(request, str(model), output, DEFAULT, rank, 2)
-    assert results(out) == [2.0 * x for x in range(10, 50)]
-
-
-@pytest.mark.parametrize("block", [1, 3, 7, 1000])
-@pytest.mark.parametrize("text", ["", "\n", "a", "a\n", "\n\na", "ab\n\ncdefg\nh\n", "abcdefghij\nk"])
-def test_lines_are_counted_by_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int) -> None:
-    monkeypatch.setattr(inputs, "_LARGE", 0)
-    monkeypatch.setattr(inputs, "_BLOCK", block)
-    (tmp_path / "a").write_text(text)
-    found = inputs.looked_at(str(tmp_path / "a"))
-    lines = text.split("\n")
-    assert found.count == len(text.splitlines())
-    assert all(
-        text[:byte].count("\n") == record and (byte == len(text) or text[byte:].startswith(lines[record]))
-        for record, byte in found.marks
+def test_a_file_that_is_changed_meanwhile_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
+    request, out = asked(a=lines(*range(40)), b=lines(77)), tmp_path / "out"
+    plan(request, out)
+    run(request, model, out, 1, 2)
+    Path(request.inputs[0]).write_bytes(lines(100, *range(1, 40)))
+    run(request, model, out, 0, 2)
+    assert results(out) == [200.0, *(2.0 * x for x in range(1, 6)), 154.0]
+    assert errors(out) == [("a", 7)]
+    assert (
+        "cannot be read from here on: its records are damaged or have TFRecords in them (then gzip it), or it was changed"
+        in (out / ERRORS).read_text()
     )
+
+
+def test_records_in_a_record_are_not_taken_for_those_of_the_file(asked: Asked, model: Path, tmp_path: Path) -> None:
+    with tf.io.TFRecordWriter(str(tmp_path / "scratch")) as writer:
+        writer.write(tfrecords(tmp_path / "inner", range(20)))
+    whole = (tmp_path / "scratch").read_bytes()
+    for name, content, found in (("a", whole, [("a", 1), ("a", 2)]), ("b", gzip.compress(whole), [("b", 1)])):
+        run(asked(**{name: content}), model, tmp_path / f"out-{name}")
+        assert results(tmp_path / f"out-{name}") == []
+        assert errors(tmp_path / f"out-{name}") == found
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_record_has_its_number_in_the_input_as_key(asked: Asked, tmp_path: Path, replicas: int) -> None:
+    module = tf.Module()
+    types = [tf.TensorSpec([None], tf.float32, "x"), tf.TensorSpec([None], tf.int64, "key")]
+    module.twice = tf.function(lambda x, key: {"y": 2 * x, "key": key}, input_signature=types)
+    tf.saved_model.save(module, str(tmp_path / "keyed"), signatures=module.twice)
+    whole = tfrecords(tmp_path / "scratch", range(50))
+    broken = bytearray(whole)
+    broken[len(whole) // 50 * 20 + 14] ^= 1
+    request = asked(a=whole, b=gzip.compress(whole), c=bytes(broken), d=b'\n{"x": 1, "key": 7}\n', e=whole)
+    keyed, out = Request(request.inputs, files_of(tmp_path / "keyed")), tmp_path / "out"
+    plan(keyed, out)
+    workers = [threading.Thread(target=run, args=(keyed, tmp_path / "keyed", out, rank, replicas)) for rank in range(replicas)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    found = [(row["y"], row["key"]) for row in results(out)]
+    first = [(2.0 * x, x) for x in range(50)]
+    damaged = [(2.0 * x, 100 + x) for x in range(20)]
+    assert found == [*first, *((y, 50 + x) for y, x in first), *damaged, (2.0, 7), *((y, 122 + x) for y, x in first)]
+    assert errors(out) == [("c", 21)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(1, 5), st.booleans(), st.booleans(), st.data())
+def test_the_shards_have_every_record_once(
+    tmp_path: Path, sizes: list[int], replicas: int, is_records: bool, packed: bool, data: st.DataObject
+) -> None:
+    path = tmp_path / "file"
+    contents = [bytes(size) if is_records else b"x" * size for size in sizes]
+    if is_records:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for content in contents:
+                writer.write(content)
+        whole = path.read_bytes()
+    else:
+        whole = b"\n".join(contents) + data.draw(st.sampled_from([b"", b"\n"]))
+        contents = whole.split(b"\n")[: -1 if whole.endswith(b"\n") or not whole else None]
+    path.write_bytes(gzip.compress(whole) if packed else whole)
+    file = inputs.look(str(path))
+    if whole:
+        assert (file.size, file.records, file.packed) == (len(whole), is_records, packed)
+    shards = cut([file], replicas)
+    found = list[bytes]()
+    tally = Tally()
+    reader = inputs.InputReader()
+    for shard in shards:
+        found += reader.read(file, shard)
+        assert tally.add(shard, reader.count) == (True, "")
+    assert found == contents
+    assert tally.line == len(contents)
+    separately = list[bytes]()
+    for shard in reversed(shards):
+        separately = [*inputs.InputReader().read(file, shard), *separately]
+    assert separately == contents
 
 
 class KilledError(BaseException):
@@ -196,8 +255,8 @@ def test_killed_anywhere_it_goes_on_where_it_was(
 
     monkeypatch.setattr(PredictionOutput, "_write", dying)
     with pytest.raises(KilledError):
-        task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
-    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
+        run(request, model, out)
+    run(request, model, out)
     assert results(out) == [*(2.0 * x for x in range(6)), -2.0]
     assert errors(out) == [("a", 8)]
     done = [name for name in written if name.startswith(".parts/0")]
@@ -207,22 +266,21 @@ def test_killed_anywhere_it_goes_on_where_it_was(
 def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
     output = PredictionOutput(str(out))
-    output.keep_plan([task.looked_at(request.inputs[0])])
-    output.keep_results(Shard(1, 0, 1, 1, 1), 4, [b"77.0\n"])
-    output.keep_done(Shard(1, 0, 1, 1, 1), Done(1))
-    task._run(request, str(model), output, DEFAULT, 0, 1)
+    plan(request, out)
+    second = cut([inputs.look(request.inputs[0])], 1)[1]
+    output.keep_results(second, [b"77.0\n"])
+    output.keep_done(second, Done(Count(1, second.start, second.end), 1))
+    run(request, model, out)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
+    assert output.not_done([second]) == [], "who looks when all is put together has nothing to do"
 
 
 def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2)), tmp_path / "out"
-    output = PredictionOutput(str(out))
-    output.keep_plan([task.looked_at(request.inputs[0])])
+    plan(request, out)
     Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
-    task._run(request, str(model), output, DEFAULT, 0, 1)
+    run(request, model, out)
     assert results(out) == [2.0, 4.0]
-    shard = Shard(0, 0, 0, 2, 0)
-    assert output.not_done([shard]) == [], "who looks when all is put together has nothing to do"
 
 
 def test_a_damaged_file_gives_what_it_has(asked: Asked, model: Path, tmp_path: Path) -> None:
@@ -230,7 +288,7 @@ def test_a_damaged_file_gives_what_it_has(asked: Asked, model: Path, tmp_path: P
     broken = bytearray(whole)
     broken[len(whole) // 10 * 7 + 14] ^= 1
     request, out = asked(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
-    task._run(request, str(model), PredictionOutput(str(out)), DEFAULT, 0, 1)
+    run(request, model, out)
     assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
     assert errors(out) == [("a", 8), ("b", 1)]
 
@@ -240,28 +298,29 @@ Fail = Callable[[Exception, int, int], list[float]]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Make input files fail: `error` on the first `times` lines behind `good` others; pauses are recorded."""
+    """Make input files fail: `error`, `times` times, behind `good` lines or else at once; pauses are recorded."""
 
     opened: Any = tensorflow().file_io.FileIO
 
     def fail(error: Exception, good: int, times: int) -> list[float]:
         pauses: list[float] = []
-        failed: list[Exception] = []
+        left, given = times, 0
+
+        def pass_or_raise(passes: bool) -> None:
+            nonlocal left
+            if not passes and left:
+                left -= 1
+                raise error
 
         class Failing(opened):
-            given = 0
-
             def read(self, size: int = -1) -> Any:
-                if size == inputs._BLOCK and len(failed) < times:
-                    failed.append(error)
-                    raise error
+                pass_or_raise(size != inputs._HEAD or good > 0)
                 return super().read(size)
 
             def __next__(self) -> Any:
-                if self.given == good and len(failed) < times:
-                    failed.append(error)
-                    raise error
-                self.given += 1
+                nonlocal given
+                pass_or_raise(given < good)
+                given += 1
                 return super().__next__()
 
         monkeypatch.setattr(tensorflow().file_io, "FileIO", Failing)
@@ -273,12 +332,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
 def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Path, tmp_path: Path, failing: Fail) -> None:
     request, out = asked(a=lines(*range(20))), tmp_path / "out"
-    output = PredictionOutput(str(out))
-    pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 7, 2)
-    output.keep_plan([task.looked_at(request.inputs[0])])
+    pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 0, 2)
+    plan(request, out)
     assert pauses == [1, 2]
     pauses = failing(tf.errors.DeadlineExceededError(None, None, "timed out"), 7, 4)
-    task._run(request, str(model), output, DEFAULT, 0, 1)
+    run(request, model, out)
     assert pauses == [1, 2, 4, 8]
     assert results(out) == [2.0 * x for x in range(20)]
     assert errors(out) == []
@@ -294,7 +352,7 @@ def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Pat
         (tf.errors.PermissionDeniedError, 1),
     ],
 )
-@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("good", [0, 1])
 def test_what_cannot_be_read_is_not_taken_for_damaged(
     asked: Asked,
     model: Path,
@@ -304,13 +362,11 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(
     capsys: pytest.CaptureFixture[str],
     error: Any,
     code: int,
-    counted: bool,
+    good: int,
 ) -> None:
-    request = asked(a=lines(1, 2), b=lines(3))
+    request = asked(a=lines(*range(9)), b=lines(3))
     monkeypatch.setattr(Request, "of_package", lambda: request)
-    if counted:
-        PredictionOutput(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
-    pauses = failing(error(None, None, "not now\nand more"), 1, 99)
+    pauses = failing(error(None, None, "not now\nand more"), good, 99)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
     assert sum(pauses) == 30
@@ -330,41 +386,40 @@ def test_an_output_that_does_not_answer(
 
 
 def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
-    """Of four shards the second lacks some, and the third and the fourth are behind what is damaged now."""
+    """Of four shards the second lacks some, and the fourth is behind what is damaged now."""
     packed = gzip.compress(lines(*range(40)))
     request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"
-    output = PredictionOutput(str(out))
-    output.keep_plan([task.looked_at(path) for path in request.inputs])
+    plan(request, out)
     Path(request.inputs[0]).write_bytes(lines(*range(25)))
     Path(request.inputs[1]).write_bytes(packed[:20])
-    task._run(request, str(model), output, DEFAULT, 0, 1)
+    run(request, model, out)
     assert results(out) == [2.0 * x for x in range(25)]
-    assert errors(out) == [("a", 26), ("b", 1), ("b", 21)]
+    assert errors(out) == [("a", 26), ("b", 1)]
     told = (out / ERRORS).read_text()
-    assert "cannot be read from here on: it was changed, and has 25 where 40 were counted" in told
+    assert "cannot be read from here on: it was changed, and has 240 bytes where it had 390" in told
     assert "cannot be read from here on: Compressed file ended before" in told
-    assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 3}
+    assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 2}
 
 
 def test_nothing_that_could_be_read(asked: Asked, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(task.BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
-        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 2)
+    request, out = asked(a=b"", b=b"\x1f\x8b\xff\xff"), tmp_path / "out"
+    plan(request, out)
+    run(request, model, out, 1, 2)  # a worker leaves the verdict to the chief
+    with pytest.raises(BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
+        run(request, model, out, 0, 2)
     assert caught.value.code == 1
-    task._run(
-        asked(a=b""), str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 1, 2
-    )  # a worker leaves the verdict to the chief
+    assert not (out / "metrics.json").exists()
 
 
 def test_a_model_that_is_not_what_was_deployed(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request = asked(a=lines(1))
+    request, out = asked(a=lines(1)), tmp_path / "out"
     other = Request(request.inputs, {**request.files, "saved_model.pb": "0" * 64})
-    with pytest.raises(task.BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
-        task._run(other, str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 1)
-    gone = Request(request.inputs, {"gone": "0"})
-    with pytest.raises(task.BatchError, match="gone is not in the bucket"):
-        task._run(gone, str(model), PredictionOutput(str(tmp_path / "out")), DEFAULT, 0, 1)
-    with pytest.raises(task.BatchError, match="there is no signature 'other'"):
-        task._run(request, str(model), PredictionOutput(str(tmp_path / "out")), "other", 0, 1)
+    with pytest.raises(BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
+        run(other, model, out)
+    with pytest.raises(BatchError, match="gone is not in the bucket"):
+        run(Request(request.inputs, {"gone": "0"}), model, out)
+    with pytest.raises(BatchError, match="there is no signature 'other'"):
+        run(request, model, out, signature="other")
 
 
 def test_the_command(
@@ -384,9 +439,8 @@ def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Pat
     script = f"""
 import sys
 from hosts.batch import inputs, task
-from hosts.batch.library import tensorflow
 output = task.PredictionOutput({str(out)!r})
-task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, output, {DEFAULT!r}, 0, 1)
+task.BatchTask(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, output, {DEFAULT!r}, 0, 1).run()
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)
@@ -403,11 +457,18 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
         input_signature=[tf.TensorSpec([None], tf.string, "word")],
     )
     tf.saved_model.save(module, str(tmp_path), signatures={"shout": module.shout})
-    saved = PredictorModel(tmp_path)
+    saved = SavedModel(tmp_path)
     assert set(saved.signatures) == {"shout"}, "and none of TensorFlow's own"
     assert saved.signatures["shout"] == Signature(
         {"word": Tensor(None, (None,))}, {"said": Tensor(None, (None,)), "bytes": Tensor("int32", (None,))}
     )
+    saved.warm_up()  # of texts there are no zeros
+    (serialized,) = saved.examples("shout", [{"word": "a", "n": [1, 2], "x": 0.5}])["word"]
+    features = tf.train.Example.FromString(serialized).features.feature
+    assert features["word"].bytes_list.value == [b"a"]
+    assert (features["n"].int64_list.value, features["x"].float_list.value) == ([1, 2], [0.5])
+    with pytest.raises(RestError, match="feature n must be a number, a text, or a list of either"):
+        saved.examples("shout", [{"n": None}])
     found = saved.run("shout", {"word": np.array([b"a", b"\xc3\xa9"], object)})
     assert {name: array.tolist() for name, array in found.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
     with pytest.raises(RestError, match="the model refuses the input"):
@@ -417,4 +478,4 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
 def test_a_model_without_a_signature(tmp_path: Path) -> None:
     tf.saved_model.save(tf.Module(), str(tmp_path))
     with pytest.raises(ValueError, match="the model has no signature"):
-        PredictorModel(tmp_path)
+        SavedModel(tmp_path)

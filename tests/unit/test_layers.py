@@ -43,7 +43,7 @@ WITHIN = {
     "fabfile.py": {"ops.cli"},
     "hosts/agent": {"hosts.agent", "jobs"},
     "hosts/serving": {"hosts.serving", "jobs"},
-    "hosts/batch": {"hosts.batch", "hosts.serving.download", "hosts.serving.rest"},
+    "hosts/batch": {"hosts.batch", "hosts.serving.download", "hosts.serving.rest", "hosts.serving.saved"},
     "scaletier": {"scaletier"},
     "trainer": {"trainer", "scaletier"},
     "hosts/tuner": {
@@ -102,7 +102,7 @@ OUTSIDE = {
     "hosts/serving": {"numpy", "orjson"},
     "hosts/serving/__main__.py": {"uvicorn"},
     "hosts/serving/app.py": {"starlette", "prometheus_client", "orjson"},
-    "hosts/serving/saved.py": {"tensorflow", "numpy"},
+    "hosts/serving/saved.py": {"numpy"},
     "hosts/serving/records.py": set(),
     "hosts/serving/catalog.py": set(),
     "hosts/serving/download.py": set(),
