@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from hosts.batch.instances import KEY, of_line, of_record
-from hosts.serving.rest import Arrays, RestError, Signature, chosen, lines, predict
+from hosts.serving.rest import Arrays, RestError, chosen, lines, predict
+from hosts.serving.signatures import Signature
 
 BATCH = 128
 

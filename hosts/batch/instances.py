@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hosts.serving.rest import RestError, Signature, Tensor
+from hosts.serving.rest import RestError
 from hosts.serving.saved import tensorflow
+from hosts.serving.signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"

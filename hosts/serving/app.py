@@ -20,7 +20,8 @@ from starlette.routing import Route
 from hosts.serving import rest
 from hosts.serving.manager import LoadedVersion, ModelManager
 from hosts.serving.records import LoadState
-from hosts.serving.rest import RestError, Tensor
+from hosts.serving.rest import RestError
+from hosts.serving.signatures import Tensor
 
 MOST_BYTES = 16 << 20
 """The largest request, in bytes of JSON: some three thousand images of MNIST."""

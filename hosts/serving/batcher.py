@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hosts.serving.rest import Arrays, RestError, Signature
+from hosts.serving.rest import Arrays, RestError
+from hosts.serving.signatures import Signature
 
 Run = Callable[[str, Arrays], Arrays]
 Saw = Callable[[int], None]

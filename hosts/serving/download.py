@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+MODEL_FILE = "saved_model.pb"
 NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
 """What is wrong with a model that nobody can ask: said when it is deployed, when it is loaded, and by a batch."""
 

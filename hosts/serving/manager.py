@@ -15,7 +15,8 @@ from hosts.serving.batcher import Batcher
 from hosts.serving.catalog import Catalog
 from hosts.serving.download import fetch
 from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
-from hosts.serving.rest import Arrays, RestError, Signature
+from hosts.serving.rest import Arrays, RestError
+from hosts.serving.signatures import Signature
 from jobs.store import Conflict, Files, StoreError
 
 _RETRY_SECONDS = 1

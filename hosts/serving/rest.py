@@ -9,11 +9,12 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
+
+from hosts.serving.signatures import Signature, Tensor, shape_text
 
 SIGNATURE = "serving_default"
 _BASE64 = "b64"
@@ -30,28 +31,6 @@ class RestError(Exception):
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output of a signature: NumPy kind, None for texts, and shape, None for any."""
-
-    dtype: str | None
-    shape: tuple[int | None, ...] | None
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A function of a model."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-
-    @property
-    def by_rows(self) -> bool:
-        """True if each input row gives an output row by the shapes: then requests can be batched."""
-        tensors = [*self.inputs.values(), *self.outputs.values()]
-        return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)
 
 
 def body_of(content: bytes) -> dict[str, Any]:
@@ -195,11 +174,6 @@ def _fits(found: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
     if wanted is None:
         return True
     return len(found) == len(wanted) and all(want in (None, size) for size, want in zip(found, wanted, strict=True))
-
-
-def shape_text(shape: Sequence[int | None] | None) -> str:
-    """Return a shape as `[?, 784]`."""
-    return "any" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def answer(outputs: Arrays, by_rows: bool) -> bytes:

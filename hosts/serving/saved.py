@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from hosts.serving.download import NO_SIGNATURE
-from hosts.serving.rest import Arrays, RestError, Signature, Tensor, predict
+from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
+from hosts.serving.rest import Arrays, RestError, predict
+from hosts.serving.signatures import Signature, Tensor, read_signatures
 
 _TAG = "serve"
-# Signatures of TensorFlow's own begin so.
-_PRIVATE = "__saved_model"
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Library:
     file_io: Any
     record_io: Any
     example: Any
-    dtypes: Any
     ops: Any
     session: Any
     saved_model: Any
@@ -63,7 +61,6 @@ def tensorflow() -> Library:
                 "python.lib.io.file_io",
                 "python.lib.io._pywrap_record_io",
                 "core.example.example_pb2",
-                "python.framework.dtypes",
                 "python.framework.ops",
                 "python.client.session",
                 "python.saved_model.loader_impl",
@@ -79,27 +76,21 @@ class SavedModel:
         """Load a SavedModel; raise TensorFlow's error if that fails."""
         tf = tensorflow()
         self._session = tf.session.Session(graph=tf.ops.Graph())
-        definitions = tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG]).signature_def
-        signatures = {
-            name: definitions[name] for name in definitions if not name.startswith(_PRIVATE) and definitions[name].outputs
-        }
-        if not signatures:
+        tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG])
+        self.signatures = read_signatures((folder / MODEL_FILE).read_bytes())
+        if not self.signatures:
             raise ValueError(f"the model {NO_SIGNATURE}")
-        self.signatures = {name: Signature(_tensors(s.inputs), _tensors(s.outputs)) for name, s in signatures.items()}
-        self._calls = {name: self._callable(signature) for name, signature in signatures.items()}
+        self._calls = {name: self._callable(signature) for name, signature in self.signatures.items()}
 
-    def _callable(self, signature: Any) -> Any:
-        element = self._session.graph.as_graph_element
-        inputs = [element(info.name) for _, info in sorted(signature.inputs.items())]
-        return self._session.make_callable({name: info.name for name, info in signature.outputs.items()}, feed_list=inputs)
+    def _callable(self, signature: Signature) -> Any:
+        inputs = [self._session.graph.as_graph_element(tensor.name) for _, tensor in sorted(signature.inputs.items())]
+        return self._session.make_callable({name: tensor.name for name, tensor in signature.outputs.items()}, feed_list=inputs)
 
     def warm_up(self) -> None:
         """Run signatures with zeros, so that the first request does not wait for TensorFlow's set-up."""
         for name, signature in self.signatures.items():
-            inputs = {key: _zeros(tensor) for key, tensor in signature.inputs.items()}
-            if all(array is not None for array in inputs.values()):
-                with contextlib.suppress(Exception):  # zeros are no input of every model
-                    self.run(name, inputs)  # type: ignore[arg-type]  # there is no None in it
+            with contextlib.suppress(Exception):  # zeros are no input of every model
+                self.run(name, {key: _zeros(tensor) for key, tensor in signature.inputs.items()})
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
         """Return the outputs of a signature.
@@ -125,19 +116,9 @@ class SavedModel:
         return predict({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
 
 
-def _tensors(infos: Any) -> dict[str, Tensor]:
-    return {name: _tensor(info) for name, info in infos.items()}
-
-
-def _tensor(info: Any) -> Tensor:
-    kind = tensorflow().dtypes.as_dtype(info.dtype)
-    shape = None if info.tensor_shape.unknown_rank else tuple(None if d.size < 0 else d.size for d in info.tensor_shape.dim)
-    return Tensor(None if kind == tensorflow().dtypes.string else np.dtype(kind.as_numpy_dtype).name, shape)
-
-
-def _zeros(tensor: Tensor) -> np.ndarray[Any, Any] | None:
+def _zeros(tensor: Tensor) -> np.ndarray[Any, Any]:
     if tensor.dtype is None or tensor.shape is None:
-        return None
+        raise ValueError("there are no zeros of texts, or of any shape")
     return np.zeros([1 if size is None else size for size in tensor.shape], tensor.dtype)
 
 

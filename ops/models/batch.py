@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from hosts.batch.request import FILE, Request
+from hosts.serving.download import MODEL_FILE
 from hosts.serving.records import Model, Version, VersionState, folder_of
+from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
 from infra.spec import Role
 from infra.templates import ROOT as HERE
@@ -16,9 +18,7 @@ from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError, meant
-from ops.models.export import MODEL
 from ops.models.lookup import catalog_of, existing_model, existing_version
-from ops.models.savedmodel import signatures
 from ops.package import package
 from ops.submit.config import JobFlags, automatic_id
 from ops.submit.fitness import check_job_dir
@@ -28,7 +28,10 @@ from ops.submit.train import prepare_program, run_told, shared
 
 _MODULE = "hosts.batch.task"
 # The model server's modules that load a model, and define requests and answers: a batch has the same format.
-_SHARED = ("hosts/__init__.py", *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved")))
+_SHARED = (
+    "hosts/__init__.py",
+    *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")),
+)
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
@@ -134,9 +137,9 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
     if name is None:
         return
     try:
-        available = signatures(bucket.read(f"{source}/{MODEL}") or b"")
+        available = read_signatures(bucket.read(f"{source}/{MODEL_FILE}") or b"")
     except ValueError as error:
-        raise UsageError(f"{source}/{MODEL}: {error}") from None
+        raise UsageError(f"{source}/{MODEL_FILE}: {error}") from None
     if name not in available:
         raise UsageError(
             f"--signature {name!r} is none of the model{meant(name, available)}; there are {', '.join(available) or 'none'}"

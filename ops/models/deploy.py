@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hosts.serving.catalog import Catalog
-from hosts.serving.download import NO_SIGNATURE
+from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
 from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
+from hosts.serving.signatures import read_signatures
 from jobs.store import Conflict, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -23,9 +24,8 @@ from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import loaded, server
-from ops.models.export import MODEL, newest
+from ops.models.export import newest
 from ops.models.lookup import all_models, catalog_of, changed, check_change, find_model
-from ops.models.savedmodel import signatures
 from ops.models.versions import shown
 from ops.submit.trials import best_of, say_which
 
@@ -132,19 +132,19 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
         paths = [path for path in output.files if path.startswith(below)]
         where = f"{output.job_dir}/{folder}".rstrip("/")
         size = sum(output.files[path] for path in paths)
-        content = output.read(f"{below}{MODEL}")
+        content = output.read(f"{below}{MODEL_FILE}")
         return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
     here = Path(origin)
-    if not (here / MODEL).is_file():
+    if not (here / MODEL_FILE).is_file():
         raise UsageError(
-            f"--origin {origin} is no folder with a {MODEL}: fab export fetches one, and --job takes that of a job"
+            f"--origin {origin} is no folder with a {MODEL_FILE}: fab export fetches one, and --job takes that of a job"
         )
 
     size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
     return _Origin(
-        str(here.resolve()), (here / MODEL).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
+        str(here.resolve()), (here / MODEL_FILE).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
     )
 
 
@@ -184,9 +184,9 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
         UsageError: if none can.
     """
     try:
-        available = signatures(source.model)
+        available = read_signatures(source.model)
     except ValueError as error:
-        raise UsageError(f"{source.said}/{MODEL}: {error}") from None
+        raise UsageError(f"{source.said}/{MODEL_FILE}: {error}") from None
     if not available:
         raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
     others = sum(version.size for model in all_models(catalog)[0] for version in model.there if version.wanted)

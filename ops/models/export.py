@@ -6,6 +6,8 @@ import shutil
 import uuid
 from pathlib import Path
 
+from hosts.serving.download import MODEL_FILE
+from hosts.serving.signatures import Tensor, read_signatures, shape_text
 from infra.inventory import Host, Inventory
 from infra.templates import ROOT as HERE
 from jobs import paths
@@ -17,12 +19,10 @@ from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
-from ops.models.savedmodel import signatures
 from ops.package import declared, push, runtimes
 from ops.package.push import PYTHON
 from ops.submit.trials import best_of, say_which
 
-MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
 # As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
 _RUN = """set -e
@@ -59,7 +59,7 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
 
 def newest(found: JobOutput) -> str | None:
     """Return the folder of an output's newest complete SavedModel, by its name in seconds since 1970."""
-    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL}
+    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL_FILE}
     whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
     def age(folder: str) -> tuple[int, str]:
@@ -120,14 +120,27 @@ def _fetch(found: JobOutput, folder: str, target: Path) -> None:
 
 def _show(target: Path, source: str, as_json: bool) -> None:
     try:
-        available = signatures((target / MODEL).read_bytes())
+        available = read_signatures((target / MODEL_FILE).read_bytes())
     except ValueError as error:
-        raise OpsError(f"{target / MODEL}: {error}") from None
+        raise OpsError(f"{target / MODEL_FILE}: {error}") from None
+    signatures = {
+        name: {
+            kind: {tensor: _format(info) for tensor, info in tensors.items()}
+            for kind, tensors in (("inputs", signature.inputs), ("outputs", signature.outputs))
+        }
+        for name, signature in available.items()
+    }
     if as_json:
-        terminal.as_json({"path": str(target), "source": source, "signatures": available})
+        terminal.as_json({"path": str(target), "source": source, "signatures": signatures})
         return
     terminal.out(str(target))
-    for name, signature in available.items():
+    for name, sides in signatures.items():
         terminal.out()
-        rows = [(kind[:-1], tensor, shape) for kind, tensors in signature.items() for tensor, shape in tensors.items()]
+        rows = [(kind[:-1], tensor, shape) for kind, tensors in sides.items() for tensor, shape in tensors.items()]
         terminal.table((name, "TENSOR", "SHAPE"), rows)
+
+
+def _format(tensor: Tensor) -> str:
+    """Format a tensor as `int64 [?]`."""
+    shape = "of any shape" if tensor.shape is None else shape_text(tensor.shape)
+    return f"{tensor.dtype or 'string'} {shape}"

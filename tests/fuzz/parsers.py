@@ -21,6 +21,7 @@ from hosts.agent.lines import Messages, Splitter
 from hosts.batch import instances
 from hosts.serving.records import Model
 from hosts.serving.rest import RestError
+from hosts.serving.signatures import read_signatures
 from infra.config import ConfigError
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
@@ -38,7 +39,6 @@ from ops.cluster import inventory
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
 from ops.logs.filters import wanted
-from ops.models.savedmodel import signatures
 from ops.package import declared, hostpython, wheels
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
@@ -306,7 +306,9 @@ PARSERS: Mapping[str, Parser] = {
     "--since, --until, --lines, --severity": Parser(
         _wanted, (UsageError,), (b"2026-01-31T00:00:00Z\n10m\n100\nWARNING", b"12:30\n\nall\nerror")
     ),
-    "a saved model": Parser(signatures, (ValueError,), (bytes.fromhex("08011212 2a10 0a0161 120b 0a090a0178 1204 10011a00"),)),
+    "a saved model": Parser(
+        read_signatures, (ValueError,), (bytes.fromhex("08011212 2a10 0a0161 120b 0a090a0178 1204 10011a00"),)
+    ),
     "an evaluation": Parser(
         evaluation.parse,
         (ValueError,),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hosts.batch.inference import BATCH, ShardPredictor
 from hosts.batch.inputs import kind_of
 from hosts.batch.instances import of_line, of_record
-from hosts.serving.rest import Arrays, RestError, Signature, Tensor, predict
+from hosts.serving.rest import Arrays, RestError, predict
+from hosts.serving.signatures import Signature, Tensor
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

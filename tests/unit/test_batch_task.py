@@ -22,8 +22,9 @@ from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
 from hosts.batch.shards import Count, Done, InputFile, Tally, cut
-from hosts.serving.rest import RestError, Signature, Tensor
+from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, tensorflow
+from hosts.serving.signatures import Signature, Tensor
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

@@ -68,7 +68,7 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
     served = {path for path in submission.package.files if path.startswith("hosts/serving/")}
-    assert served == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved")}
+    assert served == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
     assert submission.data == {}, "it trains on nothing"
     assert re.fullmatch(r"predict_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
 

@@ -18,7 +18,8 @@ from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
 from hosts.serving.records import Version, folder_of
-from hosts.serving.rest import Arrays, Signature, Tensor
+from hosts.serving.rest import Arrays
+from hosts.serving.signatures import Signature, Tensor
 from jobs.folder import LocalStore
 
 

@@ -17,7 +17,8 @@ from hosts.serving.batcher import Batcher
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
 from hosts.serving.records import LoadState, Model, Version, folder_of
-from hosts.serving.rest import Arrays, RestError, Signature, Tensor
+from hosts.serving.rest import Arrays, RestError
+from hosts.serving.signatures import Signature, Tensor
 from jobs.folder import LocalStore
 from jobs.store import StoreError
 

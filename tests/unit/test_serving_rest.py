@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hosts.serving import rest
-from hosts.serving.rest import RestError, Signature, Tensor
+from hosts.serving.rest import RestError
+from hosts.serving.signatures import Signature, Tensor
 
 ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
