@@ -32,9 +32,9 @@ NOT_HERE = frozenset(
         "etc/hosts",
         "etc/systemd/network/50-scaletier.network",
         "etc/systemd/system/scaletier-firstboot.service",
-        "etc/systemd/system/scaletier-wall.service",
+        "etc/systemd/system/scaletier-firewall.service",
         "usr/lib/scaletier/firstboot",
-        "usr/lib/scaletier/wall",
+        "usr/lib/scaletier/firewall",
     }
 )
 

@@ -35,4 +35,4 @@ def wall(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) ->
 
     takes = [FirewallRow(end(row.source), row.ranges, row.why, row.peers) for row in rows if row.destination == role]
     sends = [FirewallRow(end(row.destination), row.ranges, row.why, row.peers) for row in rows if row.source == role]
-    return render("wall.nft.j2", takes=takes, sends=sends)
+    return render("host-firewall.nft.j2", takes=takes, sends=sends)

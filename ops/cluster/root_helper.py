@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from infra.inventory import Host
 
-PROGRAM = "/usr/lib/scaletier/host"
+PROGRAM = "/usr/lib/scaletier/root-helper"
 MEMORY_SHARE = 0.4
 """The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
 _LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker", "@port@"
@@ -24,7 +24,7 @@ def command(verb: str, *words: str) -> str:
 
 def reading(host: Host, argv: Sequence[str]) -> str:
     """Return the command line of a program that reads jobs' files, and writes nothing."""
-    return command("aside", "reading", _memory(host), "--", *argv)
+    return command("sandbox", "reading", _memory(host), "--", *argv)
 
 
 def writing(host: Host, argv: Sequence[str], folder: str) -> str:
@@ -34,8 +34,8 @@ def writing(host: Host, argv: Sequence[str], folder: str) -> str:
     (`hosts.agent.token_broker`).
     """
     if folder.startswith("/"):
-        return command("aside", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)
-    return f"{_LENDING} {shlex.quote(folder)} -- {command('aside', 'writing', _memory(host), _PORT, '--', *argv)}"
+        return command("sandbox", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)
+    return f"{_LENDING} {shlex.quote(folder)} -- {command('sandbox', 'writing', _memory(host), _PORT, '--', *argv)}"
 
 
 def _memory(host: Host) -> str:

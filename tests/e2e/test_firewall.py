@@ -62,7 +62,7 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
     finally:
         cluster.ssh("evaluator-0", f"sudo ip addr del {borrowed}/32 dev lo")
         for host in ("evaluator-0", "ps-0"):
-            cluster.ssh(host, "sudo systemctl restart scaletier-wall")
+            cluster.ssh(host, "sudo systemctl restart scaletier-firewall")
         cluster.start_again("worker-1")
 
 
@@ -90,9 +90,9 @@ def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
         answer = cluster.ssh(other, f"sudo python3 /tmp/ports.py {' '.join(scan)}", timeout=600)
         assert answer.out.splitlines() == nothing, answer.text
     finally:
-        cluster.ssh(other, "sudo systemctl restart scaletier-wall")
+        cluster.ssh(other, "sudo systemctl restart scaletier-firewall")
     # A firewall that is loaded again knows them; one whose job is over does not, however it ends.
-    assert cluster.ssh("worker-0", "sudo systemctl restart scaletier-wall").code == 0
+    assert cluster.ssh("worker-0", "sudo systemctl restart scaletier-firewall").code == 0
     assert _peers(cluster, "worker-0") == {hosts["master-0"]}
     cluster.ssh("worker-0", "sudo systemctl kill --signal KILL scaletier.service 'scaletier-launch@*'")
     assert cluster.fab("cancel", "held").code == 0
@@ -143,6 +143,6 @@ def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresse
         open_ = json.dumps([[addresses["ps-0"], TENSORFLOW_PORT, limit(60)]])
         assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{open_}'").out) == [True]
     finally:
-        cluster.ssh("ps-0", "sudo systemctl restart scaletier-wall")
+        cluster.ssh("ps-0", "sudo systemctl restart scaletier-firewall")
         cluster.up()
     assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out) == [False] * len(json.loads(asked))

@@ -109,11 +109,11 @@ def test_what_a_job_leaves_goes_with_it(cluster: Stack) -> None:
         ("-u admin id", "a password is required"),
         ("-u replica id", "a password is required"),
         ("/usr/lib/scaletier/launch", "a password is required"),
-        ("/usr/lib/scaletier/host", "refused: "),
-        ("/usr/lib/scaletier/host remove ../../etc", "refused: '../../etc' is no id of a job"),
-        ("/usr/lib/scaletier/host forget ../../../etc", "refused: '../../../etc' is no id of a job"),
-        ("/usr/lib/scaletier/host aside reading 1 -p User=root -- id", "refused: "),
-        ("/usr/lib/scaletier/host aside writing 99999999 /etc -- id", "refused: '/etc' is no folder in the bucket"),
+        ("/usr/lib/scaletier/root-helper", "refused: "),
+        ("/usr/lib/scaletier/root-helper remove ../../etc", "refused: '../../etc' is no id of a job"),
+        ("/usr/lib/scaletier/root-helper forget ../../../etc", "refused: '../../../etc' is no id of a job"),
+        ("/usr/lib/scaletier/root-helper sandbox reading 1 -p User=root -- id", "refused: "),
+        ("/usr/lib/scaletier/root-helper sandbox writing 99999999 /etc -- id", "refused: '/etc' is no folder in the bucket"),
     ],
 )
 def test_who_logs_in_may_have_root_do_nothing_else(cluster: Stack, words: str, says: str) -> None:
@@ -125,7 +125,7 @@ def test_who_logs_in_may_have_root_do_nothing_else(cluster: Stack, words: str, s
 
 def test_who_logs_in_may_not_write_what_root_goes_by(cluster: Stack) -> None:
     for path in (
-        "/usr/lib/scaletier/host",
+        "/usr/lib/scaletier/root-helper",
         "/etc/systemd/system/x",
         "/opt/scaletier/x",
         "/var/lib/scaletier/jobs/x",
@@ -142,7 +142,7 @@ with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo(path)
         entry.size, entry.mode = len(content), 0o6755
         tar.addfile(entry, io.BytesIO(content))
-line = ["sudo", "-n", "/usr/lib/scaletier/host", "take-in", "ab12"]
+line = ["sudo", "-n", "/usr/lib/scaletier/root-helper", "take-in", "ab12"]
 print(subprocess.run(line, input=gzip.compress(packed.getvalue()), capture_output=True).stderr.decode())
 """
 

@@ -71,8 +71,8 @@ class Host:
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
         text = text.replace("/run/scaletier-stop", f"{root}/run/stop")
-        ended = (SCRIPT.parent / "ended").read_text().replace("/usr/bin/python3", sys.executable)
-        enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
+        ended = (SCRIPT.parent / "post-stop").read_text().replace("/usr/bin/python3", sys.executable)
+        enter = (SCRIPT.parent / "exec-program").read_text().replace("/usr/bin/python3", sys.executable)
         for name in ("host.json", "network"):
             text = text.replace(f"/etc/scaletier/{name}", str(root / "etc" / name))
         text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
@@ -81,8 +81,8 @@ class Host:
         places = {"python": sys.executable, "root": root, "script": script}
         for file, content in {
             script: text,
-            root / "enter": enter,
-            root / "ended": ended.replace("/run/scaletier", f"{root}/run"),
+            root / "exec-program": enter,
+            root / "post-stop": ended.replace("/run/scaletier", f"{root}/run"),
             root / "bin/systemd-run": _SYSTEMD_RUN.format(**places),
             root / "bin/systemctl": _SYSTEMCTL.format(**places),
         }.items():

@@ -1,4 +1,4 @@
-"""The privileged program for fab on a host, /usr/lib/scaletier/host: its refusals and its effects."""
+"""The privileged program for fab on a host, /usr/lib/scaletier/root-helper: its refusals and its effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ops.models import server
 from ops.package import push
 from ops.submit import render
 
-host = module("host")
+host = module("root-helper")
 PLACES = ("/etc/", "/opt/", "/var/lib/")
 CODE = {"jobs/a.py": b"", "hosts/VERSION": b"1", "hosts/tuner/a.py": b""}
 MEMBER = st.one_of(
@@ -62,7 +62,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> tarfi
 
 def on(root: Path) -> str:
     """Return the program's text, as on a host whose root is that folder."""
-    me, text = getpass.getuser(), SCRIPT.with_name("host").read_text()
+    me, text = getpass.getuser(), SCRIPT.with_name("root-helper").read_text()
     for place in PLACES:
         text = text.replace(place, f"{root}{place}")
     for there, here in (("/bucket", f"{root}/bucket"), ("/run", f"{root}/run"), ("replica", me), ("trainer", me)):
@@ -150,7 +150,7 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
     assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
     assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, push.PYTHON, push.STATE_DIR)
     assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
-    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == root_helper.PROGRAM
+    assert f"/{SCRIPT.with_name('root-helper').relative_to(SCRIPT.parents[3])}" == root_helper.PROGRAM
     sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()
     assert [line for line in sudoers if line.startswith("scaletier")] == [
         f"scaletier ALL=(root) NOPASSWD: {root_helper.PROGRAM}"
@@ -217,7 +217,7 @@ def test_a_bucket_is_one(bucket: object) -> None:
 @example("opt/scaletier/.new//package/x", tarfile.REGTYPE, 0o644)
 @example("opt/scaletier/.new/hosts/../x.py", tarfile.REGTYPE, 0o644)
 @example("var/lib/scaletier/secrets/../x.json", tarfile.REGTYPE, 0o644)
-@example("usr/lib/scaletier/host", tarfile.REGTYPE, 0o755)
+@example("usr/lib/scaletier/root-helper", tarfile.REGTYPE, 0o755)
 def test_a_member_is_a_file_in_its_place_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, kind: bytes, mode: int
 ) -> None:
@@ -304,9 +304,9 @@ def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_to_write_into_is_one_of_the_bucket(folder: str) -> None:
-    assert host.line_aside("writing", "1", "/bucket/jobs/a/output", "--", "sh")
+    assert host.sandbox_command("writing", "1", "/bucket/jobs/a/output", "--", "sh")
     with pytest.raises(host.Refused, match="is no folder in the bucket"):
-        host.line_aside("writing", "1", folder, "--", "sh")
+        host.sandbox_command("writing", "1", folder, "--", "sh")
 
 
 def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
@@ -340,17 +340,17 @@ def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
         ("forget",),
         ("forget", "job01", "../../../etc"),
         ("forget", ""),
-        ("aside", "reading"),
-        ("aside", "reading", "1"),
-        ("aside", "reading", "1", "--"),
-        ("aside", "reading", "1", "-p", "User=root", "--", "sh"),
-        ("aside", "reading", "infinity", "--", "sh"),
-        ("aside", "reading", "1 -p User=root", "--", "sh"),
-        ("aside", "reading", "1", "/bucket/jobs", "--", "sh"),
-        ("aside", "else", "1", "--", "sh"),
-        ("aside", "writing", "1", "/bucket/a", "/bucket/b", "--", "sh"),
-        ("aside", "writing", "1", "/etc", "--", "sh"),
-        ("aside", "writing", "1", "--", "sh"),
+        ("sandbox", "reading"),
+        ("sandbox", "reading", "1"),
+        ("sandbox", "reading", "1", "--"),
+        ("sandbox", "reading", "1", "-p", "User=root", "--", "sh"),
+        ("sandbox", "reading", "infinity", "--", "sh"),
+        ("sandbox", "reading", "1 -p User=root", "--", "sh"),
+        ("sandbox", "reading", "1", "/bucket/jobs", "--", "sh"),
+        ("sandbox", "else", "1", "--", "sh"),
+        ("sandbox", "writing", "1", "/bucket/a", "/bucket/b", "--", "sh"),
+        ("sandbox", "writing", "1", "/etc", "--", "sh"),
+        ("sandbox", "writing", "1", "--", "sh"),
     ],
 )
 def test_a_call_that_is_none_is_refused(machine: Machine, words: tuple[str, ...]) -> None:
@@ -385,8 +385,8 @@ def told_of(line: list[str]) -> tuple[list[str], list[str]]:
 def line_of(command: str) -> list[str]:
     """Return the host's translation of a command line of fab's."""
     words = shlex.split(command)
-    assert words[:4] == ["sudo", "-n", root_helper.PROGRAM, "aside"]
-    found: list[str] = host.line_aside(*words[4:])
+    assert words[:4] == ["sudo", "-n", root_helper.PROGRAM, "sandbox"]
+    found: list[str] = host.sandbox_command(*words[4:])
     return found
 
 

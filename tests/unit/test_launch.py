@@ -38,7 +38,7 @@ from infra.spec import PEER_PORTS
 from jobs import paths
 from jobs.records import Plan
 
-launch, at_the_end = module("launch"), module("ended")
+launch, at_the_end = module("launch"), module("post-stop")
 HOME = "/var/lib/scaletier/jobs/job01"
 GOOD: dict[str, Any] = {
     "job": "job01",
@@ -108,7 +108,7 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
 
 def test_a_trainer_may_hold_thousands_of_files_open_and_give_nobody_s_rights_to_one() -> None:
     """The unit's soft limit would be systemd's, 1024."""
-    unit = (SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf").read_text().splitlines()
+    unit = (SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf").read_text().splitlines()
     assert {"LimitNOFILE=1048576", "RestrictSUIDSGID=yes"} <= set(unit)
 
 
@@ -474,8 +474,8 @@ def test_what_is_left_running_is_counted_but_for_who_counts(tmp_path: Path, grou
 
 
 def test_an_older_launcher_tells_no_signal(host: Host, tmp_path: Path) -> None:
-    told = (host.root / "ended").read_text().replace('"signal": number, ', "")
-    (host.root / "ended").write_text(told)
+    told = (host.root / "post-stop").read_text().replace('"signal": number, ', "")
+    (host.root / "post-stop").write_text(told)
     assert finished(started(host, tmp_path, "import os; os.kill(os.getpid(), 9)")) == -9
 
 
@@ -565,7 +565,7 @@ def test_a_trainer_reaches_its_peers_alone_and_these_while_it_runs(tmp_path: Pat
     for name, text in {"id": "echo 997", "ip": f'echo "$@" >>{asked}'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    script = (SCRIPT.parent / "own-rights").read_text().replace("/etc/scaletier/network", str(network))
+    script = (SCRIPT.parent / "block-metadata").read_text().replace("/etc/scaletier/network", str(network))
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", script], env=environ, check=True)
     added = [line for line in asked.read_text().splitlines() if " add " in line]
@@ -578,7 +578,7 @@ def test_a_trainer_reaches_its_peers_alone_and_these_while_it_runs(tmp_path: Pat
     ]
     network.unlink()
     assert subprocess.run(["sh", "-c", script], env=environ, capture_output=True, check=False).returncode != 0
-    conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
+    conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf"
     lines = [line for line in conf.read_text().splitlines() if line.startswith("Exec")]
     assert lines[:2] == ["ExecStartPre=+/usr/lib/scaletier/peers", "ExecStopPost=+-/usr/lib/scaletier/peers close"]
     assert "ExecStop=+-/usr/lib/scaletier/left" in lines
@@ -592,7 +592,7 @@ def test_what_a_shell_leaves_has_the_seconds_of_the_job(host: Host, tmp_path: Pa
         assignment = Assignment(plan, "master-0", host.package, {"PATH": os.environ["PATH"]}, sys.executable, log)
         assert finished(spawn(Launcher(host.address, str(host.bucket)), assignment)) == 0
         assert f"'TimeoutStopSec={asked}'" in host.asked
-    unit = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
+    unit = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf"
     assert not [line for line in unit.read_text().splitlines() if line.startswith("TimeoutStop")]
 
 
@@ -724,7 +724,7 @@ def test_one_waits_until_nothing_is_left_of_the_one_before(host: Host, tmp_path:
 
 def test_how_another_one_ended_counts_for_none(host: Host, tmp_path: Path) -> None:
     (host.root / "run/ended").write_text('{"code": 0, "outOfMemory": false, "memoryLimit": null, "left": 0}')
-    (host.root / "ended").write_text("#!/bin/sh\n")
+    (host.root / "post-stop").write_text("#!/bin/sh\n")
     assert finished(started(host, tmp_path, "raise SystemExit(3)")) == -9
 
 

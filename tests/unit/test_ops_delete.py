@@ -74,7 +74,7 @@ def test_a_job_is_deleted_with_all_that_is_its(cluster: Cluster, bucket: Path, c
     out, err = capsys.readouterr()
     assert out.startswith("job00 deleted, ")
     assert err.splitlines()[-1] == "ps-0 does not answer; take another id for the next job"
-    line = "sudo -n /usr/lib/scaletier/host forget job00"
+    line = "sudo -n /usr/lib/scaletier/root-helper forget job00"
     assert ("master-0", line) in cluster.fleet.asked  # type: ignore[attr-defined]
 
 

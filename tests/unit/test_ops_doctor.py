@@ -53,7 +53,7 @@ def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch,
         ps_0=None,
         ps_1="1060.0\n 12%\n",
-        worker_0="1000.0\n 91%\nscaletier-wall.service\n",
+        worker_0="1000.0\n 91%\nscaletier-firewall.service\n",
         worker_1="1000.0\n 99%\n",
         worker_2="sh: date: not found\n",
     )
@@ -61,11 +61,11 @@ def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         ("broken", "ps-0 (10.0.0.1) does not answer"),
         ("warning", "the clock of ps-1 is +60000 ms off this one's"),
         ("warning", "the disk of worker-0 is 91 % full"),
-        ("broken", "scaletier-wall.service failed on worker-0"),
+        ("broken", "scaletier-firewall.service failed on worker-0"),
         ("broken", "the disk of worker-1 is 99 % full"),
         ("broken", "worker-2 gives an answer that is none of a host"),
     ]
-    assert found[3].mend == "fab shell worker-0 -- sudo systemctl restart scaletier-wall.service"
+    assert found[3].mend == "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service"
 
 
 @pytest.mark.parametrize("cut", ["", "1000.0", "1000.0\n", "1000.0\n 9", "1000.0\n a%\n"])

@@ -142,7 +142,7 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
     words = shlex.split(command)
     share = str(int(cluster.inventory.chief.memory_bytes * 0.4))
     assert words[: words.index("--")] == [
-        *("sudo", "-n", "/usr/lib/scaletier/host", "aside", "writing", share, "/bucket/jobs/job01/output")
+        *("sudo", "-n", "/usr/lib/scaletier/root-helper", "sandbox", "writing", share, "/bucket/jobs/job01/output")
     ]
     assert words[words.index("sh", words.index("-c")) :][:4] == ["sh", "/opt/scaletier/venv/bin/python", "-m", "mine.saved"]
     assert words[-4:] == ["--model", "cnn", "--job-dir", "/bucket/jobs/job01/output"]

@@ -58,7 +58,7 @@ class FakeServer:
         return found
 
     def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
-        assert command.startswith("sudo -n /usr/lib/scaletier/host ")
+        assert command.startswith("sudo -n /usr/lib/scaletier/root-helper ")
         if name in self.down:
             raise self.down[name]
         if stdin is None:

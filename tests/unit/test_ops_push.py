@@ -19,8 +19,8 @@ ROOT = Path(push.__file__).parents[2]
 
 
 def test_the_command_that_takes_a_job_in() -> None:
-    assert push.take_in_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/host take-in 4f1c job01"
-    assert push.take_in_command("4f1c") == "sudo -n /usr/lib/scaletier/host take-in 4f1c"
+    assert push.take_in_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
+    assert push.take_in_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
 
 
 def test_the_command_that_checks_a_host() -> None:

@@ -79,7 +79,7 @@ def _program(inventory: Inventory, logdir: str, title: str) -> list[str]:
 
 def test_it_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
     words = shlex.split(module.command(inventory.chief, "/bucket/jobs", "x"))
-    assert words[:7] == ["sudo", "-n", "/usr/lib/scaletier/host", "aside", "reading", "800000000", "--"]
+    assert words[:7] == ["sudo", "-n", "/usr/lib/scaletier/root-helper", "sandbox", "reading", "800000000", "--"]
 
 
 def test_the_command_reads_any_bucket_and_serves_the_host_alone(inventory: Inventory) -> None:

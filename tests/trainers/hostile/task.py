@@ -110,8 +110,8 @@ def swap(_: str) -> str:
     package = Path(__file__).resolve().parents[1]
     own = package.parent
     return each(
-        lambda: package.rename(own / "aside"),
-        lambda: own.rename(own.with_name("aside")),
+        lambda: package.rename(own / "sandbox"),
+        lambda: own.rename(own.with_name("sandbox")),
         lambda: (own.parent / "next").symlink_to("/etc"),
         lambda: (own / "link").symlink_to("/etc"),
     )
