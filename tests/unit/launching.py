@@ -32,7 +32,7 @@ except ProcessLookupError:
 if code == 0 and os.path.exists("{root}/left"):
     subprocess.run(["{root}/left"])
 how = ("exited", str(code)) if code >= 0 else ("killed", signal.Signals(-code).name.removeprefix("SIG"))
-subprocess.run(["{root}/ended"], env=os.environ | dict(zip(("EXIT_CODE", "EXIT_STATUS"), how)))
+subprocess.run(["{root}/post-stop"], env=os.environ | dict(zip(("EXIT_CODE", "EXIT_STATUS"), how)))
 os.unlink("{root}/transient/scaletier-trainer.service")
 """
 _SYSTEMCTL = """#!{python}
