@@ -11,8 +11,7 @@ Importing it costs no TensorFlow: what a process needs of that is imported when 
 from __future__ import annotations
 
 from scaletier.cluster import Cluster, ClusterError, cluster
-from scaletier.estimator import EvalSpec, TrainSpec, train_and_evaluate
-from scaletier.fit import fit
+from scaletier.fit import EvalSpec, TrainSpec, fit, train_and_evaluate
 from scaletier.flags import parser
 from scaletier.job import Inspector, Job, JobError
 from scaletier.run import export, main, run

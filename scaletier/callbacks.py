@@ -12,7 +12,7 @@ from scaletier.runtime import import_tensorflow
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.evaluation import Measured
-    from scaletier.local_steps import Round
+    from scaletier.loop import Round
     from scaletier.network import FunctionalModel
 
 # Epochs of data that does not say how many batches it has.
@@ -21,18 +21,16 @@ HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on
 
 
 class Callbacks:
-    """The callbacks of one call of `fit`, and its epochs.
+    """The callbacks of one call of `fit`, or a function that makes them, and its epochs.
 
-    Attributes:
-        history: the `keras.callbacks.History`, on the chief, once training begins.
-        rates: learning rates that callbacks may have set, by their places in the network's `own`.
+    `history` is the `keras.callbacks.History`, on the chief, once training begins; `rates` are learning rates that callbacks
+    may have set, by their places in the network's `own`.
     """
 
     history: Any = None
     rates: Mapping[int, Any] = {}
 
     def __init__(self, callbacks: Any = (), epochs: int | None = None, steps_per_epoch: int | None = None) -> None:
-        """Take the callbacks, or a function that makes them, the number of epochs if it is known, and the steps of each."""
         self._callbacks, self._epochs, self._steps = callbacks, epochs, steps_per_epoch
         self._rounds, self._metrics = list[Any](), list[Any]()
 
@@ -54,34 +52,22 @@ class Callbacks:
                     raise JobError(f"{name} it has {hook}, which is not called. Valid: {', '.join(HOOKS)}")
 
     def plan(self, flags: Flags, length: int | None) -> Flags:
-        """Return the flags with the steps of the job and of each epoch, for data of so many batches.
-
-        Raises:
-            JobError: the length of an epoch is not known.
-        """
+        """Return the flags with the steps of the job and of each epoch, for data of so many batches, if that is known."""
         every = flags.eval_steps or self._steps or length
         if not flags.max_steps and not every:
-            raise JobError(
-                f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or "
-                "steps_per_epoch beside it"
-            )
+            line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
+            raise JobError(f"{line} steps_per_epoch beside it")
         steps = flags.max_steps or (self._epochs or 1) * (every or 1)
         return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
 
     def begin(self, network: FunctionalModel, own: Sequence[Any], flags: Flags, step: int) -> None:
-        """Begin training, or go on with it, at a global step; `own` are tf.Variables in the network's order.
-
-        Raises:
-            JobError: a callback sets the learning rate, which is a schedule.
-        """
+        """Begin training, or go on with it, at a global step; `own` are tf.Variables in the network's order."""
         import keras
 
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
         if not network.reset_on_start and (found := [one for one in self._callbacks if isinstance(one, setters)]):
-            raise JobError(
-                f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule. "
-                "Valid: a learning rate that is a number"
-            )
+            line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
+            raise JobError(f"{line} Valid: a learning rate that is a number")
         self._network, self._own, self._flags = network, own, flags
         epochs, network.model.stop_training = -(-flags.max_steps // (flags.eval_steps or 1)), False
         self.history = keras.callbacks.History()
@@ -99,7 +85,6 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """True once a callback has ended training."""
         return bool(self._network.model.stop_training)
 
     @property
@@ -108,7 +93,6 @@ class Callbacks:
         return bool(self._rounds)
 
     def add(self, taken: Round) -> None:
-        """Take the loss and the metrics of a round of the chief."""
         self._rounds.append((taken.steps, {"loss": taken.mean_loss, **taken.metrics}))
 
     def end_epoch(self, step: int, evaluate: Callable[[], Measured | None] | None) -> None:

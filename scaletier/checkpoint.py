@@ -34,7 +34,6 @@ class CheckpointReadError(CheckpointError):
 
 
 def directory(job_dir: str) -> str:
-    """Return the directory of a job's checkpoints."""
     return f"{job_dir}/checkpoints"
 
 
@@ -70,44 +69,37 @@ def _list_anew(job_dir: str) -> None:
 
 
 def latest(job_dir: str) -> str | None:
-    """Return the newest checkpoint of the job, or None."""
     return next(iter(newest_first(job_dir)), None)
 
 
 class CheckpointReader:
-    """A checkpoint of a network, read one variable at a time.
+    """A checkpoint of a network, read one variable at a time: the whole may be larger than this host's memory.
 
-    The whole may be larger than this host's memory. The constructor raises CheckpointError that names the first variable that
-    the network and the checkpoint do not share, and UnreadableError if the checkpoint is damaged or gone; so does `value` if
-    it disappears while it is read. `partly` is a line about variables that the checkpoint lacks and that are therefore
-    initialized, or None.
+    The constructor raises CheckpointError that names the first variable that the network and the checkpoint do not share, and
+    CheckpointReadError if the checkpoint is damaged or gone; so does `value`. `own` are the network's own variables that it
+    has, and `partly` is a line about those that it lacks, which are initialized, or None.
     """
 
     def __init__(self, path: str, network: FunctionalModel) -> None:
         self.path = path
         try:
             self._reader = tf.train.load_checkpoint(path)
-            self._shapes = self._found()
-            self.step = int(self._tensor(_STEP))
-            self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
+            shapes = self._reader.get_variable_to_shape_map().items()
+            self._shapes = {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in shapes if key.endswith(_SUFFIX)}
         except _DAMAGE as error:
-            raise _unreadable(path, error) from None
+            raise self._unreadable(error) from None
+        self.step = int(self.named(_STEP))
+        self.data_of = bytes(self.named(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         fixed = [spec for spec in network.fixed if spec.dtype == "float32"]  # and not a state that nothing draws from
         for spec in (*network.shared, *fixed):
             if (shape := self._shapes.get(key_of(spec))) != spec.shape:
                 problem = "has none" if shape is None else f"holds it as {shape}"
-                raise CheckpointError(
-                    f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape}, "
-                    f"it {problem}; pass another --job-dir, or the model that it is of"
-                )
+                line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
+                raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
         self._anew = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
         self.own = fixed if missing else network.own
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
-
-    def _found(self) -> dict[str, tuple[int, ...]]:
-        shapes = self._reader.get_variable_to_shape_map().items()
-        return {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in shapes if key.endswith(_SUFFIX)}
 
     def value(self, spec: Spec) -> npt.NDArray[Any]:
         """Return the variable's value, in its shape; if it is reset on restore, the network's own one."""
@@ -115,33 +107,24 @@ class CheckpointReader:
         return self._anew[key] if key in self._anew else self.named(key)
 
     def named(self, key: str) -> npt.NDArray[Any]:
-        """Return the value of a key."""
         try:
-            array: npt.NDArray[Any] = self._tensor(key)
+            return self._reader.get_tensor(key + _SUFFIX)  # type: ignore[no-any-return]
         except _DAMAGE as error:
-            raise _unreadable(self.path, error) from None
-        return array
+            raise self._unreadable(error) from None
 
     def check(self) -> None:
-        """Read all of it once, a variable at a time.
-
-        Raises:
-            UnreadableError: that fails.
-        """
+        """Read all of it once, a variable at a time."""
         for key in self._shapes:
             self.named(key)
 
-    def _tensor(self, key: str) -> Any:
-        return self._reader.get_tensor(key + _SUFFIX)
+    def _unreadable(self, error: Exception) -> CheckpointReadError:
+        return CheckpointReadError(f"checkpoint {self.path} cannot be read: {one_line(error)}")
 
 
-def _unreadable(path: str, error: Exception) -> CheckpointReadError:
-    return CheckpointReadError(f"checkpoint {path} cannot be read: {one_line(error)}")
-
-
-def not_written(place: str, error: Exception) -> DataError:
-    """Return the error for a failed write below a job's directory."""
-    return DataError(f"{place} cannot be written to: {one_line(error)}; make room there, and run the job again")
+def not_written(place: str, error: Exception) -> Exception:
+    """Return the error for a failed write below a job's directory: itself if a host is lost, else DataError."""
+    line = f"{place} cannot be written to: {one_line(error)}; make room there, and run the job again"
+    return error if is_lost_host(error) else DataError(line)
 
 
 def key_of(spec: Spec) -> str:
@@ -151,8 +134,7 @@ def key_of(spec: Spec) -> str:
 
 def find(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
     """Return the checkpoint to continue from, as `newest`, and log a line about it."""
-    reader = newest(job_dir, network)
-    if reader:
+    if reader := newest(job_dir, network):
         say(f"Resuming from {reader.path}, step {reader.step}")
         if reader.partly:
             say(reader.partly)
@@ -160,10 +142,7 @@ def find(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
 
 
 def newest(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
-    """Return the newest readable checkpoint, or None if there is none at all.
-
-    One that is damaged is passed over with a line about it. CheckpointError where it is another job's, or none can be read.
-    """
+    """Return the newest readable checkpoint, or None if there is none at all; CheckpointError if none can be read."""
     paths = newest_first(job_dir)
     for path in paths:
         try:
@@ -179,10 +158,7 @@ def newest(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
 
 
 class DataPosition:
-    """The global step at which the job's data began, for each replica's place in the data.
-
-    `variables` are its part of a checkpoint.
-    """
+    """The global step at which the job's data began; `variables` are its part of a checkpoint."""
 
     def __init__(self, source: BatchSource, reader: CheckpointReader | None) -> None:
         with tf.device("/device:CPU:0"):
@@ -207,17 +183,10 @@ class Saver:
         self._manager = tf.train.CheckpointManager(saved, directory(job_dir), max_to_keep=keep, checkpoint_name=_NAME)
 
     def save(self) -> None:
-        """Write a checkpoint and remove the oldest ones; half a checkpoint is never the latest.
-
-        Raises:
-            DataError: it cannot be written.
-            tf.errors.OpError: a host is lost that holds some of it.
-        """
+        """Write a checkpoint and remove the oldest ones; half a checkpoint is never the latest."""
         try:
             self._manager.save(checkpoint_number=int(self._step))
         except tf.errors.OpError as error:
-            if is_lost_host(error):
-                raise
             raise not_written(directory(self._job_dir), error) from error
 
 
@@ -231,18 +200,29 @@ class LocalCopy:
             self.own = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.own]
             self.step = tf.Variable(np.int64(0), name=_STEP)
 
+    @classmethod
+    def begun(cls, network: FunctionalModel, reader: CheckpointReader | None = None) -> LocalCopy:
+        """Return the variables as a job begins, or as in a checkpoint."""
+        copy = cls(network)
+        for spec, variable in copy.pairs():
+            variable.assign(network.initial(spec))
+        if reader:
+            copy.restore(reader)
+        return copy
+
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables by their names in checkpoints."""
-        return dict(_named(self.network.shared, self.shared)) | dict(_named(self.network.own, self.own))
+        return {key_of(spec): variable for spec, variable in self.pairs()}
+
+    def pairs(self) -> Iterator[tuple[Spec, Any]]:
+        """Return each variable of the network with the one that holds its value."""
+        return zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True)
 
     @property
     def fixed(self) -> list[Any]:
-        """The variables that no step changes."""
-        return [variable for spec, variable in zip(self.network.own, self.own, strict=True) if spec in self.network.fixed]
+        return [variable for spec, variable in self.pairs() if spec in self.network.fixed]
 
     def initial_test(self) -> list[Any]:
-        """Return the state before an evaluation's first batch."""
         return self.network.initial_test(self.own)
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
@@ -250,12 +230,8 @@ class LocalCopy:
         return self.network.test(self.shared, self.own, state, batch)
 
     def restore(self, reader: CheckpointReader) -> int:
-        """Load a checkpoint, one variable at a time; return its global step.
-
-        Raises:
-            CheckpointError: as in Reader.
-        """
-        for spec, variable in zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True):
+        """Load a checkpoint, one variable at a time; return its global step."""
+        for spec, variable in self.pairs():
             if spec in self.network.shared or spec in reader.own:
                 variable.assign(reader.value(spec))
         self.fix()
@@ -267,14 +243,7 @@ class LocalCopy:
         self.network.fix([variable.numpy() for variable in self.fixed])
 
     def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
-        """Set values, in the network's order, and the global step.
-
-        Of the devices' `own` values it uses the first one's.
-        """
+        """Set values, in the network's order, and the global step; of the devices' `own` values those of the first."""
         for variable, value in zip([*self.shared, *self.own], [*shared, *own[: len(self.own)]], strict=True):
             variable.assign(value)
         self.step.assign(step)
-
-
-def _named(specs: Sequence[Spec], variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    return ((key_of(spec), variable) for spec, variable in zip(specs, variables, strict=True))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CHIEF_TYPES = ("chief", "master")
-TASK_TYPES = (*CHIEF_TYPES, "worker", "ps", "evaluator")
+TASK_TYPES = ("chief", "master", "worker", "ps", "evaluator")
 _PROBE_SECONDS = 0.05
 _REPORT_SECONDS = 5.0
 
@@ -22,18 +21,18 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A task and the cluster that it belongs to; `jobs` maps ps, worker and chief to their `host:port`s.
-
-    TensorFlow 2 calls the master `chief`; TF_CONFIG may call it either.
-    """
+    """A task and its cluster; `jobs` maps ps, worker and chief, which TF_CONFIG may call master, to their `host:port`s."""
 
     task_type: str = "chief"
     task_index: int = 0
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def name(self) -> str:
+        return f"{self.task_type}/{self.task_index}"
+
+    @property
     def address(self) -> str:
-        """This task's own `host:port`."""
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self) -> dict[str, str]:
@@ -42,10 +41,7 @@ class Cluster:
 
 
 def parse(tf_config: str | None) -> Cluster:
-    """Return the cluster in TF_CONFIG's JSON; one process if it is absent, empty, or has no cluster.
-
-    Raises ClusterError for JSON that is not TF_CONFIG, for an unknown task, and for a cluster without a chief.
-    """
+    """Return the cluster in TF_CONFIG's JSON, or raise ClusterError; one process if it is absent, empty, or has no cluster."""
     try:
         config = json.loads(tf_config or "{}")
         jobs = {str(job): _addresses(str(job), hosts) for job, hosts in (config.get("cluster") or {}).items()}
@@ -70,11 +66,6 @@ def parse(tf_config: str | None) -> Cluster:
 
 
 def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
-    """Return the addresses of a list of `host:port`.
-
-    Raises:
-        ClusterError: it is something else.
-    """
     if not isinstance(hosts, list):
         raise ClusterError(f"TF_CONFIG's cluster has {hosts!r} for {job}; valid is a list of host:port")
     for host in hosts:
@@ -84,10 +75,7 @@ def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
 
 
 def cluster(environ: Mapping[str, str] | None = None) -> Cluster:
-    """Return this process's cluster by TF_CONFIG of `environ`, os.environ by default.
-
-    Errors are those of parse.
-    """
+    """Return this process's cluster by TF_CONFIG of `environ`, os.environ by default; errors are those of parse."""
     return parse((os.environ if environ is None else environ).get("TF_CONFIG"))
 
 
@@ -98,13 +86,11 @@ def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None
     """
     missing = dict(peers)
     next_report = time.monotonic() + _REPORT_SECONDS
-    while missing:
-        missing = {name: address for name, address in missing.items() if not _accepts(address)}
-        if missing and time.monotonic() >= next_report:
+    while missing := {name: address for name, address in missing.items() if not _accepts(address)}:
+        if time.monotonic() >= next_report:
             report(f"Waiting for {', '.join(missing)}")
             next_report = time.monotonic() + _REPORT_SECONDS
-        if missing:
-            time.sleep(_PROBE_SECONDS)
+        time.sleep(_PROBE_SECONDS)
 
 
 def _accepts(address: str) -> bool:

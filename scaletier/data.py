@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from scaletier.job import JobError, kind_of, wants_argument
@@ -10,7 +11,6 @@ from scaletier.runtime import here, import_tensorflow, one_line
 
 tf = import_tensorflow()
 
-_REPLICAS = 1000
 _FIRST_BATCHES = 16
 
 
@@ -19,25 +19,14 @@ class DataError(RuntimeError):
 
 
 def batch_errors() -> tuple[type[Exception], ...]:
-    """Return TensorFlow's errors for a batch that cannot be made or that a model cannot take.
-
-    Examples are a label that is no class, a word that an embedding does not have, a file that is gone, a program's own error
-    in making it.
-    """
-    errors = tf.errors
-    return (
-        errors.InvalidArgumentError,
-        errors.NotFoundError,
-        errors.OutOfRangeError,
-        errors.PermissionDeniedError,
-        errors.UnimplementedError,
-        errors.UnknownError,
-    )
+    """Return TensorFlow's errors for a batch that cannot be made, or that a model cannot take: a label that is no class."""
+    codes = "InvalidArgument", "NotFound", "OutOfRange", "PermissionDenied", "Unimplemented", "Unknown"
+    return tuple(getattr(tf.errors, f"{code}Error") for code in codes)
 
 
 def replica_seed(seed: int, replica: int) -> int:
     """Return the seed of one replica's order of the data; distinct for up to 1,000 replicas of a job."""
-    return seed * _REPLICAS + replica
+    return seed * 1000 + replica
 
 
 class BatchSource:
@@ -61,19 +50,16 @@ class BatchSource:
         self.description = f"{size} batches of {self.element_spec}"
         self._size: int | None = None
         self.length = size if size > 0 else None
-        if any(
-            getattr(one, "shape", None) is not None and one.shape.rank is None for one in tf.nest.flatten(first.element_spec)
-        ):
+        shapes = [getattr(one, "shape", None) for one in tf.nest.flatten(first.element_spec)]
+        if any(shape is not None and shape.rank is None for shape in shapes):
             raise JobError(f"the job's {name} does not say how many dimensions it has; give from_generator an output_signature")
-        check(first, name)
+        _check(first, name)
         if portable and not callable(data):
-            self._graph = graph(data).numpy()
+            self._graph = _graph(data).numpy()
 
     def _made(self, context: Any) -> Any:
         if self._graph is not None:
-            with here():
-                packed = tf.constant(self._graph)
-            return made(packed, self.element_spec)
+            return self._unpacked(lambda: tf.constant(self._graph))
         try:
             dataset = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         except (tf.errors.OpError, OSError) as error:
@@ -84,7 +70,6 @@ class BatchSource:
         return dataset
 
     def keep_size(self, size: int) -> None:
-        """Train on batches of so many samples alone."""
         if self.batch_size is None:
             self._size = size
 
@@ -102,14 +87,12 @@ class BatchSource:
         return _endless(dataset, batches * replicas).shard(replicas, replica)
 
     def once(self) -> Any:
-        """Return the batches, each once."""
         return self._made(tf.distribute.InputContext())
 
     @property
     def batch_size(self) -> int | None:
         """The number of samples of each batch, if the data has it before it is read."""
-        size: int | None = tf.nest.flatten(self.element_spec)[0].shape[0]
-        return size
+        return tf.nest.flatten(self.element_spec)[0].shape[0]  # type: ignore[no-any-return]
 
     def largest(self) -> int:
         """Return the number of samples of the largest among the first batches, which may differ."""
@@ -120,25 +103,25 @@ class BatchSource:
         """Return the data of `training` on the current device, maybe another host's; a function runs here."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
+        return self._unpacked(lambda: _graph(self.training(replica, replicas, step)))
+
+    def _unpacked(self, pack: Callable[[], Any]) -> Any:
+        """Return the dataset of a graph that is made here, on the current device."""
         with here():
-            packed = graph(self.training(replica, replicas, step))
-        return made(packed, self.element_spec)
+            packed = pack()
+        return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), self.element_spec)
 
 
 def evaluation(data: Any, portable: bool = False) -> BatchSource:
-    """Return the data of an evaluation.
-
-    Raises:
-        JobError: it is no data, or has no end.
-    """
+    """Return the data of an evaluation; JobError if it is no data, or has no end."""
     data_source = BatchSource(data, "eval_data", portable)
     if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return data_source
 
 
-def graph(dataset: Any) -> Any:
-    """Return a string tensor from which `made` makes this dataset on another host."""
+def _graph(dataset: Any) -> Any:
+    """Return a string tensor from which another host can make this dataset."""
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
 
 
@@ -169,19 +152,8 @@ def _of_one_size(dataset: Any, size: int) -> Any:
     return full.map(lambda *parts: tf.nest.map_structure(lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]), parts))
 
 
-def made(graph: Any, spec: Any) -> Any:
-    """Return the dataset of a graph, on the current device; `spec` is its element_spec."""
-    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
-
-
-def check(dataset: Any, name: str) -> None:
-    """Read a first batch.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-        JobError: its parts are of different sizes.
-        tf.errors.DataLossError: it is damaged, which the job may explain.
-    """
+def _check(dataset: Any, name: str) -> None:
+    """Read a first batch: DataError for none, JobError for parts of different sizes, DataLossError for the job to explain."""
     try:
         element = next(iter(dataset), None)
     except tf.errors.DataLossError:
@@ -196,7 +168,5 @@ def check(dataset: Any, name: str) -> None:
         raise JobError(f"the job's {name} has a single number where there is to be one for each sample: add .batch(…)")
     sizes = {int(part.shape[0]) for part in parts}
     if len(sizes) > 1 or 0 in sizes:
-        counts = ", ".join(map(str, sorted(sizes)))
-        raise JobError(
-            f"a batch of the job's {name} has parts of {counts} samples; all inputs, targets and weights have as many"
-        )
+        what = f"a batch of the job's {name} has parts of {', '.join(map(str, sorted(sizes)))} samples"
+        raise JobError(f"{what}; all inputs, targets and weights have as many")

@@ -1,14 +1,20 @@
-"""Evaluation on all batches of a job's eval_data."""
+"""Evaluation on all batches of a job's eval_data, and the evaluator, a replica outside the cluster that does only this."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from scaletier.job import Inspector
+from scaletier import checkpoint
+from scaletier.data import evaluation
+from scaletier.flags import Flags
+from scaletier.job import Inspector, Job
+from scaletier.loop import EvalInterval, eval_line
 from scaletier.network import Batch, FunctionalModel
-from scaletier.runtime import import_tensorflow, say
+from scaletier.runtime import import_tensorflow, prepare_process, say
 from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
@@ -17,35 +23,24 @@ _TOLD_SECONDS = 60.0
 
 
 class Measured(NamedTuple):
-    """Mean loss, and metrics by name, over all samples; and who looked at the batches, or None."""
+    """Mean loss, and metrics by name, over all samples; and the inspector of the batches, or None."""
 
     loss: float
     metrics: Mapping[str, float]
     inspector: Inspector | None = None
 
     def tell(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
-        """Write summaries for TensorBoard at this step, and call the inspector.
-
-        `last` is True for the job's last evaluation.
-        """
+        """Write summaries for TensorBoard at this step, and call the inspector; `last` for the finished model."""
         figures = {"loss": self.loss, **self.metrics}
         summaries.scalars(step, {f"eval/{name}": value for name, value in figures.items()})
         if self.inspector:
             self.inspector.done(step, figures, summaries, job_dir, last)
 
 
-class Tested(Protocol):
-    """A model as it is at each call: `Network.test` of it, and the state before the first batch."""
-
-    def initial_test(self) -> Sequence[Any]: ...
-
-    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, Sequence[Any], Any]: ...
-
-
 def make_evaluate(
-    network: FunctionalModel, tested: Tested, batches: Any, inspector: Callable[[], Inspector] | None
+    network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], Measured | None]:
-    """Return the evaluation of `tested` on all of `batches`, in this process; traced once.
+    """Return the evaluation of `tested`, as it is at each call, on all of `batches`; it is traced once.
 
     It asks before each batch whether to stop, and then returns None. A long one logs that: only the end of the batches shows
     that data has an end.
@@ -82,3 +77,43 @@ def make_evaluate(
         return Measured(loss / max(samples, 1), by_name, looks)
 
     return evaluate
+
+
+def run_evaluator(job: Job, flags: Flags, index: int) -> None:
+    """Evaluate each new checkpoint until SIGTERM or SIGINT."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    if job.eval_data is None:
+        say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
+        stopped.wait()
+        return
+    prepare_process()
+    batches = evaluation(job.eval_data)
+    network = FunctionalModel(job, batches.element_spec, flags.seed)
+    copy = checkpoint.LocalCopy(network)
+    evaluate = make_evaluate(network, copy, batches.once(), job.inspector)
+    summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
+    interval = EvalInterval(flags.eval_interval)
+    say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
+    evaluated = None
+    while not stopped.wait(min(interval.seconds, 1.0)):
+        path = checkpoint.latest(flags.job_dir)
+        if path is None or path == evaluated or not interval.due(time.monotonic()):
+            continue
+        start = time.monotonic()
+        try:
+            step = copy.restore(checkpoint.CheckpointReader(path, network))
+        except checkpoint.CheckpointReadError as error:
+            if checkpoint.latest(flags.job_dir) == path:  # else it was deleted for a newer one while it was read
+                say(f"{error}; waits for the next one")
+                evaluated = path
+            continue
+        measured = evaluate(stopped.is_set)
+        if measured is None:
+            break
+        say(eval_line(step, measured.loss, measured.metrics))
+        measured.tell(step, summaries, flags.job_dir)
+        if adjusted := interval.record(start, time.monotonic()):
+            say(adjusted)
+        evaluated = path

@@ -1,4 +1,4 @@
-"""`fit`: train a compiled Keras model as `keras.Model.fit` does, on one process or on a cluster."""
+"""`fit` and `train_and_evaluate`: train a compiled Keras model as Keras does, or as tf.estimator did, wherever it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from scaletier.callbacks import Callbacks
 from scaletier.cluster import Cluster, ClusterError, cluster
-from scaletier.flags import Flags, flags_of, parser
+from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.run import RETRY_EXIT_CODE, code_of, fail, leave, train
 from scaletier.runtime import import_tensorflow, one_line
@@ -32,30 +32,15 @@ def fit(
     arguments: argparse.Namespace | Sequence[str] | None = None,
     **fields: Any,
 ) -> Any:
-    """Train a Keras model, evaluate it after each epoch, save and export it.
+    """Train a Keras model, evaluate it after each epoch, save and export it; docs/library.md describes the arguments.
 
     Parameter servers, workers and evaluators end within this call: what follows it runs on the chief alone. A job that fails
-    ends the process, with one line on stderr and the exit codes of `scaletier.run`.
-
-    Args:
-        model_fn: makes the compiled Keras 3 model.
-        train_data: a `tf.data.Dataset` of batches, or a function that makes one, as `Job.data`; where one process trains also
-            arrays, `inputs`, `(inputs, targets)` or `(inputs, targets, sample_weight)`, or a `keras.utils.PyDataset`.
-        validation_data: what to evaluate on after each epoch, in the same forms.
-        steps: batches to train on, over all replicas; --max-steps on the command line counts before it.
-        epochs: passes over `train_data` in place of `steps`.
-        steps_per_epoch: steps of an epoch, if it is no pass over `train_data`; --eval-steps counts before it.
-        batch_size: samples in a batch of arrays.
-        shuffle: whether arrays, or the batches of a PyDataset, come in another order in each epoch.
-        callbacks: Keras's callbacks, or a function that makes them, which is called on the chief alone.
-        class_weight: the weight of each class in the loss, as in `keras.Model.fit`.
-        arguments: what `scaletier.parser()` parsed, or the words to parse; sys.argv's by default.
-        **fields: further fields of `Job`, such as `serving`, or an `optimizer` that depends on the number of replicas.
+    ends the process, with one line on stderr and the exit codes of `scaletier.run`. `fields` are further ones of `Job`.
 
     Returns:
         The `keras.callbacks.History`, whose `model` has the trained weights.
     """
-    flags = _flags(arguments, steps, epochs)
+    flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0 follows from the epochs
     handler = signal.getsignal(signal.SIGTERM)
     try:
         _check(steps=steps, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
@@ -80,20 +65,7 @@ def fit(
     return called.history
 
 
-def _flags(arguments: argparse.Namespace | Sequence[str] | None, steps: int | None, epochs: int | None) -> Flags:
-    """The flags; `max_steps` is 0 if it follows from the epochs."""
-    default = steps or (0 if epochs else None)
-    if isinstance(arguments, argparse.Namespace):
-        flags = flags_of(arguments)
-        return flags if default is None else replace(flags, max_steps=default)
-    known = parser()
-    if default is not None:
-        known.set_defaults(max_steps=default)
-    return flags_of(known.parse_args(arguments))
-
-
 def _check(**counts: Any) -> None:
-    """Raise JobError for a count that is none, and for two of the length of the job."""
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
             raise JobError(f"{name}={count!r} is invalid. Valid: a whole number of at least 1")
@@ -102,29 +74,22 @@ def _check(**counts: Any) -> None:
 
 
 def _batches(name: str, given: Any, task: Cluster, batch_size: int, seed: int | None = None) -> Any:
-    """Data as `Job` takes it; for arrays and a PyDataset a function that makes batches of them, in a random order by `seed`.
-
-    Raises:
-        JobError: several processes train, which cannot share what one of them has in memory.
-    """
+    """Return data as `Job` takes it: for arrays and a PyDataset a function that makes batches, in a random order by `seed`."""
     if given is None or callable(given) or hasattr(given, "element_spec"):
         return given
     if task.jobs:
-        raise JobError(
-            f"{name} is invalid: arrays and PyDatasets are in the memory of one process, and several train. "
-            "Valid: a function that makes a tf.data.Dataset"
-        )
+        line = f"{name} is invalid: arrays and PyDatasets are in the memory of one process, and several train."
+        raise JobError(f"{line} Valid: a function that makes a tf.data.Dataset")
     return functools.partial(_dataset, given, batch_size, seed)
 
 
 def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
-    """Make the batches of arrays, or of a PyDataset."""
     tf = import_tensorflow()
     import keras
     import numpy as np
 
     def plain(parts: Any) -> Any:
-        """Lists, which tf.data takes for tensors, as tuples, and numbers as Keras has them."""
+        """Return lists, which tf.data takes for tensors, as tuples, and numbers as Keras has them."""
         if isinstance(parts, list | tuple):
             return tuple(map(plain, parts))
         if isinstance(parts, dict):
@@ -148,9 +113,8 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
     arrays = plain(given)
     sizes = {len(one) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
     if len(sizes) != 1 or 0 in sizes:
-        raise JobError(
-            f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"
-        )
+        line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"
+        raise JobError(line)
     rows = tf.data.Dataset.range(size := sizes.pop())
     rows = rows if seed is None else rows.shuffle(size, seed, reshuffle_each_iteration=True)
     return rows.batch(batch_size).map(
@@ -159,7 +123,7 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
 
 
 def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
-    """The data with weights of classes, as a function of what `data` is one of."""
+    """Return the data, or the function that makes it, with weights of classes."""
 
     def weighted(made: Any) -> Any:
         from scaletier.private import weighted as by_class
@@ -167,10 +131,33 @@ def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
         try:
             return by_class(made, class_weight)
         except (ValueError, TypeError, AttributeError) as error:
-            raise JobError(
-                f"class_weight is invalid: {one_line(error)}. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
-            ) from None
+            line = f"class_weight is invalid: {one_line(error)}. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
+            raise JobError(line) from None
 
     if not callable(data):
         return weighted(data)
     return functools.wraps(data)(lambda *context: weighted(data(*context)))
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """The training of an estimator program; `max_steps` are batches over all replicas."""
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """The evaluation of an estimator program; `throttle_secs` are the least seconds between two evaluations."""
+
+    input_fn: Callable[..., Any]
+    throttle_secs: float | None = None
+
+
+def train_and_evaluate(
+    model_fn: Callable[[], Any], train_spec: TrainSpec, eval_spec: EvalSpec, arguments: Sequence[str] | None = None
+) -> NoReturn:
+    """Train, evaluate and export the compiled Keras 3 model of `model_fn`; flags in `arguments` count before the specs."""
+    flags = flags_of(arguments, max_steps=train_spec.max_steps, eval_interval=eval_spec.throttle_secs)
+    leave(code_of(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 STRATEGIES = ("async", "sync", "model-parallel")
 COMMUNICATION = ("auto", "ring", "nccl")
@@ -35,7 +36,6 @@ class Flags:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a type of argparse: whole numbers from `minimum` on."""
 
     def parse(text: str) -> int:
         try:
@@ -57,7 +57,6 @@ def _number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return a type of argparse: finite numbers above 0."""
     value = _number(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
@@ -65,7 +64,6 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Return a type of argparse: numbers from 0 to below 1."""
     value = _number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
@@ -89,10 +87,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argparse.ArgumentParser:
-    """Return a parser of these flags, to which a program adds its own.
-
-    `settings` are argparse's, such as `description`. The default of --job-dir is JOB_DIR of `environ`, os.environ by default.
-    """
+    """Return a parser of these flags, to which a program adds its own; `settings` are argparse's, such as `description`."""
     environ = os.environ if environ is None else environ
     flags = _Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
     add = flags.add_argument
@@ -143,15 +138,15 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
     return flags
 
 
-def flags_of(parsed: argparse.Namespace) -> Flags:
-    """Return these flags of a namespace of `parser`, which may have others."""
-    settings = {field.name: getattr(parsed, field.name) for field in fields(Flags)}
-    return Flags(**{**settings, "job_dir": parsed.job_dir.rstrip("/") or "/"})
+def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defaults: Any) -> Flags:
+    """Return these flags of a namespace of `parser`, which may have others, or of words, sys.argv's by default.
 
-
-def parse(arguments: Sequence[str] | None = None) -> Flags:
-    """Return the flags of the command line (sys.argv by default).
-
-    If they are wrong, it prints one line on stderr and exits with code 2.
+    Words count before `defaults`, and these before a namespace. Wrong words are one line on stderr and exit code 2.
     """
-    return flags_of(parser().parse_args(arguments))
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    if not isinstance(arguments, argparse.Namespace):
+        known = parser()
+        known.set_defaults(**defaults)
+        arguments, defaults = known.parse_args(arguments), {}
+    settings = {field.name: getattr(arguments, field.name) for field in fields(Flags)}
+    return Flags(**{**settings, "job_dir": arguments.job_dir.rstrip("/") or "/", **defaults})

@@ -34,45 +34,29 @@ class Inspector(Protocol):
         """Inspect a batch of the evaluation and the model's outputs, as NumPy arrays of the data's structure."""
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """End the evaluation of the global step `step`; `last` is True for the finished model.
-
-        `summaries` are the job's `scaletier.summaries.Summaries`, for TensorBoard.
-        """
+        """End the evaluation of a global step, with `scaletier.summaries.Summaries`; `last` is for the finished model."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: its model, its data, and its settings.
+    """A training job: its model, its data, and its settings, as docs/library.md describes each.
 
     A function given in place of an object is called only if it is needed: a parameter server, or an asynchronous worker, never
-    asks for the model and so starts without TensorFlow's Python.
+    asks for the model and so starts without TensorFlow's Python. Strategy `sync` must begin before TensorFlow computes
+    anything, as it has for a model, a dataset, an optimizer or a metric that is an object here.
+    `scaletier.run` raises JobError for what does not fit together.
 
-    model: a Keras 3 model, or a function without arguments that makes one. A model that is compiled brings its loss, metrics
-        and optimizer. Its `float32` variables are what replicas share, those that are not trained (moving statistics) included.
-    data: a `tf.data.Dataset` of batches `(inputs, targets)` or `(inputs, targets, sample_weight)`, or of inputs alone if the
-        loss needs no targets, of which each replica takes every n-th batch; or a function of a `tf.distribute.InputContext`
-        that makes one for a replica, `input_pipeline_id` of `num_input_pipelines`. One that ends begins again. Its graph goes
-        to the hosts: Python functions in it (`py_function`, `from_generator`) run if the chief trains alone, or by `sync`.
-    loss: as `keras.Model.compile` takes it: a name, a `keras.losses.Loss`, a function of targets and outputs, or a mapping of a
-        model's outputs to these. What layers add by `add_loss` and regularizers comes to it.
-    metrics: names, `keras.metrics.Metric`s or functions of targets and outputs; a mapping of outputs to lists of them; or a
-        function without arguments that makes these.
+    model: a Keras 3 model, or a function without arguments that makes one. One that is compiled brings what is not set here.
+    data: a `tf.data.Dataset` of batches, of which each replica takes every n-th; or a function without arguments, or of a
+        `tf.distribute.InputContext`, that makes one. One that ends begins again.
+    loss, metrics, weighted_metrics: as `keras.Model.compile` takes them, or a function that makes the metrics.
     optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it must have
         an argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
     eval_data: batches to evaluate on, as `data` without arguments; without it nothing is evaluated.
-    serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported;
-        by default the model's inputs by name to its outputs.
+    serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported.
     inspector: a function that makes an `Inspector` of each evaluation.
-    explain: a function of the error that the job's data ended it with (`tf.errors.DataLossError` where it is damaged,
-        `OutOfRangeError` where a replica finds none, `InvalidArgumentError` and others where a batch is not as it should be) to
-        the line that says what to do, or to None.
-    weighted_metrics: as `metrics`, of which samples count by their weights.
+    explain: a function of the error that the job's data ended it with to the line that says what to do, or to None.
     callbacks: what `scaletier.fit` has the chief call.
-
-    Strategy `sync` must begin before TensorFlow computes anything, as it has for a model, a dataset, an optimizer or a metric
-    that is an object here: it is to be what a function makes.
-
-    Raises JobError, from `scaletier.run`, for what does not fit together.
     """
 
     model: Any = None

@@ -1,57 +1,75 @@
-"""K local steps of a replica on each of its devices, as one graph.
-
-Every strategy except model-parallel repeats them.
-"""
+"""A round of a replica as one graph: K local steps on each of its devices, between the two ends of an exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_seed
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import here, import_tensorflow
 
 tf = import_tensorflow()
 
 
-class DivergedError(RuntimeError):
-    """The loss, or a parameter, is no longer a number: the message is one line."""
-
-
 class State(NamedTuple):
-    """A replica's state between rounds: values of the network's `shared` and `own` variables.
+    """A replica's state between rounds: values of the network's `shared` and `own` variables, in their order.
 
-    They are in the variables' order. Those of `own` are there for each of its devices, one after the other.
+    Those of `own` are there for each of its devices, one after the other. An exchange may hold a part instead, which is empty.
     """
 
-    shared: tuple[Any, ...]
-    own: tuple[Any, ...]
+    shared: tuple[Any, ...] = ()
+    own: tuple[Any, ...] = ()
 
     @classmethod
     def initial(cls, network: FunctionalModel) -> State:
         """Return the initial state of a job, on one device of the master."""
-        shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
-        return cls(shared, tuple(tf.constant(network.initial(spec)) for spec in network.own))
+        return cls(*(tuple(tf.constant(network.initial(spec)) for spec in part) for part in (network.shared, network.own)))
+
+    @classmethod
+    def of(cls, shared: Sequence[Any], own: Sequence[Any]) -> State:
+        return cls(*(tuple(variable.read_value() for variable in part) for part in (shared, own)))
 
 
-def numbers(replica: int, replicas: int, devices: int) -> range:
-    """Return the numbers of one replica's devices, which are unique in the job."""
-    return range(replica, replica + replicas * devices, replicas)
+class Exchange:
+    """How a round begins and ends, within its graph; this one is of a replica by itself, which shares nothing."""
+
+    # The parts of the state that come from the round before, and are not held here.
+    carried: tuple[str, ...] = ("shared", "own")
+
+    def begin(self, position: Any, state: State) -> tuple[Any, State]:
+        """Return the global step, int64, and the state that a round starts from."""
+        return position, state
+
+    def end(self, _start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+        """Share what a round came to; return the state after it, the global step, and the results, as in `Taken`."""
+        return reached, taken.position + taken.steps, taken.results
 
 
-def begin_own(network: FunctionalModel, values: Sequence[Any], devices: Sequence[int], step: int) -> list[npt.NDArray[Any]]:
-    """Return the `own` values with which devices of these numbers begin at a global step.
+class Taken(NamedTuple):
+    """Local steps from a global step on, int64, by one of N live hosts; `results` are the mean loss, and a step's metrics."""
+
+    steps: Any
+    position: Any
+    live: Any
+    results: Any
+
+
+def begin_own(
+    network: FunctionalModel, values: Sequence[Any], replica: int, replicas: int, devices: int, step: int
+) -> list[npt.NDArray[Any]]:
+    """Return the `own` values with which a replica's devices begin at a global step.
 
     Optimizers continue from `values`, those of the chief's first device. Random generators draw other numbers on each device,
     and others at each start.
     """
     results = []
-    for number in devices:
+    for number in range(replica, replica + replicas * devices, replicas):  # no other device of the job has it
         for spec, value in zip(network.own, map(np.asarray, values), strict=True):
             if number and value.size and is_seed(spec.variable):
                 value = value.copy()
@@ -60,36 +78,75 @@ def begin_own(network: FunctionalModel, values: Sequence[Any], devices: Sequence
     return results
 
 
-class Round(NamedTuple):
-    """The result of a round: steps, the global step after it, mean loss, and metrics by name.
+def figures(steps: Any, global_step: Any, results: Any, own_loss: Any = None, staleness: Any = 0, compute: Any = 0.0) -> Any:
+    """Return all figures of a round, float64 [6 + metrics]: one tensor, so that it is one message."""
+    own_loss = results[0] if own_loss is None else own_loss
+    stacked = tf.stack([tf.cast(one, tf.float64) for one in (steps, global_step, own_loss, staleness, compute)])
+    return tf.concat([stacked, tf.cast(results, tf.float64)], 0)
 
-    `staleness` are the steps of others between reading the parameters and adding to them; `compute` are the seconds that the
-    steps took by themselves; `mean_loss` is that of samples, since the metrics began.
+
+def round_of(network: FunctionalModel, figures: Any) -> Round:
+    """Return the round of a tensor of `figures`."""
+    steps, global_step, own_loss, staleness, compute, loss, mean_loss, *results = map(float, np.asarray(figures))
+    metrics = dict(zip(network.metric_names, results, strict=True))
+    return Round(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss, own_loss)
+
+
+Run = Callable[..., Any]
+
+
+def make_round(
+    network: FunctionalModel,
+    exchange: Exchange | None,
+    iterator: Any,
+    devices: Sequence[str],
+    metrics: Sequence[Any] = (),
+) -> Run:
+    """Return one round as a graph, for hosts with these devices.
+
+    It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the `figures`.
+    The numbers are the steps, the global step if the exchange does not have it, and the number of hosts that train now: one
+    tensor, so that it goes in one message. `metrics` are as in `run_local_steps`.
+
+    It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
+    exchange = exchange or Exchange()
 
-    steps: int
-    global_step: int
-    loss: float
-    metrics: Mapping[str, float] = {}
-    staleness: int = 0
-    compute: float = 0.0
-    mean_loss: float = 0.0
+    def run(iterator: Any, shared: Any, own: Any, numbers: Any) -> Any:
+        steps, position, live = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))
+        position, (shared, own) = exchange.begin(position, State(shared, own))
+        with tf.control_dependencies([position, *shared]):
+            began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            start = State(tuple(tf.identity(value) for value in shared), tuple(own))
+        training = live * len(devices)
+        reached, loss_sum, results = run_local_steps(network, iterator, start, steps, position, devices, training, metrics)
+        with tf.control_dependencies([*reached.shared, loss_sum]):
+            computed = tf.timestamp()
+        loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
+        with tf.control_dependencies([computed]):
+            taken = Taken(steps, position, live, tf.concat([[loss], results], 0))
+            after, global_step, results = exchange.end(start, reached, taken)
+        staleness = global_step - position - steps
+        return *after, figures(steps, global_step, results, loss, staleness, computed - began)
 
-    @classmethod
-    def of(cls, network: FunctionalModel, figures: Any) -> Round:
-        """Return the round of a tensor of `figures`."""
-        steps, global_step, loss, staleness, compute, mean_loss, *results = map(float, np.asarray(figures))
-        metrics = dict(zip(network.metric_names, results, strict=True))
-        return cls(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss)
+    # There is no Python control flow for AutoGraph to convert, and converting takes time.
+    specs = State(*(tuple(tf.TensorSpec(one.shape, one.dtype) for one in part) for part in (network.shared, network.own)))
+    shared = specs.shared if "shared" in exchange.carried else ()
+    own = specs.own * len(devices) if "own" in exchange.carried else ()
+    numbers = tf.TensorSpec([3], tf.float64)
+    graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, numbers)
+    return graph
 
 
-def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: Any, metrics: Any) -> Any:
-    """Return all figures of a round, float64 [5 + metrics]: one tensor, so that it is one message.
-
-    `metrics` are as those of `Network.step`, the mean loss first.
-    """
-    stacked = tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute)])
-    return tf.concat([stacked, tf.cast(metrics, tf.float64)], 0)
+def take_round(
+    network: FunctionalModel, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
+) -> tuple[State, Round]:
+    """Run one round on the current device; return the new state, which stays there, and the figures."""
+    with here():
+        numbers = tf.constant([steps, position, live], tf.float64)
+    shared, own, told = run(iterator, *state, numbers)
+    return State(tuple(shared), tuple(own)), round_of(network, told.numpy())
 
 
 def run_local_steps(
@@ -99,15 +156,15 @@ def run_local_steps(
     steps: Any,
     position: Any,
     devices: Sequence[str],
-    live: Any = None,
+    live: Any,
     metrics: Sequence[Any] = (),
 ) -> tuple[State, Any, Any]:
     """Take this many steps, int64, from `state`; return the new state, the sum of losses, the metrics.
 
     They use the iterator's next batches. Several devices share the steps, as evenly as can be, each by itself from `state`,
     and the new one is the mean by steps; metrics are those of the first device, which has a step if any has. The first step of
-    each is taken at the global step `position`, int64, and each further one as many after the one before as devices train in
-    the job: `live`, or all. Metrics begin anew, or continue in tf.Variables, `metrics`, for one device alone.
+    each is taken at the global step `position`, int64, and each further one as many after the one before as `live` devices
+    train in the job. Metrics begin anew, or continue in tf.Variables, `metrics`, for one device alone.
     """
     if len(devices) == 1:
         return _run(network, iterator, state, steps, position, live, metrics)
@@ -131,27 +188,22 @@ def _run(
     network: FunctionalModel, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
 ) -> tuple[State, Any, Any]:
     measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
-    counts = [len(network.shared), len(network.own), len(measured)]
+    ends = list(accumulate([len(network.shared), len(network.own), len(measured)], initial=0))
+
+    def divide(values: Sequence[Any]) -> list[Sequence[Any]]:
+        return [values[begin:end] for begin, end in pairwise(ends)]
 
     def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
         batch = Batch.of(iterator.get_next())
-        shared, own, measured = _divide(values, counts)
-        *after, loss, results = network.step(
-            shared, own, measured, batch, position + taken * (network.replicas if live is None else live), live
-        )
-        return (taken + 1, loss_sum + loss, results, *(value for part in after for value in part))
+        shared, own, measured = divide(values)
+        *after, loss, results = network.step(shared, own, measured, batch, position + taken * live, live)
+        return taken + 1, loss_sum + loss, results, *(value for part in after for value in part)
 
     zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)]))
     _, loss_sum, results, *values = tf.while_loop(
         lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *measured), parallel_iterations=1
     )
-    shared, own, after = _divide(values, counts)
+    shared, own, after = divide(values)
     for variable, value in zip(metrics, after, strict=False):
         variable.assign(value, read_value=False)
     return State(tuple(shared), tuple(own)), loss_sum, results
-
-
-def _divide(values: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
-    """Return consecutive parts of the values, of these lengths."""
-    ends = list(accumulate(counts, initial=0))
-    return [values[begin:end] for begin, end in pairwise(ends)]

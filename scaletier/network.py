@@ -1,17 +1,15 @@
-"""A Keras model, with its loss, metrics and optimizer, as pure functions of tensors.
+"""A Keras model, with its loss, metrics and optimizer, as pure functions of tensors: docs/dev/training.md says why.
 
-Keras keeps values in variables. Here a variable is a name, a shape and how it begins, and values are handed in and out: one
-graph then serves every replica, wherever its values lie, and no host holds a model that it does not train.
-Loss and metrics are those of the compiled model: `compute_loss` and `compute_metrics` are called within a StatelessScope.
 Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_apply`; `train_step` of its TensorFlow trainer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,24 +25,17 @@ import keras  # noqa: E402 - TensorFlow imports it, without its noise
 Values = Sequence[Any]
 _FLOAT = "float32"
 # Losses of Keras that compare each target with the output in its place.
-_BY_PLACE = (
-    keras.losses.mean_squared_error,
-    keras.losses.mean_absolute_error,
-    keras.losses.mean_absolute_percentage_error,
-    keras.losses.mean_squared_logarithmic_error,
-    keras.losses.log_cosh,
-    keras.losses.huber,
-    keras.losses.hinge,
-    keras.losses.squared_hinge,
-    keras.losses.categorical_hinge,
-    keras.losses.poisson,
-    keras.losses.kl_divergence,
-    keras.losses.cosine_similarity,
-)
+_BY_PLACE = [
+    getattr(keras.losses, name)
+    for name in (
+        *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_logarithmic_error"),
+        *("log_cosh", "huber", "hinge", "squared_hinge", "categorical_hinge", "poisson", "kl_divergence", "cosine_similarity"),
+    )
+]
 
 
 class Spec(NamedTuple):
-    """A variable: its name, which no other has, its shape, its dtype by name, and Keras's own."""
+    """A variable: its name, which no other has, its shape, its dtype by name, and Keras's own variable."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +44,6 @@ class Spec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -66,7 +56,6 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, element: Any) -> Batch:
-        """Return a dataset's element, or its spec; JobError for a tuple of more than three."""
         if not isinstance(element, tuple):
             return cls(element)
         if 1 <= len(element) <= 3:
@@ -75,22 +64,18 @@ class Batch(NamedTuple):
         raise JobError(f"the data's elements are a tuple of {len(element)}; valid are {valid}")
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        """Return the batch with this done to each tensor."""
         return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
 
 
 class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """The learning rate at the job's global step, not at the optimizer's own count.
-
-    `rates` are those for one replica, for two and so on, or only that for all: schedules, functions, variables.
-    """
+    """The learning rate at the job's global step; `rates` are those for one replica, for two and so on, or one for all."""
 
     def __init__(self, rates: Sequence[Any]) -> None:
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._now: Any = None
 
     def ask(self, step: Any, live: Any = None) -> None:
-        """Set the rate at a global step for N replicas from here on, all of them by default."""
+        """Set the rate at a global step for N replicas, all of them by default."""
         rates = self._rates[-1:] if live is None else self._rates
         values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in rates])
         self._now = values[0 if len(rates) == 1 else tf.minimum(live, len(rates)) - 1]
@@ -102,10 +87,10 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
 class FunctionalModel:
     """A model's step, evaluation and prediction by Keras's own methods, and its variables.
 
-    The methods are `compute_loss` and `compute_metrics`. `shared`: the variables that replicas have in common, float32:
-    trained weights first, then those that a step changes, such as moving means. `own`: those that each replica has for itself:
-    others that a step changes (states of random generators and of layers, counts), then `fixed`, which no step changes, and
-    `slots`, the optimizer's. `reset_on_start`: those of them that the job sets each time it starts, the learning rates.
+    `shared` are the variables that replicas have in common, float32: trained weights first, then those that a step changes,
+    such as moving means. `own` are those that each replica has for itself: others that a step changes (states of random
+    generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `reset_on_start` are
+    those that the job sets each time it starts, the learning rates.
     """
 
     def __init__(
@@ -117,18 +102,10 @@ class FunctionalModel:
         place: Callable[[Any], Any] | None = None,
         evaluated: Any = None,
     ) -> None:
-        """Build the functions of a job's model.
+        """Take the element_spec of a job's data, and of its eval_data if there is any.
 
-        Args:
-            job: the job.
-            element: the element_spec of its data.
-            seed: of the initial values of a model that a function makes.
-            replicas: how many train.
-            place: a context in which the optimizer updates a variable.
-            evaluated: the element_spec of the job's eval_data, if there is any.
-
-        Raises:
-            JobError: model, data, loss, metrics and optimizer do not go together.
+        `seed` is for the initial values of a model that a function makes, `place` a context in which the optimizer updates a
+        variable. Raises JobError if model, data, loss, metrics and optimizer do not go together.
         """
         self.replicas, self._seed, spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
@@ -139,7 +116,9 @@ class FunctionalModel:
             raise JobError(f"the model is {kind_of(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
         _require_keras_steps(self.model)
         if not self.model.built or not self.model.variables:
-            self._build(spec.inputs)
+            symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
+            with _blamed(f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}"), self._scope:
+                self.model(symbolic)
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
         compiled = private.compiled(self.model)
@@ -154,32 +133,29 @@ class FunctionalModel:
         self._begun = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
-        self._initial_metrics = self._reset_metrics()
+        with _Scope(()) as before:
+            self.model.reset_metrics()
+        values = ((one, before.get_current_value(one)) for one in self._metric_variables)
+        # The metrics' variables before any batch.
+        self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
         if evaluated is not None and evaluated != element:
             self._check(Batch.of(evaluated), " of eval_data", False)
 
     def require_portable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
         if private.tables(self.model):
-            raise JobError(
-                f"the model {self.model.name} looks words up in a table, which no other host can be given: do that in the "
-                "job's data, or train by sync, or on one host"
-            )
+            line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
+            raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
     def require_parts(self) -> None:
-        """Raise JobError if loss or metrics need the whole model, not parts of a batch."""
         for name in ("compute_loss", "compute_metrics"):
             if _overrides(self.model, name):
-                raise JobError(
-                    f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}. "
-                    "Valid: --strategy async or sync, or a model without it"
-                )
+                line = f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}."
+                raise JobError(f"{line} Valid: --strategy async or sync, or a model without it")
         for loss in private.losses(self.model):
             if loss.reduction in ("sum", "none", None):
-                raise JobError(
-                    f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}. "
-                    "Valid: a mean over the batch, or --strategy async or sync"
-                )
+                line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
+                raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
 
     def _made(self, model: Any) -> Any:
         """Return the model of a function, without variable values unless the function needs some."""
@@ -201,56 +177,34 @@ class FunctionalModel:
                 self._scope = keras.StatelessScope(initialize_variables=False)
         return None
 
-    def _build(self, inputs: Any) -> None:
-        symbolic = tf.nest.map_structure(_symbolic, inputs)
-        try:
-            with self._scope:
-                self.model(symbolic)
-        except Exception as error:
-            raise JobError(
-                f"the model {self.model.name} does not take inputs of {_shapes(inputs)}: {one_line(error)}"
-            ) from error
-
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
         """Return the job's optimizer for N replicas, or the compiled model's, not built."""
         configured = job.optimizer or compiled.get("optimizer") or "rmsprop"
-        try:
+        with _blamed("the optimizer cannot be had", (ValueError,)):
             if callable(configured):
                 configured = configured(replicas) if wants_argument(configured) else configured()
             optimizer = keras.optimizers.get(configured)
-        except ValueError as error:
-            raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise JobError(f"the optimizer is {kind_of(optimizer)}; valid is one of keras.optimizers, its name, or a function")
         if free := next((part for part in private.parts(optimizer) if type(part).__name__ == "ScheduleFreeAdamW"), None):
-            raise JobError(
-                f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than "
-                "elsewhere. Valid: another optimizer, such as AdamW"
-            )
+            line = f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than"
+            raise JobError(f"{line} elsewhere. Valid: another optimizer, such as AdamW")
         return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
 
     def _compile(self, job: Job, compiled: Mapping[str, Any], optimizer: Any) -> None:
-        """Compile the model with what the job says, or else with what it was compiled with."""
-        loss, weights = job.loss, None
-        if loss is None:
-            loss, weights = compiled.get("loss"), compiled.get("loss_weights")
-        elif isinstance(loss, Mapping):
-            loss = dict(loss)
-        metrics = _metrics_of(job.metrics) or compiled.get("metrics")
-        weighted = _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics")
+        self._user = {
+            "loss": compiled.get("loss") if job.loss is None else dict(job.loss) if isinstance(job.loss, Mapping) else job.loss,
+            "loss_weights": compiled.get("loss_weights") if job.loss is None else None,
+            "metrics": _metrics_of(job.metrics) or compiled.get("metrics"),
+            "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
+        }
         scales = job.optimizer is not None or not compiled
-        self._user = {"loss": loss, "loss_weights": weights, "metrics": metrics, "weighted_metrics": weighted}
-        try:
+        with _blamed(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
             # A class's own `compile` was called by who made the model, and may take other arguments.
             keras.Model.compile(self.model, optimizer, **self._user, jit_compile=False, auto_scale_loss=scales)
-        except (ValueError, TypeError) as error:
-            raise JobError(f"the model {self.model.name} cannot be compiled: {one_line(error)}") from error
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
-        """Make the optimizer use the global step for its schedules; raise JobError for `model.fit`'s own.
-
-        A function of the number of replicas is asked for each number: its rate follows those that are left.
-        """
+        """Make schedules go by the global step, and a function of the number of replicas by those that are left."""
         schedules = []
         counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
         fewer = [private.parts(self._optimizer_of(job, compiled, count)) for count in counts]
@@ -278,9 +232,8 @@ class FunctionalModel:
         specs = _specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
         if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
-            raise JobError(
-                f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
-            )
+            line = f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
+            raise JobError(line)
         changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
         floats = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
         self.fixed = [spec for spec in rest if id(spec.variable) not in scope.assigned]
@@ -292,13 +245,6 @@ class FunctionalModel:
         rates = {id(private.rate_of(part)) for part in self._parts}
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
-
-    def _reset_metrics(self) -> list[npt.NDArray[Any]]:
-        """Return the metrics' variables before any batch."""
-        with _Scope(()) as scope:
-            self.model.reset_metrics()
-        values = ((one, scope.get_current_value(one)) for one in self._metric_variables)
-        return [np.asarray(keras.ops.convert_to_numpy(one.value if value is None else value)) for one, value in values]
 
     def initial(self, spec: Spec) -> npt.NDArray[Any]:
         """Return a variable's initial value; the same each time, for one seed."""
@@ -342,7 +288,6 @@ class FunctionalModel:
             return self._call(inputs, False)
 
     def initial_metrics(self) -> list[Any]:
-        """Return the metrics' variables before any batch."""
         return [tf.constant(value) for value in self._initial_metrics]
 
     def initial_test(self, own: Values) -> list[Any]:
@@ -350,10 +295,7 @@ class FunctionalModel:
         return [*map(tf.convert_to_tensor, own[: len(self._changing)]), *self.initial_metrics()]
 
     def test(self, shared: Values, own: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
-        """Evaluate a batch.
-
-        Returns: the mean loss, the outputs, the state after it, and the metrics in the order of `metric_names`, float32 [M].
-        """
+        """Return a batch's mean loss, the outputs, the state after it, and the metrics by `metric_names`, float32 [M]."""
         count = len(self._changing)
         scope = self._enter(shared, [*state[:count], *own[count:]], state[count:])
         with scope:
@@ -367,8 +309,8 @@ class FunctionalModel:
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
         """Train on a batch at a global step, int64, as one of N replicas, all by default.
 
-        Returns: the variables after it, `shared`, `own` and the metrics'; the batch's loss; and since the metrics began the
-            mean loss of samples and the metrics in the order of `metric_names`, float32 [1 + M].
+        Returns `shared`, `own` and the metrics' variables after it; the batch's loss; and since the metrics began the mean loss
+        of samples and the metrics by `metric_names`, float32 [1 + M].
         """
         scope = self._enter(shared, own, metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -382,19 +324,16 @@ class FunctionalModel:
         trained, slots = scope.values(self.trained), own[len(own) - len(self.slots) :]
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
         if all(change is None for change in changes):
-            raise JobError(
-                f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
-            )
+            line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
+            raise JobError(line)
         moved, slots = self.apply(trained, slots, changes, position, live)
         for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
             scope.add_update((spec.variable, value))
         with scope:
             results = self._compute_metrics(batch, outputs)
         if unknown := set(scope.assigned) - self._known:
-            raise JobError(
-                f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path}, "
-                "which the steps before did not. Valid: a model whose steps change the same variables"
-            )
+            line = f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path},"
+            raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
         after = scope.values(self.shared), scope.values(self.own), self._metrics_after(scope)
         return *after, _mean(loss), _stack([mean_loss, *results.values()])
 
@@ -424,7 +363,6 @@ class FunctionalModel:
 
     @property
     def averages(self) -> bool:
-        """True if the optimizer has averages that replace the weights at the end of training."""
         return any(part.use_ema for part in self._parts)
 
     def averaged(self, trained: Values, slots: Values) -> list[Any]:
@@ -436,10 +374,7 @@ class FunctionalModel:
         return scope.values(self.trained)
 
     def _enter(self, shared: Values, own: Values, metrics: Values = ()) -> _Scope:
-        """Return a scope in which variables have these values.
-
-        Of `own` and of the metrics those at the end may be left out.
-        """
+        """Return a scope in which variables have these values; of `own` and of the metrics the last may be left out."""
         specs = [*self.shared[: len(shared)], *self.own[: len(own)]]
         pairs = list(zip((spec.variable for spec in specs), (*shared, *own), strict=True))
         return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
@@ -463,42 +398,25 @@ class FunctionalModel:
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items() if name != "loss"}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
-        """Trace a step without an optimizer: the scope that it was in, and the names of the metrics.
-
-        Raises:
-            JobError: data, model, loss and metrics do not fit; `of` says which data if it is not the job's own.
-        """
+        """Trace a step of the data `of` a name: return the scope that it was in, and the names of the metrics."""
         model, traced = self.model, list[Any]()
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
             with _Scope(list(zip(variables, values, strict=True))) as scope:
-                try:
+                with _blamed(f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}"):
                     outputs = self._call(batch.inputs, training)
-                except Exception as error:
-                    takes = f"does not take inputs{of} of {_shapes(spec.inputs)}"
-                    raise JobError(f"the model {model.name} {takes}: {one_line(error)}") from error
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
-                    raise JobError(
-                        f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
-                    )
+                    line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
+                    raise JobError(line)
                 shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
-                try:
-                    loss = self._compute_loss(batch, outputs, training)
+                with _blamed(f"the loss does not fit: {shapes}"):
+                    self._compute_loss(batch, outputs, training)
                     with private.checked_losses(model, _compare):
                         self._compute_loss(batch, outputs, training)
-                except Exception as error:
-                    if "No loss to compute" in str(error):
-                        raise JobError(
-                            "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"
-                        ) from None
-                    raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
-                try:
+                with _blamed(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
-                except Exception as error:
-                    raise JobError(f"the metrics do not fit: {shapes}: {one_line(error)}") from error
-            del loss
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             traced.extend((scope, list(results)))
@@ -511,10 +429,8 @@ class FunctionalModel:
         if assigned := next((op for op in graph.get_operations() if op.type.startswith("Assign")), None):
             handles = {internal.name: external for external, internal in graph.captures}
             name = next((one.name for one in graph.variables if one.handle is handles.get(assigned.inputs[0].name)), "")
-            raise JobError(
-                f"the model {model.name} is invalid: a step assigns the tf.Variable {name}, of which Keras does not know. "
-                "Valid: self.add_weight(…, trainable=False)"
-            )
+            line = f"the model {model.name} is invalid: a step assigns the tf.Variable {name}, of which Keras does not know."
+            raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
         self._metric_variables = private.metric_variables(model)
         return traced[0], traced[1]
 
@@ -525,10 +441,8 @@ class FunctionalModel:
         for what, setting in (*self._user.items(), ("sample weights", batch.weights)):
             unknown = [key for key in setting if key not in names] if names and isinstance(setting, Mapping) else []
             if unknown:
-                raise JobError(
-                    f"the {what.replace('_', ' ')} {'is' if what == 'loss' else 'are'} invalid: the model {self.model.name} "
-                    f"has no output {unknown[0]!r}. Valid: {', '.join(map(str, names))}"
-                )
+                line = f"the {what.replace('_', ' ')} {'is' if what == 'loss' else 'are'} invalid: the model {self.model.name}"
+                raise JobError(f"{line} has no output {unknown[0]!r}. Valid: {', '.join(map(str, names))}")
         if isinstance(batch.weights, Mapping) and isinstance(outputs, list | tuple):
             raise JobError(
                 f"the sample weights are invalid: they are by name, and the outputs of the model {self.model.name} are a list. "
@@ -544,21 +458,16 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         self.assigned: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Take a variable's new value."""
         variable, value = update
         self.assigned[id(variable)] = variable
         super().add_update((variable, _value(value)))
 
     def values(self, specs: Sequence[Spec]) -> list[Any]:
-        """Return the variables' values now."""
         return [self.get_current_value(spec.variable) for spec in specs]
 
 
 def called(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
-    """Call a part of a model by values of its variables.
-
-    Returns: its outputs; the values of the variables that are not trained after it; and what layers add to the loss.
-    """
+    """Return outputs of a part of a model, its variables that are not trained after it, and what layers add to the loss."""
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
@@ -570,31 +479,36 @@ def called(model: Any, trained: Values, others: Values, inputs: Any, training: b
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
+@contextlib.contextmanager
+def _blamed(what: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise JobError with these words for an error."""
+    try:
+        yield
+    except errors as error:
+        if "No loss to compute" in str(error):
+            raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)") from None
+        raise JobError(f"{what}: {one_line(error)}") from error
+
+
 def _rate(given: Any, step: Any) -> Any:
-    """Return a learning rate at a step, by a schedule, a function or a number."""
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
         return given(step)
     return given() if callable(given) else given
 
 
 def _training(function: Callable[..., Any], training: bool) -> dict[str, bool]:
-    """Return the argument that says whether this is training, for a function that has it."""
     return {"training": training} if "training" in inspect.signature(function).parameters else {}
 
 
 def _overrides(model: Any, name: str) -> bool:
-    """Return True if a model has a method of its own in place of Keras's."""
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def _require_keras_steps(model: Any) -> None:
-    """Raise JobError for a model with its own training step."""
     for name in ("train_step", "test_step"):
         if _overrides(model, name):
-            raise JobError(
-                f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier does "
-                "not call. Valid: a model that overrides compute_loss or compute_metrics instead"
-            )
+            line = f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier"
+            raise JobError(f"{line} does not call. Valid: a model that overrides compute_loss or compute_metrics instead")
 
 
 def _symbolic(spec: Any) -> Any:
@@ -623,7 +537,6 @@ def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names; those that come again are numbered."""
     distinct: dict[str, None] = {}
     for name in names:
         numbered = (f"{name}_{number}" if number else name for number in range(len(names) + 1))
@@ -641,12 +554,7 @@ def _metrics_of(given: Metrics) -> Any:
 
 
 def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
-    """Return a loss of Keras, with a check of shapes.
-
-    Raises:
-        ValueError: it compares place by place and would broadcast one over the other, as NumPy does: Keras's
-            `fit` is silent then, and learns something else.
-    """
+    """Return a loss of Keras; ValueError if it would broadcast targets over outputs, where `fit` learns something else."""
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
     return function(targets, outputs, **more)
@@ -662,6 +570,5 @@ def _mean(losses: Any) -> Any:
 
 
 def _stack(values: Iterable[Any]) -> Any:
-    """Return numbers as float32 [N]."""
     tensors = [tf.cast(value, tf.float32) for value in values]
     return tf.stack(tensors) if tensors else tf.zeros([0])

@@ -1,7 +1,6 @@
 """Private names of TensorFlow and Keras that this library uses, each with its reason.
 
-tests/unit/test_scaletier_private.py checks each of them in the versions of `VERSIONS`; a job's runtimeVersion takes those
-alone.
+tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`; a job's runtimeVersion takes those alone.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ _FORGOTTEN = (
 
 
 def server_library() -> tuple[Any, Any]:
-    """Return TensorFlow's server and the protocol buffers of its settings, without its other Python.
+    """Return TensorFlow's server and the protocol buffers of its settings.
 
     A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts if
-    many replicas start at once on few cpus; so the package is entered past its `__init__`. If a version of TensorFlow lacks
-    it, the whole of it does the same.
+    many replicas start at once on few cpus; so the package is entered past its `__init__`.
     """
     # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
@@ -65,23 +63,19 @@ def server_library() -> tuple[Any, Any]:
 
 
 def check_keras() -> None:
-    """Raise JobError for a version of Keras that the names of this module were not looked up in."""
     tensorflow, keras = (".".join(importlib.import_module(name).__version__.split(".")[:2]) for name in ("tensorflow", "keras"))
     valid = VERSIONS.get(tensorflow, (keras,))
     if keras not in valid:
-        raise JobError(
-            f"Keras {keras} is invalid with TensorFlow {tensorflow}. Valid: {', '.join(valid)}. "
-            f"Run: pip install 'keras=={valid[-1]}.*'"
-        )
+        line = f"Keras {keras} is invalid with TensorFlow {tensorflow}. Valid: {', '.join(valid)}."
+        raise JobError(f"{line} Run: pip install 'keras=={valid[-1]}.*'")
 
 
 def is_lost_host(error: Exception) -> bool:
     """Return True if an error means that another host of the cluster is lost, whatever its code.
 
     A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, or does not know what this
-    process refers to. The operations of this host that waited for it are Cancelled, those with a time limit DeadlineExceeded;
-    a message of which a part is missing is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for
-    an error of the program that makes the data.
+    process refers to. Operations that waited for it are Cancelled or DeadlineExceeded; half a message is Internal. Unknown is
+    the connection's own if no peer sent it: a peer sends it for an error of the program that makes the data.
     """
     errors, message = import_tensorflow().errors, str(error)
     if isinstance(error, errors.UnknownError):
@@ -95,11 +89,10 @@ def is_lost_host(error: Exception) -> bool:
 class Workers:
     """The coordinator's workers, of whom one may fall silent.
 
-    TensorFlow has every host know every function, and an operation of this process is one too when it is first seen. It
-    sends them to all hosts and waits for each to answer, unless they go by a stream, which ParameterServerStrategy turns
-    off; the threads of the workers shall not stream, as before, for they need to see what fails. It takes back functions
-    that Python's garbage collector finds, from any thread, under a lock that all operations need: little is kept instead.
-    And what it sends to free tensors is waited for in an executor that threads share, so that this one gets its own.
+    TensorFlow sends every function, and each operation when it is first seen, to all hosts and waits for each to answer, unless
+    they go by a stream, which ParameterServerStrategy turns off; the threads of the workers shall not stream, for they need to
+    see what fails. It takes back functions that Python's garbage collector finds, under a lock that all operations need: little
+    is kept instead. And what frees tensors is waited for in an executor that threads share, so that this one gets its own.
     """
 
     def __init__(self, coordinator: Any) -> None:
@@ -115,11 +108,7 @@ class Workers:
         context.executor = self._executor
 
     def schedule(self, work: Callable[[], None]) -> None:
-        """Schedule a call of this in a worker's thread, under the worker's device.
-
-        The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function runs in
-        the coordinator's thread of a worker, and is rescheduled like any other.
-        """
+        """Schedule a Python function in a worker's thread; the public schedule() takes a tf.function, which knows no worker."""
         self._cluster.schedule(work, (), {})
 
     def stop(self) -> None:
@@ -137,25 +126,17 @@ class Workers:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that no worker could recover from.
-
-        The public done() raises it too, but only once no worker is in a round.
-        """
-        error: Exception | None = self._cluster.closure_queue._error
-        return error
+        """The error that no worker could recover from; the public done() raises it only once no worker is in a round."""
+        return self._cluster.closure_queue._error  # type: ignore[no-any-return]
 
 
 def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """Return the optimizer, not built yet, such that its `stateless_apply` works.
 
-    `place(variable)` is a context to update each in; what else is done for each variable, such as weight decay, is then on the
-    device of the variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of
-    its size.
-
-    Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
-
-    Keras's optimizers have it, and their TensorFlow part disables it, for tf.distribute's own variables. There are none of
-    these here, so that this part gives way to the common one.
+    Its TensorFlow part disables that, for tf.distribute's own variables, and gives way to the common one. `place(variable)` is
+    a context to update each in; what else is done for each variable, such as weight decay, is then on the device of the
+    variable's value. `global_clipnorm` takes the length of each gradient on its device, and allocates nothing of its size.
+    `references` map the id of a variable that is made for a weight, such as a velocity, to the weight.
     """
     import keras
 
@@ -220,7 +201,7 @@ def _by_largest_input(operation: Any) -> str:
 
 
 def copied(optimizer: Any) -> Any:
-    """A copy of an optimizer, with a user's own functions, which Keras's copy by configuration cannot have."""
+    """Return a copy of an optimizer, with a user's own functions, which Keras's copy by configuration cannot have."""
     every = [optimizer]
     for one in every:
         every += [one.inner_optimizer] if hasattr(one, "inner_optimizer") else getattr(one, "optimizers", [])
@@ -239,21 +220,16 @@ def parts(optimizer: Any) -> list[Any]:
 
 
 def layers(model: Any) -> list[Any]:
-    """Return a model's layers, nested ones too."""
     return list(model._flatten_layers())
 
 
 def tables(model: Any) -> list[Any]:
-    """Return the lookup tables of a model's layers, which are no variables.
-
-    A nested layer has no public name.
-    """
+    """Return the lookup tables of a model's layers, which are no variables."""
     kind = import_tensorflow().saved_model.experimental.TrackableResource
     return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
 
 
 def has_value(variable: Any) -> bool:
-    """Return True if a variable of Keras has a value already, and not only an initializer."""
     return variable._value is not None
 
 
@@ -263,18 +239,12 @@ def is_seed(variable: Any) -> bool:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """Return the optimizer's learning rate: a schedule, a function, or a number's variable.
-
-    It has no public name that is not a value.
-    """
+    """Return the optimizer's learning rate: a schedule, a function, or a number's variable; the public name is a value."""
     return optimizer._learning_rate
 
 
 def compiled(model: Any) -> dict[str, Any]:
-    """Return a model's settings by the names of `keras.Model.compile`; empty if it is not compiled.
-
-    The public `get_compile_config` gives the names of functions alone.
-    """
+    """Return a model's settings by the names of `compile`, with functions, which the public `get_compile_config` only names."""
     return {**model._compile_config.config, "optimizer": model.optimizer} if model.compiled else {}
 
 
@@ -290,10 +260,7 @@ def losses(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
-    """Call `check(function, targets, outputs, …)` in place of each loss's function.
-
-    Keras has aligned targets and outputs before.
-    """
+    """Call `check(function, targets, outputs, …)` in place of each loss's function, once Keras has aligned these."""
     functions = [(loss, loss.fn) for loss in losses(model) if hasattr(loss, "fn")]
     for loss, function in functions:
         loss.fn = functools.partial(check, function)
@@ -312,12 +279,11 @@ def track_loss(model: Any, loss: Any, inputs: Any) -> Any:
 
 
 def attach(variable: Any, value: Any) -> None:
-    """Have a variable of Keras hold this tf.Variable."""
     variable._value = value
 
 
 def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
-    """The batches with a weight for each sample by its class, as `fit` of Keras makes them."""
+    """Return the batches with a weight for each sample by its class, as `fit` of Keras makes them."""
     adapter = importlib.import_module("keras.src.trainers.data_adapters.tf_dataset_adapter")
     return dataset.map(adapter.make_class_weight_map_fn(class_weight))
 

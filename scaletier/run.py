@@ -7,7 +7,6 @@ its last checkpoint, because a host was lost or this one was told to end.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import signal
 import sys
@@ -15,10 +14,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from scaletier.cluster import Cluster, ClusterError, parse, unfit
+from scaletier.cluster import Cluster, ClusterError, cluster, unfit
 from scaletier.flags import Flags, flags_of
-from scaletier.flags import parse as parse_flags
 from scaletier.job import Job, JobError
+from scaletier.private import check_keras, is_lost_host, server_library
+from scaletier.runtime import (
+    ACCELERATOR,
+    cpu_devices,
+    import_tensorflow,
+    one_line,
+    reuse_memory,
+    say,
+    say_device,
+    thread_counts,
+)
 
 # SIGTERM's: the process ends by that signal, which is not the program's fault to whoever supervises it, as a code would be.
 RETRY_EXIT_CODE = 128 + signal.SIGTERM
@@ -31,11 +40,11 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
     `arguments` are a namespace of `scaletier.parser()`, words to parse, or sys.argv's by default. The threads of a cluster's
     coordinator can abort the interpreter while it shuts down, which would read as a kill: so nothing runs after this.
     """
-    leave(code_of(job, _flags(arguments)))
+    leave(code_of(job, flags_of(arguments)))
 
 
 def code_of(job: Job, flags: Flags) -> int:
-    """The exit code of this process's part of a job, whatever ends it."""
+    """Return the exit code of this process's part of a job, whatever ends it."""
     try:
         return train(job, flags)
     except KeyboardInterrupt:
@@ -46,7 +55,6 @@ def code_of(job: Job, flags: Flags) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once by an exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code == RETRY_EXIT_CODE:
@@ -58,49 +66,97 @@ def leave(code: int) -> NoReturn:
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
     """Run the job like `run`, but return the exit code. An error of the program itself is raised."""
-    return train(job, _flags(arguments))
+    return train(job, flags_of(arguments))
 
 
 def train(job: Job, flags: Flags) -> int:
-    """Take this process's part in a job; the exit code. An error of the program itself is raised."""
+    """Take this process's part in a job; return the exit code. An error of the program itself is raised."""
     try:
-        cluster = parse(os.environ.get("TF_CONFIG"))
-    except ClusterError as error:
+        task = cluster()
+        if problem := unfit(task, flags.strategy):
+            return fail(problem, 2)
+        if task.task_type == "ps" and flags.strategy != "async":
+            say(f"Idle [{task.name}]: strategy {flags.strategy} needs no parameter servers; this one waits for the job's end")
+            signal.sigwait({signal.SIGTERM, signal.SIGINT})
+            return 0
+        if task.task_type == "ps" or (task.task_type == "worker" and flags.strategy != "sync"):
+            _serve(task, flags.allow_cpu)
+    except (ClusterError, JobError) as error:
         return fail(str(error), 2)
-    problem = unfit(cluster, flags.strategy)
-    if problem:
-        return fail(problem, 2)
-    if cluster.task_type == "ps" and flags.strategy != "async":
-        from scaletier.server import idle
 
-        return idle(cluster, flags.strategy)
-    if cluster.task_type == "ps" or (cluster.task_type == "worker" and flags.strategy != "sync"):
-        from scaletier.server import serve
+    def work() -> None:
+        if job.callbacks and task.task_type == "chief":
+            job.callbacks.check()
+        _runner(job, flags, task)()
 
-        try:
-            serve(cluster, flags.allow_cpu)
-        except JobError as error:
-            return fail(str(error), 2)
-    return _train(job, flags, cluster)
+    return _guarded(job, task, work)
 
 
-def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
-    # Only here, so that a parameter server or a worker starts without TensorFlow's Python; first what says that there is none.
-    from scaletier.runtime import import_tensorflow, one_line
+def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
+    """Run a parameter server or a worker, which obeys the chief; SIGTERM ends it, as there is nothing here to save."""
+    if os.environ.get(ACCELERATOR):  # else there is no need of TensorFlow's Python
+        say_device(allow_cpu)
+    reuse_memory()
+    server_class, config_class = server_library()
+    intra_op, inter_op = thread_counts()
+    server = server_class(
+        {job: list(addresses) for job, addresses in task.jobs.items()},
+        job_name=task.task_type,
+        task_index=task.task_index,
+        protocol="grpc",
+        config=config_class(
+            intra_op_parallelism_threads=intra_op,
+            inter_op_parallelism_threads=inter_op,
+            device_count={"CPU": cpu_devices()},
+        ),
+    )
+    work = "serves variables" if task.task_type == "ps" else "waits for the master's steps"
+    say(f"Started [{task.name}] on {task.address}, {work}")
+    server.join()
+    raise SystemExit(0)
 
-    errors = import_tensorflow().errors
 
-    from scaletier.checkpoint import CheckpointError
-    from scaletier.chief import PreemptedError
-    from scaletier.data import DataError, batch_errors
-    from scaletier.local_steps import DivergedError
-    from scaletier.private import check_keras, is_lost_host
+def _runner(job: Job, flags: Flags, task: Cluster) -> Callable[[], None]:
+    """Return this task's function until its end; a strategy is imported only if it is used."""
+    if task.task_type == "evaluator":
+        from scaletier.evaluation import run_evaluator
 
+        return lambda: run_evaluator(job, flags, task.task_index)
+    if flags.strategy == "sync":
+        from scaletier.synchronous import Synchronous as Strategy
+    elif flags.strategy == "model-parallel":
+        from scaletier.pipeline import ModelParallel as Strategy  # type: ignore[assignment]
+    else:
+        from scaletier.asynchronous import Asynchronous as Strategy  # type: ignore[assignment]
+    return Strategy(job, flags, task).run
+
+
+def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
+    """Export the newest checkpoint in --job-dir, of a job that ended before its export; return 0, or 2 without one."""
+    flags = flags_of(arguments)
+
+    def work() -> None:
+        from scaletier.savedmodel import export_latest
+
+        say(export_latest(job, flags.job_dir, flags.seed))
+
+    return _guarded(job, Cluster(), work)
+
+
+def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
+    """Return the exit code of some work with TensorFlow, with a line for an error that is not the program's own."""
+    errors = import_tensorflow().errors  # first what says that there is none; the rest of the library imports it
     try:
         check_keras()
-        if job.callbacks and cluster.task_type == "chief":
-            job.callbacks.check()
-        _runner(job, flags, cluster)()
+    except JobError as error:
+        return fail(str(error), 2)
+
+    from scaletier.checkpoint import CheckpointError
+    from scaletier.data import DataError, batch_errors
+    from scaletier.loop import DivergedError, PreemptedError
+
+    try:
+        work()
     except (JobError, DataError, CheckpointError) as error:
         return fail(str(error), 2)
     except DivergedError as error:
@@ -108,74 +164,19 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     except PreemptedError as error:
         return fail(str(error), RETRY_EXIT_CODE)
     except errors.OpError as error:
-        if is_lost_host(error) and cluster.jobs:
+        if is_lost_host(error) and task.jobs:
             return fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
         if is_lost_host(error) and not isinstance(error, errors.InternalError):
             return fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
-        if isinstance(error, errors.DataLossError):
-            return _blamed(job, error, "the job's data is damaged")
-        if isinstance(error, batch_errors()):
-            return _blamed(job, error, "a batch of the job cannot be had, or does not go through its model")
-        raise  # an error of this host's own
+        damaged = isinstance(error, errors.DataLossError)
+        if not damaged and not isinstance(error, batch_errors()):
+            raise  # an error of this host's own
+        what = "a batch of the job cannot be had, or does not go through its model"
+        what = "the job's data is damaged" if damaged else what
+        return fail((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0
-
-
-def _blamed(job: Job, error: Exception, what: str) -> int:
-    """Report a failure caused by the data, with the job's own explanation if there is one."""
-    from scaletier.runtime import one_line
-
-    explanation = job.explain(error) if job.explain else None
-    return fail(explanation or f"{what}: {one_line(error)}", 2)
-
-
-def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """Export the newest checkpoint in --job-dir and print the path; return 0, or 2 without a checkpoint.
-
-    It is for a job that ended before its export; the checkpoint must be of this job's model.
-    """
-    flags = _flags(arguments)
-
-    from scaletier.runtime import import_tensorflow
-
-    errors = import_tensorflow().errors
-
-    from scaletier.checkpoint import CheckpointError
-    from scaletier.data import DataError
-    from scaletier.savedmodel import export_latest
-
-    try:
-        print(export_latest(job, flags.job_dir, flags.seed), flush=True)
-    except (JobError, DataError, CheckpointError) as error:
-        return fail(str(error), 2)
-    except errors.DataLossError as error:
-        return _blamed(job, error, "the job's data is damaged")
-    return 0
-
-
-def _flags(arguments: argparse.Namespace | Sequence[str] | None) -> Flags:
-    return flags_of(arguments) if isinstance(arguments, argparse.Namespace) else parse_flags(arguments)
-
-
-def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
-    """Return this task's function until its end; a strategy is imported only if it is used."""
-    if cluster.task_type == "evaluator":
-        from scaletier import evaluator
-
-        return functools.partial(evaluator.run, job, flags, cluster.task_index)
-    if flags.strategy == "sync":
-        from scaletier.synchronous import Synchronous
-
-        return Synchronous(job, flags, cluster).run
-    if flags.strategy == "model-parallel":
-        from scaletier.pipeline import ModelParallel
-
-        return ModelParallel(job, flags, cluster).run
-    from scaletier.asynchronous import Asynchronous
-
-    return Asynchronous(job, flags, cluster).run
 
 
 def fail(message: str, code: int) -> int:
-    """Print an error as one line on stderr; the exit code."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     return code

@@ -31,10 +31,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back output to file descriptor 2, and print it only if the body raises.
-
-    TensorFlow's libraries write lines that no level of logging keeps away: on import, and of harmless conditions.
-    """
+    """Hold back TensorFlow's noise, which is output to file descriptor 2, and print it only if the body raises."""
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         try:
@@ -58,10 +55,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def import_tensorflow() -> Any:
-    """Return the tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set.
-
-    Where there is none the program ends with 2: no call of it can come further on this machine.
-    """
+    """Return the tensorflow module, imported without its noise; end the program with 2 if there is none."""
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,10 +70,7 @@ def import_tensorflow() -> Any:
 
 
 def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
-    """Return the cpus of this process, at least 1: its affinity, limited by its cgroup's quota.
-
-    TensorFlow counts the machine's cpus, which in a container means far too many threads.
-    """
+    """Return the cpus of this process by affinity and cgroup; TensorFlow counts the machine's, also in a container."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = cgroup.read_text().split()
@@ -90,19 +81,13 @@ def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
 
 
 def thread_counts() -> tuple[int, int]:
-    """Return intra-op and inter-op threads.
-
-    One op may wait for another host, so inter-op is never a single thread.
-    """
+    """Return intra-op and inter-op threads; one op may wait for another host, so inter-op is never a single thread."""
     cpus = available_cpus()
     return cpus, max(2, cpus)
 
 
 def reuse_memory() -> None:
-    """Make the C library reuse freed memory up to 32 MB a piece, its limit, without asking the kernel.
-
-    A copy of the convolutional network's 13 MB takes a tenth of the time then. Source: mallopt(3).
-    """
+    """Make the C library reuse freed memory up to 32 MB a piece, its limit, without asking the kernel; see mallopt(3)."""
     with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in ((_M_MMAP_THRESHOLD, 2**25), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26)):
@@ -110,20 +95,13 @@ def reuse_memory() -> None:
 
 
 def give_memory_back() -> None:
-    """Make the C library return free memory to the kernel, which `reuse_memory` makes it keep.
-
-    Call it after a single large task, such as sending a model to other hosts. Source: malloc_trim(3).
-    """
+    """Make the C library return free memory to the kernel, as after a single large task; see malloc_trim(3)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
-    """Return the number of devices that the processors form.
-
-    Raises:
-        JobError: it is no number of them.
-    """
+    """Return the number of devices that the processors form; JobError if it is no number of them."""
     setting = (os.environ if environ is None else environ).get(CPU_DEVICES, "1")
     if not setting.isdecimal() or not int(setting):
         raise JobError(f"{CPU_DEVICES}={setting!r} is not a number of devices; valid are 1 and above")
@@ -133,10 +111,7 @@ def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
 def prepare_process() -> None:
     """Size the thread pools of this process's TensorFlow, its devices and its memory.
 
-    If the job's own code has started TensorFlow, its threads are as the environment sets them.
-
-    Raises:
-        JobError: TensorFlow has started and several devices are configured.
+    If the job's own code has started TensorFlow, its threads are as the environment sets them; several devices are a JobError.
     """
     tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
@@ -164,11 +139,11 @@ def local_devices() -> tuple[str, ...]:
 def devices_of(job: str, task: int) -> tuple[str, ...]:
     """Return the devices of another task of the cluster to which this process is connected."""
     tf = import_tensorflow()
-    devices: dict[str, list[str]] = {"GPU": [], "CPU": []}
-    for kind, names in devices.items():
+    for kind in ("GPU", "CPU"):
         specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)]
-        names += [f"/device:{kind}:{spec.device_index}" for spec in specs if (spec.job, spec.task) == (job, task)]
-    return tuple(devices["GPU"] or devices["CPU"])
+        if names := [f"/device:{kind}:{spec.device_index}" for spec in specs if (spec.job, spec.task) == (job, task)]:
+            break
+    return tuple(names)
 
 
 def here() -> Any:
@@ -181,18 +156,13 @@ def here() -> Any:
 
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
-    """Log the device that this process computes on.
-
-    Raises:
-        JobError: its host has a paid GPU that TensorFlow does not find.
-    """
+    """Log the device that this process computes on; JobError if its host has a paid GPU that TensorFlow does not find."""
     tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
     gpus = tf.config.list_physical_devices("GPU")
     if paid and not gpus and not allow_cpu:
         built = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
-        raise JobError(
-            f"this host has {paid} and TensorFlow finds no GPU: {built}; --allow-cpu trains on processors all the same"
-        )
+        line = f"this host has {paid} and TensorFlow finds no GPU: {built}; --allow-cpu trains on processors all the same"
+        raise JobError(line)
     names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in gpus]
     cpus = available_cpus()
     processors = "1 processor" if cpus == 1 else f"{cpus} processors"
@@ -201,7 +171,6 @@ def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> Non
 
 
 def say(line: str) -> None:
-    """Print one line to this replica's log, at once."""
     print(line, flush=True)
 
 

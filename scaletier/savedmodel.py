@@ -9,9 +9,8 @@ from typing import Any
 from scaletier import checkpoint
 from scaletier.data import BatchSource
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State
 from scaletier.network import Batch, FunctionalModel
-from scaletier.private import is_lost_host, tables
+from scaletier.private import tables
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
@@ -21,30 +20,19 @@ def served(job: Job, network: FunctionalModel, shared: Sequence[Any], own: Seque
     """Return the `tf.Module` to export: `shared` and `own` are tf.Variables, `inputs` the model's spec.
 
     Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` for a single one
-    without, to its outputs.
-
-    Raises:
-        JobError: the job's `serving` gives no signature.
+    without, to its outputs. Raises JobError if `serving` gives no signature.
     """
     module = tf.Module()
     module.shared, module.own, module.tables = list(shared), list(own[: len(own) - len(network.slots)]), tables(network.model)
     module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
     if not hasattr(module.serve, "get_concrete_function"):
-        raise JobError(
-            f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
-        )
+        line = f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
+        raise JobError(line)
     return module
 
 
 def export(module: Any, job_dir: str) -> str:
-    """Write a module of `served` atomically; return the path.
-
-    It is `<job_dir>/export/Servo/<seconds since 1970>`.
-
-    Raises:
-        JobError: TensorFlow cannot export the module.
-        DataError: the folder cannot be written.
-    """
+    """Write a module of `served` atomically; return the path, `<job_dir>/export/Servo/<seconds since 1970>`."""
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())
     try:
@@ -59,25 +47,17 @@ def export(module: Any, job_dir: str) -> str:
     except (AssertionError, ValueError, TypeError) as error:
         raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
     except tf.errors.OpError as error:
-        if is_lost_host(error):
-            raise
         raise checkpoint.not_written(folder, error) from error
     return f"{folder}/{timestamp}"
 
 
 def save_model(model: Any, job_dir: str) -> None:
-    """Write a Keras model with its optimizer to `<job_dir>/export/model.keras`; a line says if Keras cannot.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Write a Keras model with its optimizer to `<job_dir>/export/model.keras`; a line says if Keras cannot."""
     folder = f"{job_dir}/export"
     try:
         model.save(f"{folder}/temp.keras")
         tf.io.gfile.rename(f"{folder}/temp.keras", f"{folder}/model.keras", overwrite=True)
     except (OSError, tf.errors.OpError) as error:
-        if is_lost_host(error):
-            raise
         raise checkpoint.not_written(folder, error) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         say(f"There is no {folder}/model.keras: {one_line(error)}")
@@ -103,18 +83,12 @@ def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
 
 
 def export_latest(job: Job, job_dir: str, seed: int) -> str:
-    """Export the newest checkpoint of a job that ended before its export; return the path.
-
-    Raises:
-        CheckpointError: there is none of this model.
-    """
+    """Export the newest checkpoint of a job that ended before its export; return the path."""
     if checkpoint.latest(job_dir) is None:
         raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
     spec = BatchSource(job.data).element_spec
     network = FunctionalModel(job, spec, seed)
     reader = checkpoint.newest(job_dir, network)
     assert reader
-    copy = checkpoint.LocalCopy(network)
-    copy.assign(*State.initial(network), 0)
-    copy.restore(reader)
+    copy = checkpoint.LocalCopy.begun(network, reader)
     return export(served(job, network, copy.shared, copy.own, Batch.of(spec).inputs), job_dir)

@@ -1,24 +1,22 @@
-"""The parameters that asynchronous replicas share, and the exchange with them after a walk.
+"""The parameters that asynchronous replicas share, and their exchange: docs/dev/training.md says why, and names the sources.
 
-Sources: Dean et al. 2012, "Large scale distributed deep networks", section 4.1, Downpour SGD with n_fetch = n_push = K. Two
-things differ. The servers take the mean of what the replicas walked and not its sum, as federated averaging does (McMahan et
-al. 2017): the sum of steps that were taken on stale parameters overshoots. And what crosses the network are half-precision
-floats: the parameters as a replica reads them, and how far it walked from there, so that what rounding loses is never added up.
+What crosses the network are half-precision floats: the parameters as a replica reads them, and how far it came from there, so
+that what rounding loses is never added up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.local_steps import Round, State, figures, run_local_steps
+from scaletier.local_steps import Exchange, State, Taken
 from scaletier.network import FunctionalModel
-from scaletier.runtime import here, import_tensorflow
+from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
@@ -29,12 +27,11 @@ _WIRE_BYTES = 2
 _MOST_ELEMENTS = 4_000_000
 
 
-class SharedParameters:
+class SharedParameters(Exchange):
     """All shared parameters, spread evenly over devices, and the global step, on the first of them.
 
-    The variables lie one after the other in a flat vector, which is cut into as many equal parts as there are devices:
-    one matrix may be nearly all of a model, so that whole variables would leave all but one server idle, and one embedding may
-    be more than a server holds. A part is held in pieces, so that what is made of it on its way is never as large as itself.
+    The variables lie one after the other in a flat vector, which is cut into as many equal parts as there are devices. A part
+    is held in pieces, so that what is made of it on its way is never as large as itself.
     """
 
     def __init__(
@@ -61,26 +58,35 @@ class SharedParameters:
         self._pull = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
         self._pull = self._pull.get_concrete_function()
 
+    carried = ("own",)
+
+    def begin(self, _position: Any, state: State) -> tuple[Any, State]:
+        return self.step(), State(self.read(), state.own)
+
+    def end(self, start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+        """Add a live host's share of the parameter delta; the state after it has what was read."""
+        share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
+        step = self.add(start.shared, reached.shared, share, taken.steps)
+        return State(start.shared, reached.own), step, taken.results
+
     def read(self) -> tuple[Any, ...]:
         """Return all variables in the network's order, at the precision of the network transfer."""
         read = list[Any]()
         for piece, parts in zip(self._pieces, self._parts, strict=True):
             with tf.device(piece.device):
-                packed = _packed(tf.split(piece.read_value(), _lengths(parts)))
+                packed = _packed(_split(piece.read_value(), parts))
             read += _unpacked(*packed, parts)
         spans = [part for parts in self._parts for part in parts]
         parameters = [_joined(_within(span, spans, read)) for span in self._spans]
         return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
 
     def step(self) -> Any:
-        """Return the global step, int64."""
         return self._step.read_value()
 
     def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
-        """Add this share of a parameter delta and count its steps, int64; return the global step.
+        """Add this share of a parameter delta, given by its two ends, and count its steps, int64; return the global step.
 
-        The delta is given by its two ends, in the network's order. The steps are counted first: a replica that is lost in
-        between leaves no uncounted change in the parameters.
+        The steps are counted first: a replica that is lost in between leaves no uncounted change in the parameters.
         """
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
@@ -104,7 +110,6 @@ class SharedParameters:
 
 
 def _even(begin: int, end: int, parts: int) -> list[int]:
-    """Return where this many parts begin, and the end of the last one."""
     return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 
@@ -112,10 +117,6 @@ def _common(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tupl
     """Return the parts of a cut that spans cover, in order: the cut, divided where a span begins."""
     parts = [(max(begin, cut[0]), min(end, cut[1])) for begin, end in spans]
     return [(begin, end) for begin, end in parts if begin < end] or [cut]
-
-
-def _lengths(parts: Sequence[tuple[int, int]]) -> list[int]:
-    return [end - begin for begin, end in parts]
 
 
 def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
@@ -126,6 +127,10 @@ def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Seq
         if low < high:
             pieces.append(value if (low, high) == (begin, end) else value[low - begin : high - begin])
     return pieces
+
+
+def _split(vector: Any, parts: Sequence[tuple[int, int]]) -> Any:
+    return tf.split(vector, [end - begin for begin, end in parts])
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -146,72 +151,9 @@ def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _unpacked(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
-    """Return the vectors, of these parts' lengths."""
-    halves = [tf.bitcast(part, tf.float16) for part in tf.split(bits, _lengths(parts))]
+    halves = [tf.bitcast(part, tf.float16) for part in _split(bits, parts)]
     return [tf.cast(part, tf.float32) * scale for part, scale in _by(halves, scales)]
 
 
 def _by(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
     return zip(parts, tf.unstack(scales, len(parts)), strict=True)
-
-
-Run = Callable[..., Any]
-
-
-def make_round(
-    network: FunctionalModel,
-    centre: SharedParameters | None,
-    iterator: Any,
-    devices: Sequence[str],
-    metrics: Sequence[Any] = (),
-) -> Run:
-    """Return one round as a graph, for hosts with these devices.
-
-    It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the figures of
-    Round. The numbers are the steps, the global step if there is no centre, and the number of hosts that train now: one
-    tensor, so that it goes in one message.
-
-    If there is a centre, a round begins with freshly pulled parameters, and nothing shared is in the state before: a delayed
-    replica, such as the master during an evaluation, would otherwise train from stale parameters at the current learning rate.
-    The state after it has what was read. `metrics` are as in `run_local_steps`.
-
-    It is traced here, once: a tf.function would be traced again for each device that it is called on.
-    """
-
-    def run(iterator: Any, shared: Any, own: Any, numbers: Any) -> Any:
-        steps, share, live = tf.cast(numbers[0], tf.int64), tf.cast(1.0 / numbers[2], tf.float32), tf.cast(numbers[2], tf.int64)
-        position = tf.cast(numbers[1], tf.int64)
-        if centre:
-            position, shared = centre.step(), centre.read()
-        with tf.control_dependencies([position, *shared]):
-            began = tf.timestamp()
-        with tf.control_dependencies([began]):
-            start = [tf.identity(value) for value in shared]
-        begun, training = State(tuple(start), tuple(own)), live * len(devices)
-        end, loss_sum, results = run_local_steps(network, iterator, begun, steps, position, devices, training, metrics)
-        with tf.control_dependencies([*end.shared, loss_sum]):
-            computed = tf.timestamp()
-        values, global_step = list(end.shared), position + steps
-        if centre:
-            with tf.control_dependencies([computed]):
-                values, global_step = start, centre.add(start, end.shared, share, steps)
-        loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-        figures_tensor = figures(steps, global_step, loss, global_step - position - steps, computed - began, results)
-        return tuple(values), end.own, figures_tensor
-
-    # There is no Python control flow for AutoGraph to convert, and converting takes time.
-    shared = () if centre else tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
-    own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for _ in devices for spec in network.own)
-    numbers = tf.TensorSpec([3], tf.float64)
-    graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, numbers)
-    return graph
-
-
-def take_round(
-    network: FunctionalModel, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
-) -> tuple[State, Round]:
-    """Run one round on the current device; return the new state, which stays there, and the figures."""
-    with here():
-        numbers = tf.constant([steps, position, live], tf.float64)
-    shared, own, figures_tensor = run(iterator, *state, numbers)
-    return State(tuple(shared), tuple(own)), Round.of(network, figures_tensor.numpy())

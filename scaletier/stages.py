@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +31,12 @@ class Unit:
     others: tuple[Spec, ...]
 
     @property
+    def specs(self) -> tuple[Spec, ...]:
+        return *self.trained, *self.others
+
+    @property
     def size(self) -> int:
-        """The number of parameters."""
-        return sum(spec.size for spec in (*self.trained, *self.others))
+        return sum(spec.size for spec in self.specs)
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,7 @@ class Stage:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Return the output, the other variables' values after it, and the layers' losses.
-
-        `values` are those of the variables by name. Call it under the stage's device.
-        """
+        """Return the output, the other variables' values after it, and the layers' losses, on the stage's device."""
         after, added = dict[str, Any](), list[Any]()
         for unit in self.units:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
@@ -61,11 +62,7 @@ class Stage:
 
 
 def units(network: FunctionalModel) -> list[Unit]:
-    """Return the parts into which a model can be cut, in order.
-
-    Raises:
-        JobError: it has no such parts.
-    """
+    """Return the parts into which a model can be cut, in order; JobError if it has none."""
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.own)}
     unit_list = []
     for name, part in _parts(network.model):
@@ -73,7 +70,7 @@ def units(network: FunctionalModel) -> list[Unit]:
             tuple(specs[id(variable)] for variable in kind) for kind in (part.trainable_variables, part.non_trainable_variables)
         )
         unit_list.append(Unit(name, part, trained, others))
-    names = [spec.name for unit in unit_list for spec in (*unit.trained, *unit.others)]
+    names = [spec.name for unit in unit_list for spec in unit.specs]
     if len(names) > len(set(names)):
         raise JobError(_TWICE.format(network.model.name))
     return unit_list
@@ -117,10 +114,9 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[int]:
-    """Cut layers of these sizes into consecutive parts, as even as possible.
+    """Return where consecutive parts of these sizes begin, and the end; the largest is as small as can be, none is empty.
 
-    There are at most `parts`, none empty, the largest as small as can be. The results are the indices at which the parts
-    begin, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
+    [0, 2, 3] are the layers 0 and 1, and the layer 2.
     """
 
     @functools.cache
@@ -138,10 +134,9 @@ def partition(sizes: Sequence[int], parts: int) -> list[int]:
 
 @dataclass
 class Passed:
-    """The result of a batch.
+    """The result of a batch: its mean loss, the metrics' variables, and the metrics.
 
-    `changes` are gradients of its mean loss by the weights' names, each on its stage's host, `others` the values of variables
-    that are not trained; the mean loss, the metrics' variables, and the metrics.
+    `changes` are gradients by the weights' names, each on its stage's host, `others` variables that are not trained.
     """
 
     changes: dict[str, Any]
@@ -154,9 +149,7 @@ class Passed:
 def there_and_back(
     network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
 ) -> Passed:
-    """Run a batch of this size, in parts, forward and backward through all stages; return the result.
-
-    `scaled` is the loss as gradients are taken of it.
+    """Run a batch of this size, in parts, forward and backward through all stages; `scaled` is the loss for gradients.
 
     Nothing orders the parts but what they need of each other, so that all stages are at work at once.
     """
@@ -164,19 +157,14 @@ def there_and_back(
     for stage in stages:
         with tf.device(stage.device):
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
-    cuts = [size * at // parts for at in range(parts + 1)]
     total = Passed({}, {}, tf.constant(0.0), network.initial_metrics())
     backs = []
-    for begin, end in pairwise(cuts):
-        part = batch.map(functools.partial(_between, begin, end))
+    for begin, end in pairwise(size * at // parts for at in range(parts + 1)):
+        part = batch.map(operator.itemgetter(slice(begin, end)))
         backs.append(_forward(network, stages, part, (end - begin) / size, values, total, scaled))
     for back in backs:
         back(total.changes)
     return total
-
-
-def _between(begin: int, end: int, rows: Any) -> Any:
-    return rows[begin:end]
 
 
 def _forward(
@@ -188,10 +176,7 @@ def _forward(
     found: Passed,
     scaled: Callable[[Any], Any],
 ) -> Callable[[dict[str, Any]], None]:
-    """Run a part of a batch forward through all stages; return its backward pass.
-
-    `weight` is its part of the whole; the backward pass adds its gradients to sums by name.
-    """
+    """Run a part of a batch, this share of it, forward through all stages; return its backward pass, which adds to sums."""
     passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
     outputs = part.inputs
     for stage in stages:

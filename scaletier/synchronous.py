@@ -10,30 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from scaletier import checkpoint, data
-from scaletier.chief import ChiefTasks
+from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
-from scaletier.flags import Flags
-from scaletier.job import Job, JobError
-from scaletier.lines import train_line
-from scaletier.local_steps import DivergedError, Round, State, begin_own, figures, numbers, run_local_steps
-from scaletier.network import Batch, FunctionalModel
-from scaletier.private import is_lost_host
-from scaletier.runtime import (
-    BEGUN,
-    import_tensorflow,
-    local_devices,
-    prepare_process,
-    quiet_stderr,
-    say,
-    say_device,
-)
+from scaletier.job import JobError
+from scaletier.local_steps import Exchange, State, Taken, begin_own, make_round, take_round
+from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
+from scaletier.network import FunctionalModel
+from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
+from scaletier.training import Training
 
 tf = import_tensorflow()
 
@@ -43,105 +30,99 @@ _STEPS = 4
 _SUM_ELEMENTS = 64
 
 
-class Synchronous:
-    """One replica of a job, the chief or a worker; the chief alone evaluates, saves and exports.
+class AllReduce(Exchange):
+    """The mean of the deltas of all replicas, in this process's variables.
 
-    The constructor raises JobError, DataError and CheckpointError.
+    `owns` are the own variables of each of its devices, `add` sums a value of each replica.
     """
 
-    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
-        prepare_process()
-        self._strategy, self._options = _strategy(cluster, flags.communication)  # before TensorFlow does anything else
-        say_device(flags.allow_cpu)
-        self._flags, self._chief = flags, cluster.task_type == "chief"
-        self._index = 0 if self._chief else 1 + cluster.task_index
-        self._name = "master/0" if self._chief else f"worker/{cluster.task_index}"
-        self._count = 1 + len(cluster.jobs["worker"])
-        self._devices = local_devices()
-        self._steps = flags.sync_period or _STEPS
-        tf.random.set_seed(flags.seed)
-        self._source = data.BatchSource(job.data)
-        self._callbacks = job.callbacks
-        if job.callbacks:
-            self._flags = flags = job.callbacks.plan(flags, self._source.length)
-        evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
-        self._network = FunctionalModel(
-            job,
-            self._source.element_spec,
-            flags.seed,
-            self._count * len(self._devices),
-            evaluated=evaluated.element_spec if evaluated else None,
-        )
-        reader = checkpoint.find(flags.job_dir, self._network) if self._chief else None
-        say(f"Started [{self._name}], waits for the others to train with")
-        self._copy = checkpoint.LocalCopy(self._network)
-        self.variables, self.step = self._copy.variables, self._copy.step
-        self.initial_test, self.test = self._copy.initial_test, self._copy.test
-        self.shared, self.own = self._copy.shared, self._copy.own
-        start = State.initial(self._network)
-        self._copy.assign(*start, 0)
-        self._owns = [*self.own, *map(tf.Variable, start.own * (len(self._devices) - 1))]
-        step = self._copy.restore(reader) if reader else 0
-        position = checkpoint.DataPosition(self._source, reader)
-        self._data_begin = position.begin
-        chief_arguments = self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, position, step
-        self._keeper = ChiefTasks(job, flags, *chief_arguments) if self._chief else None
-        self._round = tf.function(self._replica_round, autograph=False)
-        self._copy_chief = tf.function(self._take_over, autograph=False)
-        self._end_epoch = tf.function(self._take_rates, autograph=False)
-        self._meet = tf.function(lambda: self._all_reduce(tf.ones([_SUM_ELEMENTS * self._count])), autograph=False)
+    carried = ()
 
-    def run(self) -> None:
-        """Train to the last step; the chief then exports and evaluates, and the others wait for that.
+    def __init__(
+        self, network: FunctionalModel, copy: LocalCopy, owns: Sequence[Any], count: int, add: Callable[[Any], Any]
+    ) -> None:
+        self._sizes, self._copy, self._owns = [spec.size for spec in network.shared], copy, owns
+        self._count, self._add = count, add
 
-        Raises:
-            DivergedError: the loss or a parameter is no number.
-            PreemptedError: this process is to end.
-            tf.errors.OpError: another replica is lost.
+    def begin(self, _position: Any, _state: State) -> tuple[Any, State]:
+        return self._copy.step.read_value(), State.of(self._copy.shared, self._owns)
+
+    def end(self, start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+        """Move the variables by the mean of all deltas; the results are means, too.
+
+        Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for sums of
+        gradients; here each replica takes its own steps.
         """
-        try:
-            self._train()
-        except tf.errors.OpError as error:
-            if self._keeper and is_lost_host(error):
-                self._keeper.rescue()
-            elif self._keeper:
-                self._keeper.keep()
-            raise
+        delta = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
+        # One message for all: the results are its last numbers.
+        mean = self._add(tf.concat([*delta, taken.results], 0)) / float(self._count)
+        *changes, means = tf.split(mean, [*self._sizes, taken.results.shape[0]])
+        with tf.control_dependencies([mean]):  # a round without a mean changes nothing
+            for variable, before, change in zip(self._copy.shared, start.shared, changes, strict=True):
+                variable.assign(before + tf.reshape(change, before.shape), read_value=False)
+            for variable, value in zip(self._owns, reached.own, strict=True):
+                variable.assign(value, read_value=False)
+            step = self._copy.step.assign_add(taken.steps * self._count)
+        return State(), step, means
 
-    def _train(self) -> None:
-        self._copy_chief([self.step, self._data_begin])
-        step = last_step = int(self.step)
-        self._copy_chief([*self.shared, *(self.own if step else self._copy.fixed)])
-        self._copy.fix()
-        self._iterator = iter(self._source.training(self._index, self._count, step - int(self._data_begin)))
-        devices = numbers(self._index, self._count, len(self._devices))
-        for variable, value in zip(self._owns, begin_own(self._network, self.own, devices, step), strict=True):
+
+class Synchronous(Training):
+    """One replica of a job, the chief or a worker; the chief alone evaluates, saves and exports."""
+
+    def start(self) -> None:
+        self.strategy, self.options = _strategy(self.cluster, self.flags.communication)
+        self.leads, index = self.cluster.task_type == "chief", self.cluster.task_index
+        self.index, self.name = (0, self.name) if self.leads else (1 + index, f"worker/{index}")
+        self.count = 1 + len(self.cluster.jobs["worker"])
+
+    def lay(self, reader: CheckpointReader | None) -> LocalCopy:
+        say(f"Started [{self.name}], waits for the others to train with")
+        return super().lay(reader)
+
+    def begin(self, step: int) -> Progress:
+        """Begin with what the chief has: the optimizer's variables too, if the job goes on from a checkpoint."""
+        copy, count = self.copy, len(self.devices)
+        self.owns = [*copy.own, *(tf.Variable(one) for _ in range(count - 1) for one in copy.own)]
+        give = tf.function(self._give, autograph=False)
+        give([copy.step, self.position.begin])
+        step = int(copy.step)
+        give([*copy.shared, *(copy.own if step else copy.fixed)])
+        copy.fix()
+        values = begin_own(self.network, copy.own, self.index, self.count, count, step)
+        for variable, value in zip(self.owns, values, strict=True):
             variable.assign(value)
-        if self._callbacks:
-            self._end_epoch(tf.constant(0.0))
-        start = last = time.monotonic()
-        first = True
-        loss: float | None = None
-        while step < self._flags.max_steps:
-            every, before = self._flags.eval_steps or self._flags.max_steps, step
-            left = min(self._flags.max_steps - step, every - step % every)
-            round_result, own_loss = self._one(min(self._steps * len(self._devices), math.ceil(left / self._count)))
-            step, now, loss = round_result.global_step, time.monotonic(), round_result.loss
-            if first or now - last >= self._flags.log_interval:
-                rate = (step - last_step) / max(now - last, 1e-6)
-                say(train_line(self._name, step, own_loss, round_result.metrics, now - start, rate, rate / self._count))
-                last, last_step, first = now, step, False
-            if self._keeper:
-                self._keeper.after(round_result)
-            if self._callbacks and step // every > before // every:
-                stopped = self._keeper is not None and self._keeper.stopped
-                if float(self._end_epoch(tf.constant(float(stopped)))):
-                    break
-        if self._keeper:
-            self._keeper.finish(loss)
-        self._leave()
+        self.end_epoch = tf.function(self._take_rates, autograph=False)
+        if self.job.callbacks:
+            self.end_epoch(tf.constant(0.0))
+        self.meet = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
+        self.iterator = iter(self.source.training(self.index, self.count, step - int(self.position.begin)))
+        exchange = AllReduce(self.network, copy, self.owns, self.count, self.add)
+        self.graph = make_round(self.network, exchange, self.iterator, self.devices)
+        self.every = self.flags.eval_steps or self.flags.max_steps
+        self.epoch = step // self.every
+        return Progress(step, self.flags.max_steps, every=self.every)
 
-    def _leave(self) -> None:
+    def rounds(self) -> Iterator[Round]:
+        """Yield rounds of as many steps of every replica; the steps of the job are those of all."""
+        period = SyncPeriod(self.flags.sync_period or _STEPS, True)
+        emits, devices = {self.name: say}, len(self.devices) * self.count
+        replica = Replica(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
+        return train(replica, State(), self.progress)
+
+    def _take(self, state: State, steps: int, position: int, _live: int) -> tuple[State, Round]:
+        steps = math.ceil(steps / self.count)
+        return take_round(self.network, self.graph, self.iterator, state, steps, position, self.count)
+
+    def ended(self, taken: Round) -> bool:
+        """At the end of an epoch, give every replica what the chief's callbacks have set."""
+        self.progress.release()
+        epoch, before = taken.global_step // self.every, self.epoch
+        self.epoch = epoch
+        if not self.job.callbacks or epoch == before:
+            return False
+        return bool(self.end_epoch(tf.constant(float(super().ended(taken)))))
+
+    def leave(self) -> None:
         """End when every other replica can end too: a process that exits takes along what it has not yet sent.
 
         All replicas take part in two sums. In the first one a worker waits for the chief to finish. No replica has the second
@@ -149,59 +130,12 @@ class Synchronous:
         error of another host changes that.
         """
         ignored = contextlib.suppress(tf.errors.OpError)
-        with quiet_stderr(), ignored if self._chief else contextlib.nullcontext():
-            self._meet()
+        with quiet_stderr(), ignored if self.leads else contextlib.nullcontext():
+            self.meet()
         with quiet_stderr(), ignored:
-            self._meet()
+            self.meet()
 
-    def refresh(self) -> int:
-        """Return the global step; the variables are always up to date.
-
-        Raises DivergedError if they are no longer numbers.
-        """
-        step = int(self.step)
-        if not all(np.isfinite(variable.numpy()).all() for variable in self.shared):
-            raise DivergedError(f"the parameters of {self._name} are not finite at step {step}; try a lower learning rate")
-        return step
-
-    def _one(self, steps: int) -> tuple[Round, float]:
-        """Run a round of all replicas, this many steps a host; return it and the loss of own batches."""
-        numbers, own_loss = self._round(tf.constant(steps, tf.int64))
-        round_result, own_loss = Round.of(self._network, numbers.numpy()), float(own_loss)
-        if not math.isfinite(round_result.loss):
-            whose = self._name if not math.isfinite(own_loss) else "another replica"
-            raise DivergedError(
-                f"the loss of {whose} is not a number at step {round_result.global_step}; try a lower learning rate"
-            )
-        return round_result, own_loss
-
-    def _replica_round(self, steps: Any) -> Any:
-        """Take local steps and average all deltas; return the figures of Round and the own loss.
-
-        Loss and metrics of the figures are means. Only the sum is the strategy's. Within its `run` Keras divides each loss by
-        the number of replicas, for sums of gradients; here each replica takes its own steps.
-        """
-        start = State(
-            tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self._owns)
-        )
-        position = self.step.read_value()
-        end, loss_sum, metrics = run_local_steps(self._network, self._iterator, start, steps, position, self._devices)
-        loss = loss_sum / tf.cast(steps, tf.float32)
-        # One message for all: the loss and the metrics are its last numbers.
-        results = tf.concat([[loss], metrics], 0)
-        delta = [tf.reshape(after - before, [-1]) for after, before in zip(end.shared, start.shared, strict=True)]
-        mean = self._all_reduce(tf.concat([*delta, results], 0)) / float(self._count)
-        sizes = [*(spec.size for spec in self._network.shared), results.shape[0]]
-        *changes, means = tf.split(mean, sizes)
-        with tf.control_dependencies([mean]):  # a round without a mean changes nothing
-            for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
-                variable.assign(before + tf.reshape(change, before.shape), read_value=False)
-            for variable, value in zip(self._owns, end.own, strict=True):
-                variable.assign(value, read_value=False)
-            step = self.step.assign_add(steps * self._count)
-        return figures(steps * self._count, step, means[0], 0, 0.0, means[1:]), loss
-
-    def _take_over(self, variables: Sequence[Any]) -> None:
+    def _give(self, variables: Sequence[Any]) -> None:
         """Give every replica the chief's values of these variables."""
         for variable in variables:
             value = variable.read_value()
@@ -210,31 +144,27 @@ class Synchronous:
 
     def _take_rates(self, stopped: Any) -> Any:
         """Give every replica the learning rates that the chief's callbacks have set, and the chief's `stopped`, a number."""
-        for at, spec in enumerate(self._network.own):
-            if spec in self._network.reset_on_start:
-                rate = self._from_chief(self.own[at].read_value())
-                for variable in self._owns[at :: len(self.own)]:
+        for at, spec in enumerate(self.network.own):
+            if spec in self.network.reset_on_start:
+                rate = self._from_chief(self.owns[at].read_value())
+                for variable in self.owns[at :: len(self.network.own)]:
                     variable.assign(rate, read_value=False)
         return self._from_chief(stopped)
 
     def _from_chief(self, value: Any) -> Any:
-        return self._all_reduce(value if self._chief else tf.zeros_like(value))
+        return self.add(value if self.leads else tf.zeros_like(value))
 
-    def _all_reduce(self, value: Any) -> Any:
-        """Return the sum of all replicas' values."""
+    def add(self, value: Any) -> Any:
 
         def reduced(value: Any) -> Any:
             mine = tf.identity(value)  # on the strategy's device
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, self._options)
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, self.options)
 
-        return self._strategy.run(reduced, (value,))
+        return self.strategy.run(reduced, (value,))
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
-    """Return the strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs.
-
-    Raises JobError if TensorFlow has begun without it.
-    """
+    """Return the strategy of this task, and how it communicates; JobError if TensorFlow has begun without it."""
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]
     options = experimental.CommunicationOptions(implementation=chosen)

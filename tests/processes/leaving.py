@@ -12,21 +12,21 @@ from linear import job
 import scaletier
 from scaletier.synchronous import Synchronous
 
-leave = Synchronous._leave
+leave = Synchronous.leave
 
 
 def leave_early(replica: Synchronous) -> None:
     """Kill this process if it is a worker; the chief has all of its last round by then, for it exports."""
-    if replica._chief:
+    if replica.leads:
         leave(replica)
         return
     for _ in range(int(os.environ["MEETINGS"])):
-        replica._meet()
+        replica.meet()
     while not list(Path(os.environ["JOB_DIR"]).glob("export/Servo/*")):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    Synchronous._leave = leave_early
+    Synchronous.leave = leave_early
     scaletier.run(job)

@@ -86,7 +86,7 @@ def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
 
 
 @pytest.mark.full(
-    "test_scaletier_step_budget.py proves what becomes of a silent worker's steps; TensorFlow's part has no cheaper proof"
+    "test_scaletier_loop.py proves what becomes of a silent worker's steps; TensorFlow's part has no cheaper proof"
 )
 @pytest.mark.parametrize("job", [[]], indirect=True)
 def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job) -> None:

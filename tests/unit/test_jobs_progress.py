@@ -11,7 +11,7 @@ import pytest
 from jobs import progress
 from jobs.progress import REPORT_KEY, JobProgress, Mark, ProgressFinder, of_job, read_report
 from jobs.records import JobRecord
-from scaletier import lines, period
+from scaletier import loop
 
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
@@ -42,14 +42,14 @@ def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
 
 
 def test_the_shipped_trainer_says_so() -> None:
-    assert progress.mark(lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == Mark(9, 1.25)
+    assert progress.mark(loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == Mark(9, 1.25)
     told = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
-    assert progress.final_metrics([lines.final_line(9, 0.5, {"accuracy": 0.75})]) == told
-    line = lines.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
+    assert progress.final_metrics([loop.final_line(9, 0.5, {"accuracy": 0.75})]) == told
+    line = loop.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
     assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
-    evaluated = progress.evaluated(lines.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
+    evaluated = progress.evaluated(loop.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
     assert evaluated == progress.Told(9, {"loss": 0.5, "top-3 accuracy": 0.75})
-    measured = period.SyncPeriod.of(None, 2, 10_000)
+    measured = loop.SyncPeriod.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
     assert progress.period([measured.told]) == measured.steps
@@ -152,12 +152,12 @@ def test_metrics_and_lines_are_bounded() -> None:
 def test_the_library_s_own_lines_are_reports() -> None:
     finder = ProgressFinder()
     for seconds, step in ((0.0, 1), (2.0, 201)):
-        finder.see(lines.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
+        finder.see(loop.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
     assert finder.progress == JobProgress(201, None, 100.0, None, 0.5, {"accuracy": 0.75}, "t")
-    finder.see(lines.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
+    finder.see(loop.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
     expected = replace(finder.progress, metrics={"accuracy": 0.75, "eval_loss": 0.25, "eval_accuracy": 0.875})
     assert finder.progress == expected
-    finder.see(lines.final_line(205, 0.125, {"accuracy": 0.9}), 4.0, "later")
+    finder.see(loop.final_line(205, 0.125, {"accuracy": 0.9}), 4.0, "later")
     assert finder.progress == replace(expected, step=205, metrics={"accuracy": 0.75, "eval_loss": 0.125, "eval_accuracy": 0.9})
 
 

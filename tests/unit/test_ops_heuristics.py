@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read
-from scaletier import lines
+from scaletier import loop
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_what_a_line_tells(line: str, told: Reading | None) -> None:
 
 
 def test_the_shipped_trainer_s_lines() -> None:
-    train = lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
+    train = loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
     assert read(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
-    assert read(lines.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", evaluation=True)
-    assert read(lines.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
+    assert read(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", evaluation=True)
+    assert read(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
         5006, loss="0.228", accuracy="0.935", evaluation=True
     )
 

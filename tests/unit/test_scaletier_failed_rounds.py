@@ -11,12 +11,12 @@ import numpy as np
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.job import Job
-from scaletier.local_steps import State
+from scaletier.local_steps import State, make_round
+from scaletier.loop import Progress
 from scaletier.network import FunctionalModel
-from scaletier.replica import StepProgress
 from scaletier.runtime import import_tensorflow
-from scaletier.shared_parameters import SharedParameters, make_round
-from scaletier.synchronous import Synchronous
+from scaletier.shared_parameters import SharedParameters
+from scaletier.synchronous import AllReduce
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -59,39 +59,37 @@ def test_steps_are_counted_before_anything_of_them_is_added() -> None:
 
 
 def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
-    made, data = Synchronous.__new__(Synchronous), job()
-    made._network = FunctionalModel(data, data.data.element_spec, 0)
-    made._copy = LocalCopy(made._network)
-    made.shared, made._owns, made.step = made._copy.shared, made._copy.own, made._copy.step
-    made._iterator, made._devices, made._count = iter(data.data), DEVICES, 2
-    made._all_reduce = lambda value: tf.identity(value, name="all_reduce")
-    graph = tf.function(made._replica_round, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64)).graph
+    data = job()
+    network = FunctionalModel(data, data.data.element_spec, 0)
+    copy = LocalCopy(network)
+    exchange = AllReduce(network, copy, copy.own, 2, lambda value: tf.identity(value, name="all_reduce"))
+    graph = make_round(network, exchange, iter(data.data), DEVICES).graph
     mean, assigns = graph.get_operation_by_name("all_reduce"), assigned(graph)
-    assert len(assigns) == len([*made.shared, *made._owns, made.step])
+    assert len(assigns) == len([*copy.shared, *copy.own, copy.step])
     assert all(mean in waits(one) for one in assigns.values())
 
 
 def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> None:
     made, data = Asynchronous.__new__(Asynchronous), job()
-    made._job = data
-    made._network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
+    made.job = data
+    made.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
     begun = State.initial(network)
-    made._centre = held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)
-    made._copy = copy = LocalCopy(network)
-    made.step, made._workers, made._keeper = copy.step, 1, MagicMock()
-    made._flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
+    made.servers = held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 10)
+    made.copy = copy = LocalCopy(network)
+    made.count, made.chief = 2, MagicMock()
+    made.flags = SimpleNamespace(sync_period=4, max_steps=100, eval_steps=None, log_interval=1.0)
     iterator = iter(data.data)
-    made._rounds = {DEVICES: make_round(network, held, iterator, DEVICES)}
-    made._progress = StepProgress(10, 100, 1)
+    made.graphs = {DEVICES: make_round(network, held, iterator, DEVICES)}
+    made.progress = Progress(10, 100, 2)
     replica = made._replica("master/0", iterator, DEVICES, print)
     state, _ = replica.take(State((), begun.own), 4, 0, 2)
     read = [np.asarray(value) for value in held.read()]
     held.add([tf.zeros(one.shape) for one in read], [tf.ones(one.shape) for one in read], 1.0, tf.constant(5, tf.int64))
-    made._progress.claims.settle("worker/0", 19)
+    made.progress.step = 19
     replica.take(state, 4, 0, 2)
-    made._progress.claims.settle("worker/0", 50)
-    made._rescue()
-    made._keeper.rescue.assert_called_once_with()
+    made.progress.step = 50
+    made.rescue()
+    made.chief.rescue.assert_called_once_with()
     assert int(copy.step) == 19
     for variable, value in zip(copy.shared, read, strict=True):
         np.testing.assert_allclose(variable, value + 1, atol=2e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 
 import scaletier
 from scaletier.callbacks import Callbacks
-from scaletier.flags import parse
+from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State
 from scaletier.network import FunctionalModel
@@ -144,23 +143,22 @@ def test_arrays_are_not_for_several_processes(monkeypatch: pytest.MonkeyPatch, c
 def test_how_long_a_job_and_its_epochs_are(
     words: list[str], epochs: int | None, of_epoch: int | None, length: int | None, steps: int, every: int
 ) -> None:
-    flags = parse(words)
+    flags = flags_of(words)
     flags = flags if words else replace(flags, max_steps=0)
     planned = Callbacks((), epochs, of_epoch).plan(flags, length)
     assert (planned.max_steps, planned.eval_steps) == (steps, every)
 
 
 def test_the_steps_of_a_command_line_come_before_those_of_a_program() -> None:
-    flags_of = importlib.import_module("scaletier.fit")._flags
     parsed = scaletier.parser().parse_args(["--max-steps=7"])
-    assert flags_of([], 9, None).max_steps == 9
-    assert flags_of(["--max-steps=7"], 9, None).max_steps == 7
-    assert flags_of(["--max-steps=7"], None, 9).max_steps == 7
-    assert flags_of([], None, 9).max_steps == 0
-    assert flags_of([], None, None).max_steps == 2000
-    assert flags_of(parsed, None, None).max_steps == 7
-    assert flags_of(parsed, 9, None).max_steps == 9
-    assert flags_of(parsed, None, 9).max_steps == 0
+    assert flags_of([], max_steps=9).max_steps == 9
+    assert flags_of(["--max-steps=7"], max_steps=9).max_steps == 7
+    assert flags_of(["--max-steps=7"], max_steps=0).max_steps == 7
+    assert flags_of([], max_steps=0).max_steps == 0
+    assert flags_of([], max_steps=None).max_steps == 2000
+    assert flags_of(parsed, max_steps=None).max_steps == 7
+    assert flags_of(parsed, max_steps=9).max_steps == 9
+    assert flags_of(parsed, max_steps=0).max_steps == 0
 
 
 def test_a_callback_is_known_by_what_it_has() -> None:

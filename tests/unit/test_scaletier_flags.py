@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import scaletier
-from scaletier.flags import Flags, flags_of, parse, parser
+from scaletier.flags import Flags, flags_of, parser
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOB_DIR", raising=False)
-    assert parse([]) == Flags(
+    assert flags_of([]) == Flags(
         job_dir="output",
         strategy="async",
         max_steps=2000,
@@ -31,28 +31,28 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         allow_cpu=False,
     )
     monkeypatch.setenv("JOB_DIR", "gs://b/jobs/job01/output/")
-    assert parse([]).job_dir == "gs://b/jobs/job01/output"
+    assert flags_of([]).job_dir == "gs://b/jobs/job01/output"
     assert flags_of(parser({"JOB_DIR": "/x"}).parse_args([])).job_dir == "/x"
-    assert parse(["--job-dir=/"]).job_dir == "/"
+    assert flags_of(["--job-dir=/"]).job_dir == "/"
 
 
 @pytest.mark.parametrize("spelling", ["--job-dir", "--output_path", "--output-dir"])
 def test_spellings(spelling: str) -> None:
-    assert parse([spelling, "out/"]).job_dir == "out"
+    assert flags_of([spelling, "out/"]).job_dir == "out"
 
 
 def test_a_period_is_a_number_or_as_measured() -> None:
-    assert parse(["--sync-period=auto"]).sync_period is None
-    assert parse(["--sync-period=7"]).sync_period == 7
+    assert flags_of(["--sync-period=auto"]).sync_period is None
+    assert flags_of(["--sync-period=7"]).sync_period == 7
 
 
 def test_the_least_that_each_flag_takes() -> None:
     whole = ["max-steps", "eval-steps", "checkpoint-steps", "keep-checkpoints", "sync-period", "microbatches"]
-    parsed = vars(parse([*(f"--{flag}=1" for flag in whole), "--seed=0"]))
+    parsed = vars(flags_of([*(f"--{flag}=1" for flag in whole), "--seed=0"]))
     assert {parsed[flag.replace("-", "_")] for flag in whole} == {1}
     for flag in whole:
         with pytest.raises(SystemExit):
-            parse([f"--{flag}=0"])
+            flags_of([f"--{flag}=0"])
 
 
 def test_a_program_adds_flags_of_its_own() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(arguments)
+        flags_of(arguments)
     shown = capsys.readouterr().err
     assert ended.value.code == 2
     assert message in shown

@@ -323,7 +323,7 @@ def test_a_damaged_checkpoint_holds_up_no_export_and_no_evaluator(
     told = list[Callable[[], None]]()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
     monkeypatch.setattr("signal.signal", lambda number, handler: told.append(handler))
-    monkeypatch.setattr("scaletier.evaluator.say", lambda line: (print(line), line.endswith("the next one") and told[0]()))
+    monkeypatch.setattr("scaletier.evaluation.say", lambda line: (print(line), line.endswith("the next one") and told[0]()))
     assert main(job(eval_data=dataset()), "--eval-interval=0.1") == 0
     assert re.search(
         r"^checkpoint \S+/model-8 cannot be read: .*; waits for the next one$", capfd.readouterr().out, re.MULTILINE

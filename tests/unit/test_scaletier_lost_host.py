@@ -16,6 +16,7 @@ import pytest
 import scaletier
 from scaletier import checkpoint, private, savedmodel
 from scaletier.asynchronous import Asynchronous
+from scaletier.flags import flags_of
 from scaletier.pipeline import ModelParallel
 from scaletier.runtime import import_tensorflow
 from scaletier.synchronous import Synchronous
@@ -84,15 +85,15 @@ def test_a_single_host_loses_no_other(
 
 
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
-    """Run a strategy whose training fails, and return its keeper."""
+    """Run a strategy whose training fails, and return its chief."""
     made = strategy.__new__(strategy)
-    made._keeper = MagicMock()
+    made.chief = MagicMock()
     for name, value in attributes.items():
         setattr(made, name, value)
     with pytest.raises(tf.errors.OpError):
         made.run()
-    keeper: MagicMock = made._keeper
-    return keeper
+    chief: MagicMock = made.chief
+    return chief
 
 
 def test_the_texts_of_a_restarted_peer_are_tensorflow_s_own() -> None:
@@ -105,48 +106,48 @@ def test_the_texts_of_a_restarted_peer_are_tensorflow_s_own() -> None:
 def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -> None:
     """`keep` asks other hosts for the parameters; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
-    sync = run_strategy(Synchronous, _train=fails)
+    sync = run_strategy(Synchronous, rounds=fails)
     sync.rescue.assert_called_once()
     rescue = MagicMock()
-    attributes = {"_workers": 0, "_devices": ("/device:CPU:0",), "_rounds": MagicMock(), "_iterator": None}
-    asynchronous = run_strategy(Asynchronous, **attributes, _replica=MagicMock(), _train=fails, _rescue=rescue)
+    attributes = {"workers": 0, "devices": ("/device:CPU:0",), "graphs": MagicMock()}
+    asynchronous = run_strategy(Asynchronous, **attributes, rounds=fails, rescue=rescue)
     rescue.assert_called_once()
-    parts = {"_flags": SimpleNamespace(max_steps=8), "step": 0, "_iterator": None, "_network": None}
-    pipeline = run_strategy(ModelParallel, **parts, _train=fails)
-    for keeper in (sync, asynchronous, pipeline):
-        keeper.keep.assert_not_called()
+    pipeline = run_strategy(ModelParallel, rounds=fails)
+    pipeline.rescue.assert_not_called()
+    for chief in (sync, asynchronous, pipeline):
+        chief.keep.assert_not_called()
 
 
 @pytest.mark.parametrize("step", [0, 8])
-def test_every_replica_begins_with_what_the_chief_has(step: int) -> None:
+def test_every_replica_begins_with_what_the_chief_has(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer's variables too, where the job goes on; at its begin they are the same everywhere."""
     made, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
-    made._callbacks = None
     calls = MagicMock()
-    made._copy_chief, made._copy, made._leave = calls.take_over, calls.copy, calls.leave
-    made._keeper, made._flags = None, SimpleNamespace(max_steps=0)
-    made._network = SimpleNamespace(own=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
-    made._index, made._count, made._devices = 1, 2, ("/device:CPU:0",) * 2
-    made.shared, made.own, made.step, made._copy.fixed = [weight], [slot, fixed], step, [fixed]
-    further, made._data_begin, made._source = [tf.Variable(0.0), tf.Variable(0.0)], 2, calls.source
-    calls.source.training.return_value = []
-    made._owns = [*made.own, *further]
-    made._train()
-    assert [name for name, *_ in calls.mock_calls] == ["take_over", "take_over", "copy.fix", "source.training", "leave"]
+    made.job, made.flags, made.position = SimpleNamespace(callbacks=None), flags_of(["--max-steps=9"]), SimpleNamespace(begin=2)
+    made.network = SimpleNamespace(own=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
+    made.index, made.count, made.devices = 1, 2, ("/device:CPU:0",) * 2
+    made.copy, made.source, calls.source.training.return_value = calls.copy, calls.source, []
+    made.copy.shared, made.copy.own, made.copy.fixed, made.copy.step = [weight], [slot, fixed], [fixed], step
+    made._give = calls.give
+    monkeypatch.setattr(tf, "function", lambda function, **_: function)
+    monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
+    monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
+    assert made.begin(0).step == step
+    assert [name for name, *_ in calls.mock_calls] == ["give", "give", "copy.fix", "source.training"]
     calls.source.training.assert_called_once_with(1, 2, step - 2)
-    assert [call.args[0] for call in calls.take_over.call_args_list] == [
+    assert [call.args[0] for call in calls.give.call_args_list] == [
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
-    assert [float(value) for value in further] == [1.0, 2.0]
+    assert [float(value) for value in made.owns] == [1.0, 2.0] * 2
 
 
 @pytest.mark.parametrize("chief", [True, False])
 def test_the_chief_gives_its_values_and_the_others_none(chief: bool) -> None:
     made, sent = Synchronous.__new__(Synchronous), list[Any]()
-    made._chief, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
-    made._all_reduce = lambda value: sent.append((value.numpy().tolist(), value.dtype)) or value + 1
-    made._take_over(variables)
+    made.leads, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
+    made.add = lambda value: sent.append((value.numpy().tolist(), value.dtype)) or value + 1
+    made._give(variables)
     assert sent == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
 

@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaletier import private
-from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import Round, State
+from scaletier.local_steps import State, begin_own, make_round, take_round
+from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel, Spec
-from scaletier.replica import StepProgress
 from scaletier.runtime import import_tensorflow
-from scaletier.shared_parameters import SharedParameters, _packed, _unpacked, make_round, take_round
+from scaletier.shared_parameters import SharedParameters, _packed, _unpacked
 from scaletier.stages import Stage, partition, there_and_back, units
 
 tf = import_tensorflow()
@@ -469,12 +468,7 @@ def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_ra
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
     network, state, _ = trained(job, STEPS)
-    master = Asynchronous.__new__(Asynchronous)
-    master._network, master._workers, master._state = network, 1, state
-    begun = []
-    for index, step in ((0, 8), (1, 8), (1, 16)):
-        master._progress = StepProgress(step, 100, 1)
-        begun.append(master._begin_own(index, 1))
+    begun = [begin_own(network, state.own, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
     generators = set()
     for spec, value, *others in zip(network.own, state.own, *begun, strict=True):
         assert np.array_equal(others[0], value), spec.name

@@ -17,10 +17,9 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State
+from scaletier.local_steps import State, make_round, take_round
 from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
-from scaletier.shared_parameters import make_round, take_round
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its noise

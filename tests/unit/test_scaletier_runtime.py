@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -135,7 +136,7 @@ def test_a_gpu_that_is_paid_for_and_not_there_ends_each_that_trains(
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
     monkeypatch.setenv(ACCELERATOR, "1 nvidia-tesla-t4")
     monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind=None: [])
-    monkeypatch.setattr("scaletier.server.server_library", lambda: pytest.fail("it serves for ever"))
+    monkeypatch.setattr(importlib.import_module("scaletier.run"), "server_library", lambda: pytest.fail("it serves for ever"))
     assert main(Job(None, None), []) == 2
     assert capfd.readouterr().err.startswith("error: this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: ")
 

@@ -8,10 +8,8 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier.period import SyncPeriod
-from scaletier.replica import StepProgress
+from scaletier.loop import Progress, SyncPeriod
 from scaletier.stages import partition
-from scaletier.step_budget import StepBudget
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
@@ -79,29 +77,28 @@ def test_a_short_job_still_meets_often() -> None:
 
 
 def test_the_replicas_that_train_now_are_counted() -> None:
-    progress = StepProgress(0, max_steps=400, workers=2)
-    with progress.training("master/0"):
-        assert progress.live == 1
-        with progress.training("worker/0"), progress.training("worker/1"):
-            assert progress.live == 3
-        assert progress.live == 1
+    progress = Progress(0, 400, 3)
+    assert progress.live == 1
+    progress.training |= {"master/0", "worker/0", "worker/1"}
+    assert progress.live == 3
+    progress.training -= {"worker/0", "worker/1"}
     assert progress.live == 1
 
 
 def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
-    progress, now = StepProgress(0, max_steps=400, workers=1), 0.0
-    progress.claims = StepBudget(0, 400, 2, lambda: now)
-    with progress.training("master/0"), progress.training("worker/0"):
-        progress.claims.claim("worker/0", 4, progress.stopped)
-        assert progress.live == 2
-        now = 60.0
-        assert progress.live == 1
-        progress.claims.settle("worker/0", 4)
-        assert progress.live == 2
+    now = 0.0
+    progress = Progress(0, 400, 2, clock=lambda: now)
+    progress.training |= {"master/0", "worker/0"}
+    progress.claim("worker/0", 4)
+    assert progress.live == 2
+    now = 60.0
+    assert progress.live == 1
+    progress.settle("worker/0", 4)
+    assert progress.live == 2
 
 
 def test_the_master_begins_when_the_workers_are_prepared() -> None:
-    progress, order = StepProgress(0, 400, 1), list[str]()
+    progress, order = Progress(0, 400, 2), list[str]()
 
     def worker() -> None:
         order.append("worker prepared")
@@ -118,8 +115,8 @@ def test_the_master_begins_when_the_workers_are_prepared() -> None:
 
 
 def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
-    progress = StepProgress(0, 400, 2)
-    progress.fail(RuntimeError("first"))
-    progress.fail(RuntimeError("second"))
+    progress = Progress(0, 400, 3)
+    progress.stop(RuntimeError("first"))
+    progress.stop(RuntimeError("second"))
     progress.begin(leads=False)
     assert str(progress.failure) == "first"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier.chief import ChiefTasks
+from scaletier.training import ChiefTasks
 from trainer import records, task
 from trainer.mnist import Split
 
@@ -88,8 +88,8 @@ def test_evaluations_come_by_steps_where_they_are_asked_for_and_nobody_goes_on_m
     measure, held = ChiefTasks._measure, list[bool]()
 
     def watched(self: Any, *given: Any, **more: Any) -> Any:
-        claims = self._trained._progress.claims
-        held.append(claims._until <= claims.global_step)
+        progress = self._training.progress
+        held.append(progress._until <= progress.step)
         return measure(self, *given, **more)
 
     monkeypatch.setattr(ChiefTasks, "_measure", watched)

@@ -1,0 +1,303 @@
+"""The loop of every replica: its rounds of steps, how many each takes, and its log lines. It needs no TensorFlow."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+# A round that takes so many times as long as the replica's last one, and at least these seconds, may never end.
+_PATIENCE_TIMES, _PATIENCE_SECONDS, _LOOK_SECONDS = 4.0, 2.0, 0.1
+# The master waits for others to be prepared this long at least, and this many times as long as it took itself.
+_PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
+_FIRST, _MOST = 4, 64
+# Exchanges may take this part of the time that the steps take.
+_EXCHANGE_SHARE = 0.15
+# Replicas that meet too seldom walk apart, and their mean is worth less than each: so often they meet at least.
+_MEETINGS = 15
+_WINDOW = 8
+# So many seconds of steps at most: who is told to end looks between two rounds, and has ten seconds to save what was learned.
+_ROUND_SECONDS = 3.0
+# Where there is nothing to exchange with, the master looks so often at what else is due.
+_ALONE_SECONDS = 0.25
+# An evaluation may take one part in this many of the time, as in Cloud ML's sample.
+_EVAL_SHARE = 20.0
+
+
+class DivergedError(RuntimeError):
+    """The loss, or a parameter, is no longer a number: the message is one line."""
+
+
+class PreemptedError(RuntimeError):
+    """The chief was told to end before the job's last step."""
+
+
+class Round(NamedTuple):
+    """The result of a round: a replica's steps, the global step after it, mean loss, and metrics by name.
+
+    `staleness` are the steps of others since the parameters were read, `compute` the seconds of the steps by themselves;
+    `mean_loss` is that of samples, since the metrics began; `own_loss` is the replica's, if `loss` is the mean of several.
+    """
+
+    steps: int
+    global_step: int
+    loss: float
+    metrics: Mapping[str, float] = {}
+    staleness: int = 0
+    compute: float = 0.0
+    mean_loss: float = 0.0
+    own_loss: float = 0.0
+
+
+@dataclass
+class SyncPeriod:
+    """The local steps between two exchanges: fixed, or the least that keep exchanges to a seventh of the compute time.
+
+    It is measured in the last rounds. Every replica has its own: on a faster host a step takes less. A replica that is `alone`
+    has no exchanges, and rounds of a fourth of a second.
+    """
+
+    steps: int
+    fixed: bool
+    most: int = _MOST
+    alone: bool = False
+    told: str = ""
+    _rounds: list[tuple[int, float, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, asked: int | None, replicas: int, max_steps: int) -> SyncPeriod:
+        if asked:
+            return cls(asked, True)
+        if replicas == 1:
+            return cls(1, False, alone=True)
+        return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_MEETINGS * replicas))))
+
+    def observe(self, steps: int, seconds: float, compute: float) -> None:
+        """Record a round: its steps, its seconds, and the seconds of its steps by themselves."""
+        if self.fixed or not steps:
+            return
+        if self.alone:
+            self.steps = self._within(_ALONE_SECONDS, compute / steps, self.most)
+            return
+        self._rounds.append((steps, compute, seconds - compute))
+        if len(self._rounds) < _WINDOW and compute <= _ROUND_SECONDS:
+            return
+        a_step = sum(compute for _, compute, _ in self._rounds) / sum(steps for steps, _, _ in self._rounds)
+        an_exchange = sum(exchange for *_, exchange in self._rounds) / len(self._rounds)
+        self._rounds.clear()
+        before, needed = self.steps, max(_FIRST, math.ceil(an_exchange / (max(a_step, 1e-9) * _EXCHANGE_SHARE)))
+        self.steps = self._within(_ROUND_SECONDS, a_step, min(self.most, needed))
+        if self.steps != before or not self.told:
+            rates = f"{a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
+            self.told = f"Exchange every {self.steps} steps: {rates}"
+
+    @staticmethod
+    def _within(seconds: float, a_step: float, most: int) -> int:
+        return max(1, min(most, int(seconds / max(a_step, 1e-9))))
+
+
+class Pace(NamedTuple):
+    """A replica's rates since its last line: global and own steps a second, others' steps in each round."""
+
+    global_rate: float
+    local_rate: float
+    staleness: float
+
+
+class Progress:
+    """What the replicas of a job share, each a thread of the chief's process: the job's steps, and who trains.
+
+    Replicas claim steps before a round and settle them after it, so that together they end at the last step. The chief starts
+    every round, so that this costs no message. What a failed round claimed is free again, and so is the claim of a round that
+    is overdue, as when its host is gone: if it ends after all, the job goes past its last step by it. At a multiple of `every`
+    steps all wait until the chief has evaluated the model.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        max_steps: int,
+        replicas: int = 1,
+        every: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.step, self.rounds, self.training, self.paces = step, 0, set[str](), dict[str, Pace]()
+        self.failure: Exception | None = None
+        self.stopped = False
+        self._max_steps, self._replicas, self._every, self._clock = max_steps, replicas, every or max_steps, clock
+        self._claimed, self._step_seconds = dict[str, tuple[int, float]](), dict[str, float]()
+        self._unprepared, self._started = replicas - 1, False
+        self._changed = threading.Condition()
+        self.release()
+
+    def begin(self, leads: bool, seconds: float = 0.0) -> None:
+        """Return when a replica may take its first step; the master, which `leads`, waits until all are prepared or late.
+
+        A replica that trains slows down those that still prepare to, where they share processors. `seconds` are how long it
+        took to prepare: slow hosts give the others more time.
+        """
+        with self._changed:
+            self._unprepared -= not leads
+            self._changed.notify_all()
+            if leads:
+                patience = max(_PREPARE_SECONDS, _PREPARE_TIMES * seconds)
+                self._changed.wait_for(lambda: self._unprepared <= 0 or self.stopped, patience)
+                self._started = True
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._started or self.stopped)
+
+    def stop(self, error: Exception | None = None) -> None:
+        """Stop every replica, for an error if there is one; the first one counts."""
+        with self._changed:
+            self.failure, self.stopped = self.failure or error, True
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        with self._changed:
+            self._until = min(self._max_steps, (self.step // self._every + 1) * self._every)
+            self._changed.notify_all()
+
+    def claim(self, name: str, steps: int, leads: bool = False) -> int:
+        """Reserve this many steps for a replica, or fewer; 0 if the job is at its last step or stopped.
+
+        Towards the end they are a replica's part of the remaining steps, so that all end at about the same time. If others
+        have reserved all of them, this waits: one of them may fail. The chief then takes single steps up to an evaluation.
+        """
+        with self._changed:
+            while self.step < self._max_steps and not self.stopped:
+                late = self.late()
+                free = self._until - self.step - sum(one for other, (one, _) in self._claimed.items() if other not in late)
+                if leads and self._until < self._max_steps:
+                    free = max(free, 1)
+                if free > 0:
+                    mine = min(steps, max(free // self._replicas, 1))
+                    self._claimed[name] = mine, self._clock()
+                    return mine
+                self._changed.wait(_LOOK_SECONDS)
+        return 0
+
+    def settle(self, name: str, step: int | None) -> None:
+        """End a replica's round, with the global step after it; None if the round failed."""
+        with self._changed:
+            steps, since = self._claimed.pop(name)
+            if step is not None:
+                self._step_seconds[name] = (self._clock() - since) / steps
+                # The servers know better than a sum of claims: a round may fail after they have counted its steps.
+                self.step = max(self.step, step)
+            self._changed.notify_all()
+
+    def late(self) -> set[str]:
+        """Return the replicas whose round is overdue: it may never end."""
+        with self._changed:
+            now, seconds = self._clock(), self._step_seconds
+            usual = {name: _PATIENCE_TIMES * steps * seconds.get(name, 0.0) for name, (steps, _) in self._claimed.items()}
+            return {name for name, (_, since) in self._claimed.items() if now - since > max(_PATIENCE_SECONDS, usual[name])}
+
+    @property
+    def live(self) -> int:
+        """The number of replicas that train, without those whose round is overdue; the mean is over these."""
+        return max(1, len(self.training - self.late()))
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica, the master or a worker; its Train lines go to `emits`, for each name that they are under.
+
+    `take(state, steps, position, live)` returns the state after a round, which only `take` looks into, and its result. Steps of
+    the period are those of each of its `devices`; the first round has `first`.
+    """
+
+    name: str
+    take: Callable[[Any, int, int, int], tuple[Any, Round]]
+    period: SyncPeriod
+    log_interval: float
+    emits: Mapping[str, Callable[[str], None]]
+    leads: bool = True
+    devices: int = 1
+    first: int = 1
+
+
+def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
+    """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is no number."""
+    start = last = time.monotonic()
+    last_step, own, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
+    steps, first = replica.first, True
+    progress.training.add(replica.name)
+    try:
+        while claimed := progress.claim(replica.name, steps * replica.devices, replica.leads):
+            began, taken = time.monotonic(), None
+            try:
+                state, taken = replica.take(state, claimed, progress.step, progress.live)
+            finally:
+                progress.settle(replica.name, taken.global_step if taken else None)
+            if not math.isfinite(taken.loss):
+                whose = "another replica" if math.isfinite(taken.own_loss) else replica.name
+                what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
+                raise DivergedError(f"{what}; try a lower learning rate")
+            now = time.monotonic()
+            replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
+            steps, progress.rounds = replica.period.steps, progress.rounds + 1
+            own, rounds, staleness = own + taken.steps, rounds + 1, staleness + taken.staleness
+            if first or now - last >= replica.log_interval:
+                elapsed = max(now - last, 1e-6)
+                pace = Pace((taken.global_step - last_step) / elapsed, own / elapsed, staleness / rounds)
+                for name, emit in replica.emits.items():
+                    emit(train_line(name, taken.global_step, taken.own_loss, taken.metrics, now - start, *pace[:2]))
+                progress.paces[replica.name] = pace
+                last, last_step, own, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
+            if replica.leads and replica.period.told != period_line:
+                period_line = replica.period.told
+                replica.emits[replica.name](period_line)
+            yield taken
+    finally:
+        progress.training.discard(replica.name)
+
+
+def train_line(
+    replica: str, step: int, loss: float, metrics: Mapping[str, float], seconds: float, global_rate: float, local_rate: float
+) -> str:
+    """Return a line in the words of Cloud ML's sample; rates are since the previous line, `seconds` since the first step.
+
+    It is `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
+    """
+    rates = f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
+    return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"
+
+
+def eval_line(step: int, loss: float, metrics: Mapping[str, float]) -> str:
+    """Return a line such as `Eval, step 990: loss: 0.400, accuracy: 0.890`."""
+    return f"Eval, step {step}: {_figures(loss, metrics)}"
+
+
+def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
+    """Return a line such as `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
+    return f"Final metrics after {steps} steps, {_figures(loss, metrics)}"
+
+
+def _figures(loss: float, metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {value:.3f}" for name, value in {"loss": loss, **metrics}.items())
+
+
+@dataclass
+class EvalInterval:
+    """Seconds between evaluations, growing so that they take no more than a twentieth of the time."""
+
+    seconds: float
+    last: float | None = None
+
+    def due(self, now: float) -> bool:
+        if self.last is None:
+            self.last = now
+        return now - self.last >= self.seconds
+
+    def record(self, start: float, end: float) -> str | None:
+        """Note an evaluation; return a line about a new interval, or None if it stays."""
+        self.last = end
+        before, needed = self.seconds, (end - start) * _EVAL_SHARE
+        if needed <= before:
+            return None
+        self.seconds = needed
+        return f"Adjusting eval interval from {before:.2f}s to {needed:.2f}s"

@@ -1,0 +1,271 @@
+"""The training of a job in one process, for every strategy, which says what its rounds are; and the chief's other work."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from scaletier import checkpoint
+from scaletier.cluster import Cluster
+from scaletier.data import BatchSource, DataError, evaluation
+from scaletier.evaluation import Measured, make_evaluate
+from scaletier.flags import Flags
+from scaletier.job import Job
+from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
+from scaletier.network import Batch, FunctionalModel
+from scaletier.private import is_lost_host
+from scaletier.runtime import import_tensorflow, local_devices, one_line, prepare_process, say, say_device
+from scaletier.savedmodel import export, save_model, served
+from scaletier.summaries import Summaries
+
+tf = import_tensorflow()
+
+
+class Training:
+    """One job, from its first step or its last checkpoint to its exported model.
+
+    The chief, which `leads`, evaluates, saves, logs and exports. `count` hosts train, each on its `devices`. Data is `portable`
+    if other hosts are to have it. `place` is a context in which the optimizer updates a variable.
+    """
+
+    name, leads, count, portable = "master/0", True, 1, False
+    place: Callable[[Any], Any] | None = None
+
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
+        prepare_process()
+        self.job, self.flags, self.cluster = job, flags, cluster
+        self.start()
+        say_device(flags.allow_cpu)
+        tf.random.set_seed(flags.seed)
+        self.devices = local_devices()
+        self.source = BatchSource(job.data, portable=self.portable)
+        if job.callbacks:
+            self.flags = flags = job.callbacks.plan(flags, self.source.length)
+        self.evaluated = evaluation(job.eval_data, self.portable) if self.leads and job.eval_data is not None else None
+        spec = self.evaluated.element_spec if self.evaluated else None
+        self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
+        reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
+        self.copy = self.lay(reader)
+        self.position = checkpoint.DataPosition(self.source, reader)
+        self.chief = ChiefTasks(self) if self.leads else None
+        self.progress = self.begin(int(self.copy.step))
+        self.finite = tf.function(self._all_finite, autograph=False)
+
+    def start(self) -> None:
+        """Do what comes before all else."""
+
+    @property
+    def replicas(self) -> int:
+        return self.count * len(self.devices)
+
+    def lay(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
+        """Return the variables as they begin, or as in a checkpoint."""
+        return checkpoint.LocalCopy.begun(self.network, reader)
+
+    def begin(self, step: int) -> Progress:
+        """Prepare rounds from a global step of the chief's on; return the progress of the job's replicas."""
+        raise NotImplementedError
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the rounds of this process's replica."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Train to the last step; the chief then exports and evaluates. An error is raised once what was learned is saved."""
+        loss: float | None = None
+        try:
+            for taken in self.rounds():
+                loss = taken.loss
+                self.check()
+                if self.chief:
+                    self.chief.after(taken)
+                if self.ended(taken):
+                    break
+            self.progress.stop()
+            self.check()
+        except (DataError, tf.errors.OpError) as error:
+            if self.chief and is_lost_host(error):
+                self.rescue()
+            elif self.chief:
+                self.chief.keep()
+            raise
+        if self.chief:
+            self.chief.finish(loss)
+        self.leave()
+
+    def check(self) -> None:
+        """Raise the error of another replica, if there is one."""
+
+    def ended(self, _taken: Round) -> bool:
+        """Return True once a callback has ended training."""
+        return bool(self.chief and self.chief.stopped)
+
+    def rescue(self) -> None:
+        """Save what this host has once another one is lost."""
+        if self.chief:
+            self.chief.rescue()
+
+    def leave(self) -> None:
+        """End together with the others."""
+
+    def scalars(self) -> dict[str, float]:
+        """Return further numbers for the summaries."""
+        return {}
+
+    def refresh(self) -> int:
+        """Update the copy; return its global step. DivergedError if the parameters are no numbers."""
+        step = int(self.copy.step)
+        if not bool(self.finite()):
+            raise DivergedError(f"the parameters of {self.name} are not finite at step {step}; try a lower learning rate")
+        return step
+
+    def _all_finite(self) -> Any:
+        finite = []
+        for variable in self.copy.shared:
+            with tf.device(variable.device):
+                finite.append(tf.reduce_all(tf.math.is_finite(variable)))
+        return tf.reduce_all(tf.stack(finite))
+
+
+class ChiefTasks:
+    """Keeps the model of one job; DataError if nothing can be written to the job's directory, JobError for a bad export."""
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._flags, self._network, self._copy = training, training.flags, training.network, training.copy
+        job, folder, step = training.job, training.flags.job_dir, int(training.copy.step)
+        try:
+            tf.io.gfile.makedirs(folder)
+        except tf.errors.OpError as error:
+            raise DataError(f"--job-dir {folder} cannot be made: {one_line(error)}") from None
+        inputs = Batch.of(training.source.element_spec).inputs
+        self._served = served(job, self._network, self._copy.shared, self._copy.own, inputs)
+        variables = {**self._copy.variables, **training.position.variables}
+        self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
+        self._evaluate = None
+        if training.evaluated:
+            self._evaluate = make_evaluate(self._network, self._copy, training.evaluated.once(), job.inspector)
+        self._interval = EvalInterval(self._flags.eval_interval)
+        self._evaluated_step = step
+        self.summaries = Summaries(folder)
+        self._summarized = self._saved = time.monotonic(), step
+        self._callbacks = job.callbacks
+        if self._callbacks:
+            self._network.attach(self._copy.shared, self._copy.own)
+            self._callbacks.begin(self._network, self._copy.own, self._flags, step)
+        if step >= self._flags.max_steps:
+            say(f"Nothing is left to train: step {step} is not below --max-steps {self._flags.max_steps}")
+        self._preempted = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
+
+    def after(self, taken: Round) -> None:
+        """Do what is due after a round of steps; PreemptedError if this process is to end, once a checkpoint is saved."""
+        self._end_if_told()
+        if self._callbacks:
+            self._callbacks.add(taken)
+        now = time.monotonic()
+        since, step = self._summarized
+        if now - since >= self._flags.log_interval:
+            rate = (taken.global_step - step) / (now - since)
+            scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **self._training.scalars()}
+            self.summaries.scalars(taken.global_step, scalars)
+            self._summarized = (now, taken.global_step)
+        if (self._evaluate or self._callbacks) and taken.global_step < self._flags.max_steps:
+            if self._flags.eval_steps is None:
+                self._evaluate_by_time(now)
+            elif taken.global_step // self._flags.eval_steps > self._evaluated_step // self._flags.eval_steps:
+                self._evaluated_step = self._evaluate_now()
+                self._training.progress.release()
+            self._end_if_told()
+        saved_at, saved_step = self._saved
+        if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
+            self.save()
+
+    def _end_if_told(self) -> None:
+        if self._preempted.is_set():
+            raise PreemptedError(f"told to end at step {self.save()}; a checkpoint is saved")
+
+    def _evaluate_by_time(self, now: float) -> None:
+        if self._interval.due(now):
+            self._evaluate_now()
+            adjusted = self._interval.record(now, time.monotonic())
+            if adjusted:
+                say(adjusted)
+
+    def _evaluate_now(self) -> int:
+        step = self._training.refresh()
+
+        def evaluate() -> Measured | None:
+            if measured := self._measure(step, self._preempted.is_set):
+                say(eval_line(step, measured.loss, measured.metrics))
+            return measured
+
+        if self._callbacks:
+            self._callbacks.end_epoch(step, evaluate if self._evaluate else None)
+        else:
+            evaluate()
+        return step
+
+    @property
+    def stopped(self) -> bool:
+        return self._callbacks is not None and self._callbacks.stopped
+
+    def finish(self, loss: float | None) -> None:
+        """Save, export and evaluate the final model; `loss` is the last of training, if there was any."""
+        step = self.save()
+        if self._callbacks and self._callbacks.pending:
+            self._evaluate_now()
+        if self._network.averages:
+            self._average()
+        if self._callbacks:
+            self._callbacks.end()
+        try:
+            exported = export(self._served, self._flags.job_dir)
+            say(f"Exporting prediction graph to {exported}")
+            if self._callbacks:
+                save_model(self._network.model, self._flags.job_dir)
+        finally:  # what it came to is told all the same
+            if measured := self._measure(step, last=True):
+                say(final_line(step, measured.loss, measured.metrics))
+            elif loss is not None:
+                say(final_line(step, loss, {}))
+
+    def _average(self) -> None:
+        """Give the weights their averages, as `fit` does at its end; the checkpoint has both."""
+        trained = self._copy.shared[: len(self._network.trained)]
+        slots = self._copy.own[len(self._copy.own) - len(self._network.slots) :]
+        for variable, value in zip(trained, self._network.averaged(trained, slots), strict=True):
+            with tf.device(variable.device):
+                variable.assign(value, read_value=False)
+
+    def save(self) -> int:
+        """Write a checkpoint unless this step has one; return the step."""
+        step = self._training.refresh()
+        if step != self._saved[1]:
+            self._saver.save()
+        self._saved = (time.monotonic(), step)
+        return step
+
+    def keep(self) -> None:
+        """Save the trained model before an error ends the job; suppress a second error."""
+        with contextlib.suppress(DataError, DivergedError, tf.errors.OpError):
+            before = self._saved[1]
+            if (step := self.save()) > before:
+                say(f"A checkpoint of step {step} is saved")
+
+    def rescue(self) -> None:
+        """Save the chief's values once others are lost, if they are newer than the last checkpoint."""
+        step = int(self._copy.step)
+        if step > self._saved[1]:
+            self._saver.save()
+            say(f"A checkpoint of step {step} is saved, of what this host holds")
+
+    def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
+        """Return an evaluation's result; None if there is no data for it, or it was stopped."""
+        measured = self._evaluate(stopped) if self._evaluate else None
+        if measured:
+            measured.tell(step, self.summaries, self._flags.job_dir, last)
+        return measured
