@@ -74,7 +74,7 @@ class Browser:
         self._driver.get(url)
 
     def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen", bars: bool = True) -> None:
-        """Open a window of so many CSS pixels for pages opened from here on; below 600 it is a phone's.
+        """Set the window's size in CSS pixels for pages that are opened from here on; below a width of 600 it is a phone's.
 
         It prefers a colour scheme, `light` or `dark`, or paper if media is `print`; with or without scroll bars.
         """
@@ -147,9 +147,15 @@ class Browser:
 
     def heard(self) -> tuple[list[str], list[str]]:
         """Return the page's console messages since the last call, and each URL that it asked for."""
-        said = [entry["message"] for entry in self._driver.get_log("browser")]
+        messages = [entry["message"] for entry in self._driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
-        return said, [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+        return messages, [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+
+    def check_quiet(self, *urls: str) -> None:
+        """Check that since the last call the console was silent, and every URL that was asked for begins with one of these."""
+        messages, asked = self.heard()
+        assert messages == [], "the console is silent"
+        assert all(url == "about:blank" or url.startswith(urls) for url in asked), asked
 
     def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 300) -> Any:
         """Wait until a script's result on a page is good, and return it.

@@ -17,14 +17,14 @@ CUSTOM = {
     "workerCount": "2",
     "evaluatorType": "n1-highcpu-4",
     "evaluatorCount": "1",
-    # As much on every machine: otherwise it is a share of this one's, and a model that is too large for a host fits on another.
+    # Equal on every machine: the default is a share of this one's, and a model that is too large here could fit on another.
     "memory": '{"master": "1843MiB", "worker": "1843MiB", "ps": "3840MiB", "evaluator": "1GiB"}',
 }
 
 
 @pytest.fixture(scope="session")
 def _shared() -> list[Stack]:
-    """Return the cluster that many tests share, once one of them has asked for it."""
+    """Return the cluster that many tests share, once one of them has used it."""
     return []
 
 
@@ -59,16 +59,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def served(cluster: Stack) -> str:
     """Return a job that has trained on one host, whose export answers."""
-    trained = cluster.fab("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
-    assert trained.code == 0, trained.text
+    cluster.must("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
     return "served"
 
 
 @pytest.fixture(scope="session")
 def original(cluster: Stack) -> str:
     """Return a job that has trained on all of the cluster."""
-    result = cluster.fab("train", "--job", "original", "--args", ORIGINAL)
-    assert result.code == 0, result.text
+    cluster.must("train", "--job", "original", "--args", ORIGINAL)
     return "original"
 
 

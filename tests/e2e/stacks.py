@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
@@ -27,12 +27,16 @@ from infra.lxd.seal import running
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
 ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
-"""What the job `original` is given."""
+"""The arguments of the job `original`."""
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+"""The tiny trainer, which needs no TensorFlow."""
+ENDLESS = ("--no-follow", "--", "--seconds", "36000")
+"""The tiny trainer until `enough` or a cancellation."""
 _SECONDS = 600.0
 """The limit of a command on a usual machine."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 _MARKS = ROOT / ".cache" / "tests" / "stacks"
-"""Has a file for each stack that tests made and have not removed."""
+"""The folder of a file for each stack that tests created and have not removed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Stack:
                 f"`pulumi destroy --stack {self.name}` and `pulumi stack rm {self.name}` remove it"
             )
             self._remove()
-        self._file.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
         if self._mark.exists():
             for names in own(self.name):  # its state is gone, as that in a folder of pytest's
                 project.delete(names.project, {})
@@ -145,6 +149,28 @@ class Stack:
         self._started.append(self._popen(command, subprocess.STDOUT))
         return self._started[-1]
 
+    @contextlib.contextmanager
+    def serving(self, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Run a command of fab that prints a URL of this machine; return it with that, and end it afterwards."""
+        process = self.start("fab", *arguments)
+        assert process.stdout is not None
+        try:
+            output = ""
+            for line in process.stdout:
+                output += line
+                if line.startswith("http://127.0.0.1:"):
+                    yield process, line.strip()
+                    return
+            raise AssertionError(f"fab {arguments[0]} printed no URL: {output}")
+        except Exception as error:
+            code = process.poll()
+            process.kill()
+            more = f"fab {arguments[0]} {'ran on' if code is None else f'had ended with {code}'}:\n{process.stdout.read()}"
+            error.add_note(more)
+            raise
+        finally:
+            _end(process)
+
     def _popen(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
         """Start a command in its own process group, where Ctrl-C works: a shell's background jobs ignore it."""
         return subprocess.Popen(
@@ -166,8 +192,8 @@ class Stack:
         return result.text
 
     def configure(self, **values: str) -> None:
-        told = (word for key, value in values.items() for word in ("--plaintext", f"{key}={value}"))
-        self.pulumi("config", "set-all", *told)
+        words = (word for key, value in values.items() for word in ("--plaintext", f"{key}={value}"))
+        self.pulumi("config", "set-all", *words)
 
     def up(self) -> str:
         return self.pulumi("up", "--yes", "--skip-preview")
@@ -185,26 +211,65 @@ class Stack:
         """Run a command of fab."""
         return self.run("fab", *arguments, timeout=timeout)
 
+    def must(self, *arguments: str) -> Result:
+        """Run a command of fab that must succeed."""
+        result = self.fab(*arguments)
+        assert result.code == 0, result.text
+        return result
+
+    def json(self, *arguments: str) -> Any:
+        """Return what a command of fab prints with --json, whatever its exit code."""
+        return _json(self.fab(*arguments, "--json"))
+
+    def must_json(self, *arguments: str) -> Any:
+        """Return what a command of fab that must succeed prints with --json."""
+        return _json(self.must(*arguments, "--json"))
+
+    def get(self, job: str, folder: Path) -> Path:
+        """Fetch a job's output into a folder below this one, and return it."""
+        self.must("get", job, "--dest", str(folder / "out"))
+        return folder / "out"
+
+    def messages(self, job: str, replica: str = "all") -> dict[str, list[str]]:
+        """Return the messages of a job's log by replica, or those of one replica alone."""
+        messages: dict[str, list[str]] = {}
+        for text in self.must("logs", replica, "--job", job, "--lines", "all", "--json").out.splitlines():
+            line = json.loads(text)
+            messages.setdefault(line["replica"], []).append(line["message"])
+        return messages
+
     def hosts(self) -> list[str]:
         """Return the names of the hosts that answer ssh, by `fab hosts`."""
-        result = self.fab("hosts", "--json")
-        assert result.code == 0, result.text
-        return [host["name"] for host in json.loads(result.out)["hosts"] if host["answers"]]
+        return [host["name"] for host in self.must_json("hosts")["hosts"] if host["answers"]]
 
     def ssh(self, host: str, command: str, timeout: float = 120, user: str = "admin") -> Result:
-        """Run a command on a host as whom `fab shell` logs in, or as another."""
+        """Run a command on a host as the user of `fab shell`, or as another."""
         return self.run("ssh", "-F", str(self.folder / "ssh_config"), "-l", user, host, command, timeout=timeout)
 
+    def must_ssh(self, host: str, command: str, timeout: float = 300, user: str = "admin") -> Result:
+        """Run a command on a host that must succeed."""
+        result = self.ssh(host, command, timeout, user)
+        assert result.code == 0, result.text
+        return result
+
+    def wait_on(self, host: str, condition: str, then: str = "true", timeout: float = 300) -> None:
+        """Wait on a host until a condition of its shell is true, then run a command that must succeed."""
+        self.must_ssh(host, f"until {condition}; do sleep 0.1; done; {then}", timeout)
+
     def enough(self, job: str, replicas: int = 1) -> None:
-        """End a job of the tiny trainer, once so many replicas have begun, as if its time were over."""
-        told = f"/bucket/jobs/{job}/output"
-        begun = f"until [ $(ls {told} 2>/dev/null | grep -c json) -ge {replicas} ]; do sleep 0.2; done"
-        assert self.ssh("master-0", f"{begun}; sudo touch {told}/enough", timeout=300).code == 0
+        """End a job of the tiny trainer, once `replicas` have begun, as if its time were over."""
+        output = f"/bucket/jobs/{job}/output"
+        begun = f"[ $(ls {output} 2>/dev/null | grep -c json) -ge {replicas} ]"
+        self.wait_on("master-0", begun, f"sudo touch {output}/enough")
 
     def describe(self, job: str) -> dict[str, Any]:
-        result = self.fab("describe", job, "--json")
-        assert result.code == 0, result.text
-        record: dict[str, Any] = json.loads(result.out)
+        record: dict[str, Any] = self.must_json("describe", job)
+        return record
+
+    def succeeds(self, job: str) -> dict[str, Any]:
+        """Return the record of a job once it has ended, which must have SUCCEEDED."""
+        record = self.wait(job, *_ENDED)
+        assert record["state"] == "SUCCEEDED", record
         return record
 
     def wait(self, job: str, *states: str, timeout: float = _SECONDS) -> dict[str, Any]:
@@ -275,18 +340,23 @@ class Stack:
     @property
     def settings(self) -> str:
         """Return the configuration as it is written down."""
-        return self._file.read_text()
+        return self.file.read_text()
 
     def restore(self, settings: str) -> None:
         """Restore a stack's configuration, hosts and firewall after any test."""
-        self._file.write_text(settings)
+        self.file.write_text(settings)
         self.up()
 
     @property
     def host_names(self) -> list[str]:
         """Return the names of all its hosts, as the last update wrote them down."""
+        return [*self.addresses]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Return the address of each of its hosts, as the last update wrote them down."""
         hosts = json.loads((self.folder / "inventory.json").read_text())["hosts"]
-        return [host["name"] for host in hosts]
+        return {host["name"]: host["address"] for host in hosts}
 
     def active_jobs(self) -> list[str]:
         """Return the jobs that run or wait, by the bucket as a host that runs has it; none if no host runs."""
@@ -298,12 +368,20 @@ class Stack:
         return []
 
     @property
-    def _file(self) -> Path:
+    def file(self) -> Path:
+        """Its configuration."""
         return ROOT / f"Pulumi.{self.name}.yaml"
 
     @property
     def _mark(self) -> Path:
         return _MARKS / self.name
+
+
+def _json(result: Result) -> Any:
+    try:
+        return json.loads(result.out)
+    except ValueError:
+        raise AssertionError(f"this is no JSON: {result.text}") from None
 
 
 def _read(host: Any, name: str) -> dict[str, Any] | None:

@@ -32,12 +32,12 @@ os.mkfifo("{_SECOND}", 0o644)
 
 def framed(content: bytes) -> list[bytes]:
     """Return the raw records of a TFRecord file, each with its length and checksums."""
-    found, at = [], 0
+    records, at = [], 0
     while at < len(content):
         end = at + 16 + int.from_bytes(content[at : at + 8], "little")
-        found.append(content[at:end])
+        records.append(content[at:end])
         at = end
-    return found
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,9 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
     good = [json.dumps({"key": 20000 + key, "image": pixels}) for key in range(2)]
     lines = [good[0], "no JSON", '{"key": 1, "image": [1]}', "", '{"image": 7}', good[1]]
     (folder / "z.json").write_text("\n".join(lines) + "\n")
-    put = cluster.fab("data", "put", str(folder))
-    assert put.code == 0, put.text
+    cluster.must("data", "put", str(folder))
     try:
-        made = cluster.fab("deploy", "--job", served, "--model", "batched", "--version", "v1")
-        assert made.code == 0, made.text
+        cluster.must("deploy", "--job", served, "--model", "batched", "--version", "v1")
         yield cluster
     finally:
         cluster.fab("delete-version", "batched", "v1", "--yes")
@@ -66,15 +64,14 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        # It begins to look before the job begins: a replica that has counted its records has yet to predict its first shard.
+        # It polls before the job begins: a replica that has counted its records has yet to predict its first shard.
         hold = pool.submit(model.ssh, "ps-0", f"sudo python3 -c '{_HOLD}'", 600)
         wait_for(lambda: model.ssh("ps-0", "pgrep -f [c]ounts-2.json").code == 0, "the counts are looked for")
         flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
         batch = model.start("fab", "predict", "batched", "--batch", *flags)
         assert hold.result().code == 0, hold.result().text
-    first_is_done = f"until [ -e {_FIRST} ]; do sleep 0.1; done"
-    assert model.ssh("worker-1", f"{first_is_done}; sudo mv {_SECOND}.kept {_SECOND}", timeout=600).code == 0
-    assert model.ssh("worker-1", "sudo pkill -KILL -f [h]osts.batch.task").code == 0
+    model.wait_on("worker-1", f"[ -e {_FIRST} ]", f"sudo mv {_SECOND}.kept {_SECOND}", timeout=600)
+    model.must_ssh("worker-1", "sudo pkill -KILL -f [h]osts.batch.task")
     said, _ = batch.communicate(timeout=limit(600))
     assert batch.returncode == 0, said
     assert "Predicted 10002 instances, 3 errors (" in said
@@ -84,19 +81,19 @@ def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, t
     shards = [line.partition("Shard ")[2].split()[0] for line in log.splitlines() if "Shard " in line]
     assert len(shards) == len(set(shards)), "what was done is not done again"
 
-    assert model.fab("get", "batch", str(tmp_path / "out")).code == 0
-    files = sorted((tmp_path / "out").glob("prediction.results-*"))
-    assert len(list((tmp_path / "out").iterdir())) == len(files) + 2, "errors and metrics, and nothing else"
+    output = model.get("batch", tmp_path)
+    files = sorted(output.glob("prediction.results-*"))
+    assert len(list(output.iterdir())) == len(files) + 2, "errors and metrics, and nothing else"
     results = [json.loads(line) for line in chain.from_iterable(file.read_text().splitlines() for file in files)]
     assert [result["key"] for result in results] == [*range(10_000), 20_000, 20_001]
     labels = [label for _, label in images(MNIST)]
     right = sum(result["classes"] == label for result, label in zip(results, labels, strict=False))
     assert right >= 9_000
     assert [result["classes"] for result in results[-2:]] == [results[0]["classes"]] * 2
-    (errors,) = (tmp_path / "out").glob("prediction.errors_stats-*")
-    told = [json.loads(line) for line in errors.read_text().splitlines()]
-    assert [(error["file"], error["line"]) for error in told] == [("/bucket/data/batch/z.json", line) for line in (2, 3, 5)]
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == {"instances": 10_002, "errors": 3}
+    (file,) = output.glob("prediction.errors_stats-*")
+    errors = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(error["file"], error["line"]) for error in errors] == [("/bucket/data/batch/z.json", line) for line in (2, 3, 5)]
+    assert json.loads((output / "metrics.json").read_text()) == {"instances": 10_002, "errors": 3}
 
     again = model.fab("predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT)
     assert (again.code, f"--output {_OUTPUT} is not empty" in again.text) == (2, True)

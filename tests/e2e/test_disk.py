@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from stacks import Stack
-from test_jobs import TINY
+from stacks import TINY, Stack
 from waiting import wait_for
 
 from infra.lxd import quotas
@@ -38,16 +36,15 @@ def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) ->
         assert "worker 0" in record["errorMessage"]
         assert _FULL in record["errorMessage"]
         assert 256 < _written(record) < 1024
-        # Its host too is as good as new for the next job, as what it wrote is gone with it.
-        assert cluster.fab("train", "--job", "after_a_full_disk", *TINY, "--args", "--seconds 1").code == 0
+        # What it wrote on its host is deleted with it.
+        cluster.must("train", "--job", "after_a_full_disk", *TINY, "--args", "--seconds 1")
 
-        train = cluster.fab("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --bucket")
-        assert train.code == 0, train.text
+        cluster.must("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --bucket")
         wait_for(lambda: _FULL in logs(cluster), "the bucket is full", 300, poll=1)
         assert int(cluster.ssh("worker-0", f"sudo du -s --block-size=1M {_INTO}").out.split()[0]) < 1100
-        said = json.loads(cluster.fab("doctor", "--json").out)["findings"]
-        assert [each["what"] for each in said if each["severity"] == "broken"] == ["the bucket is 100% full"]
-        # Nothing can be written down now. With more room the job ends, as it would have.
+        findings = cluster.json("doctor")["findings"]
+        assert [each["what"] for each in findings if each["severity"] == "broken"] == ["the bucket is 100% full"]
+        # No record can be written now. With more space the job ends as it would have.
         cluster.configure(bucketSize=f"{usage + 2048}MiB")
         cluster.up()
         assert _FULL in cluster.wait("fills_the_bucket", "FAILED")["errorMessage"]
@@ -57,7 +54,7 @@ def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) ->
         cluster.pulumi("config", "rm", "--path", "disk.worker")
         cluster.up()
     assert cluster.changes() == {}
-    assert cluster.fab("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1").code == 0
+    cluster.must("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1")
 
 
 def logs(cluster: Stack) -> str:

@@ -14,8 +14,7 @@ from infra.lxd.api import client
 def _look(stack: Stack, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     result = stack.fab("doctor", "--json", *flags)
     assert "Traceback" not in result.text
-    found: list[dict[str, Any]] = json.loads(result.out)["findings"]
-    return result.code, found
+    return result.code, json.loads(result.out)["findings"]
 
 
 def _wrong(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
@@ -38,7 +37,7 @@ def test_what_is_broken_is_said_and_what_is_safe_is_mended(cluster: Stack) -> No
     try:
         instance.stop(force=True, wait=True)
         nft.load(f"insert rule bridge {table} between accept\n")
-        assert cluster.ssh("ps-1", f"sudo systemd-run --unit breaks false; {failed}").code == 0
+        cluster.must_ssh("ps-1", f"sudo systemd-run --unit breaks false; {failed}")
         key.chmod(0o644)
         code, found = _look(cluster)
         assert code == 1
@@ -50,7 +49,7 @@ def test_what_is_broken_is_said_and_what_is_safe_is_mended(cluster: Stack) -> No
         assert {each["check"] for each in found if each["mended"]} == {"keys", "hosts", "firewall"}
         assert nft.listed(table) == before
         assert key.stat().st_mode & 0o777 == 0o600
-        assert cluster.ssh("ps-1", "sudo systemctl reset-failed breaks").code == 0
+        cluster.must_ssh("ps-1", "sudo systemctl reset-failed breaks")
         assert cluster.hosts() == ["ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"]
         code, found = _look(cluster)
         assert (code, _wrong(found)) == (0, set())

@@ -20,16 +20,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--job_dir")
 folder = pathlib.Path(parser.parse_args().job_dir)
 here = pathlib.Path(__file__).parent
-told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
-told["there"] = folder.is_dir()
+seen = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
+seen["there"] = folder.is_dir()
 (here / "beside").write_text("x")  # as many a program does
 if os.environ["TYPE"] == "master":
     (folder / "own").mkdir(exist_ok=True)
     (folder / "own" / "file").write_text("x")
     (folder / "own").chmod(0o755)  # as TensorFlow makes its folders
-told["secret"] = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
-told["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=True).stdout
-(folder / f"{os.environ['TYPE']}-{os.environ['INDEX']}.json").write_text(json.dumps(told))
+seen["secret"] = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
+seen["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=True).stdout
+(folder / f"{os.environ['TYPE']}-{os.environ['INDEX']}.json").write_text(json.dumps(seen))
 while os.environ["TYPE"] == "master" and len(list(folder.glob("*.json"))) < 6:
     time.sleep(0.1)
 """
@@ -86,15 +86,13 @@ def package(tmp_path: Path) -> Path:
 def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"TOKEN={_SECRET}\n")
     flags = ("--package", str(package), "--env", "GREETING=good day", "--secret-file", str(tmp_path / "token"))
-    result = cluster.fab("train", "looks", *flags)
-    assert result.code == 0, result.text
-    assert cluster.fab("get", "looks", "--dest", str(tmp_path / "out")).code == 0
-    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
-    assert sorted(told) == sorted(cluster.hosts())
-    master, worker, ps = told["master-0"], told["worker-1"], told["ps-0"]
+    cluster.must("train", "looks", *flags)
+    seen = {path.stem: json.loads(path.read_text()) for path in cluster.get("looks", tmp_path).glob("*.json")}
+    assert sorted(seen) == sorted(cluster.hosts())
+    master, worker, ps = seen["master-0"], seen["worker-1"], seen["ps-0"]
     assert (master["RANK"], worker["RANK"], ps["RANK"], master["WORLD_SIZE"]) == ("0", "2", None, "3")
     assert master["MASTER_ADDR"] == worker["MASTER_ADDR"] is not None
-    for each in told.values():
+    for each in seen.values():
         assert int(each["OMP_NUM_THREADS"]) > 0
         assert (each["there"], each["GREETING"], each["program"]) == (True, "good day", "run by itself\n")
         assert each["JOB_DIR"] == "/bucket/jobs/looks/output"
@@ -102,7 +100,7 @@ def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tm
     assert cluster.describe("looks")["trainingInput"]["environment"] == {"GREETING": "good day"}
     left = "sudo ls -A /var/lib/scaletier/secrets; sudo grep -rlF s3cr3t-of-ann /var/lib/scaletier /etc /bucket/jobs || true"
     for host in ("master-0", "worker-1"):
-        # a host forgets them when its job has ended and it looks for the next
+        # A host deletes them when its job has ended and it looks for the next one.
         wait_for(lambda host=host: cluster.ssh(host, left).out == "", f"{host} has forgotten secrets")
 
 
@@ -128,9 +126,9 @@ def test_what_a_program_writes_beside_its_output_is_kept_and_said(cluster: Stack
     assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 4 files" in lost.err) == (0, True), lost.text
     kept = "home/notes, var/tmp/scratch, tmp/out, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
     assert f"master-0 wrote beside JOB_DIR, kept in JOB_DIR/left/master-0: {kept}" in lost.err.splitlines()
-    assert cluster.fab("get", "beside", "--dest", str(tmp_path / "out")).code == 0
-    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {f"left/master-0/{name}" for name in ("home/notes", "var/tmp/scratch", "tmp/out", "beside/model/model.txt")}
+    output = cluster.get("beside", tmp_path)
+    files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    assert files == {f"left/master-0/{name}" for name in ("home/notes", "var/tmp/scratch", "tmp/out", "beside/model/model.txt")}
     saved = cluster.fab("train", "saved", *flags, "--", "--model_dir", "$JOB_DIR/model")
     assert (saved.code, "fab get saved fetches its 1 file, 7 B" in saved.err) == (0, True), saved.text
     lost_names = "beside/big.bin (150.0 MB), tmp/out (3 B), home/notes (1 B), var/tmp/scratch (1 B)"
@@ -166,11 +164,10 @@ pathlib.Path(tempfile.mkdtemp(dir=root), "part").write_text("p")
 
 def test_job_dir_itself_is_a_target_and_what_is_closed_in_it_is_fetched(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / "into.py").write_text(_INTO_JOB_DIR)
-    result = cluster.fab("train", "into", "--scale-tier", "BASIC", "--script", str(tmp_path / "into.py"))
-    assert result.code == 0, result.text
-    assert cluster.fab("get", "into", "--dest", str(tmp_path / "out")).code == 0
-    assert (tmp_path / "out/model").read_text() == "weights"
-    assert [path.read_text() for path in (tmp_path / "out").glob("tmp*/part")] == ["p"]
+    cluster.must("train", "into", "--scale-tier", "BASIC", "--script", str(tmp_path / "into.py"))
+    output = cluster.get("into", tmp_path)
+    assert (output / "model").read_text() == "weights"
+    assert [path.read_text() for path in output.glob("tmp*/part")] == ["p"]
 
 
 _NAMES = """
@@ -181,24 +178,22 @@ pathlib.Path(os.environ["JOB_DIR"], f"{socket.getfqdn()}.json").write_text(json.
 
 
 def test_the_hosts_of_a_job_know_one_another_by_name(cluster: Stack, tmp_path: Path) -> None:
-    """PyTorch's c10d rendezvous tells all replicas the name of the host that has rank 0."""
+    """PyTorch's c10d rendezvous passes all replicas the name of the host of rank 0."""
     (tmp_path / "names.py").write_text(_NAMES)
     flags = ("--script", str(tmp_path / "names.py"), "--env", f"HOSTS={' '.join(cluster.hosts())}")
-    result = cluster.fab("train", "names", *flags)
-    assert result.code == 0, result.text
-    assert cluster.fab("get", "names", "--dest", str(tmp_path / "out")).code == 0
-    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
-    assert sorted(told) == sorted(cluster.hosts())
-    first = told["master-0"]
+    cluster.must("train", "names", *flags)
+    addresses = {path.stem: json.loads(path.read_text()) for path in cluster.get("names", tmp_path).glob("*.json")}
+    assert sorted(addresses) == sorted(cluster.hosts())
+    first = addresses["master-0"]
     assert len(set(first.values())) == len(first)
-    assert all(each == first for each in told.values())
+    assert all(each == first for each in addresses.values())
 
 
 def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("TOKEN=x\n")
     flags = ("--package", str(package), "--secret-file", str(tmp_path / "token"))
-    assert cluster.fab("train", "goes", *flags).code == 0
-    assert cluster.fab("train", "resumed", "--resume", "goes", *flags).code == 0
+    cluster.must("train", "goes", *flags)
+    cluster.must("train", "resumed", "--resume", "goes", *flags)
     refused = cluster.fab("delete", "goes")
     assert (refused.code, "job resumed has its output in that of goes" in refused.err) == (2, True)
 
@@ -210,18 +205,18 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     wait_for(deleted, "resumed is deleted")
     asked = cluster.fab("delete", "goes")
     assert (asked.code, "say --yes, as there is no terminal to ask on" in asked.err) == (2, True)
-    assert cluster.fab("delete", "goes", "--yes").code == 0
+    cluster.must("delete", "goes", "--yes")
     assert not {"goes", "resumed"} & set(cluster.ssh("master-0", "ls /bucket/jobs").out.split())
     assert cluster.fab("data", "put", str(package), "mine").out.endswith("/bucket/data/mine\n")
     assert cluster.ssh("ps-0", "sudo -u trainer cat /bucket/data/mine/run.sh").out == _PROGRAM
-    listed = json.loads(cluster.fab("data", "ls", "mine", "--json").out)
+    listed = cluster.json("data", "ls", "mine")
     assert [file["name"] for file in listed["files"]] == ["__init__.py", "run.sh", "task.py"]
     program = str(package / "run.sh")
     assert cluster.fab("data", "put", program, "one").out == "1 files: /bucket/data/one\n"
     assert cluster.fab("data", "put", program, "one").out == "1 files, 1 were there in their size: /bucket/data/one\n"
-    assert json.loads(cluster.fab("data", "ls", "one", "--json").out)["files"] == [{"name": "one", "bytes": len(_PROGRAM)}]
+    assert cluster.json("data", "ls", "one")["files"] == [{"name": "one", "bytes": len(_PROGRAM)}]
     for name in ("mine", "one"):
-        assert cluster.fab("data", "rm", name, "--yes").code == 0
+        cluster.must("data", "rm", name, "--yes")
     assert not {"mine", "one"} & set(cluster.ssh("ps-0", "ls /bucket/data").out.split())
 
 
@@ -238,21 +233,19 @@ def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
         "print('found', far.VALUE, importlib.util.find_spec('tensorflow'), sys.prefix, shutil.which('python'))\n"
     )
     program = ("--scale-tier", "BASIC", "--script", str(tmp_path / "looks.py"))
-    assert cluster.fab("train", "own_python", *program, "--runtime", str(tmp_path / "requirements.txt")).code == 0
+    cluster.must("train", "own_python", *program, "--runtime", str(tmp_path / "requirements.txt"))
     key = cluster.describe("own_python")["manifest"]["runtime"]["key"]
     try:
         folder = f"/opt/scaletier/runtimes/{key}"
         said = cluster.fab("logs", "all", "own_python").out
         assert f"found 7 None {folder} {folder}/bin/python" in said
         assert cluster.ssh("master-0", f"sudo touch {folder}/mine").code != 0, "no host writes there"
-        kept = {each["name"]: each["versions"] for each in json.loads(cluster.fab("runtimes", "--json").out)}
+        kept = {each["name"]: each["versions"] for each in cluster.json("runtimes")}
         assert kept[key] == {"far": "1.0"}
-        again = cluster.fab("reproduce", "own_python", "--json")
-        assert again.code == 0, again.text
-        compared = {row["what"]: row["same"] for row in json.loads(again.out)["compared"]}
+        compared = {row["what"]: row["same"] for row in cluster.must_json("reproduce", "own_python")["compared"]}
         assert (compared["runtime"], compared["package"]) == (True, True)
     finally:
-        assert cluster.fab("runtimes", "rm", key, "--yes").code == 0
+        cluster.must("runtimes", "rm", key, "--yes")
 
 
 def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path: Path) -> None:
@@ -262,10 +255,9 @@ def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path:
     made = (
         "cd /bucket && for top in data/mnist own/unpacks; do mkdir -p $top/of-before/deep; touch $top/of-before/deep/file; done"
     )
-    assert cluster.ssh("master-0", f"{made} && find {old} -type d -exec chmod g+s {{}} +", user="scaletier").code == 0
+    cluster.must_ssh("master-0", f"{made} && find {old} -type d -exec chmod g+s {{}} +", user="scaletier")
     flags = ("--script", str(script), "--job-dir", "/bucket/own/unpacks", "--scale-tier", "BASIC")
-    result = cluster.fab("train", "unpacks", *flags)
-    assert result.code == 0, result.text
+    result = cluster.must("train", "unpacks", *flags)
     limits = re.search(r"files 3000 (\d+) (\d+)", result.text)
     assert limits
     assert limits[1] == limits[2], "as many as LXD's own process may open, and 1048576 at most"

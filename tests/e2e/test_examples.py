@@ -25,30 +25,25 @@ _VERSIONS = (
 
 
 def run(cluster: Stack, job: str, example: str, *more: str) -> dict[str, list[str]]:
-    """Run an example to its end; each replica's lines."""
-    result = cluster.fab("train", "--job", job, "--package", f"examples/{example}", *more)
-    assert result.code == 0, result.text
+    """Run an example to its end; return each replica's lines."""
+    cluster.must("train", "--job", job, "--package", f"examples/{example}", *more)
     return lines_of(cluster, job)
 
 
 def lines_of(cluster: Stack, job: str) -> dict[str, list[str]]:
-    """Return each replica's lines of a job that is to have SUCCEEDED."""
+    """Return each replica's lines of a job that must have SUCCEEDED."""
     record = cluster.describe(job)
     assert record["state"] == "SUCCEEDED"
     ended = {replica["name"]: replica["exitCode"] for replica in record["replicas"]}
     failed = {name: code for name, code in ended.items() if not (code in (0, None) or code >= 128)}
     assert not failed, cluster.fab("logs", "all", "--job", job, "--lines", "50").text
-    lines: dict[str, list[str]] = {name: [] for name in (*_TRAINERS, *_OTHERS)}
-    for text in cluster.fab("logs", "all", "--job", job, "--lines", "all", "--json").out.splitlines():
-        line = json.loads(text)
-        lines[line["replica"]].append(line["message"])
-    return lines
+    return {name: [] for name in (*_TRAINERS, *_OTHERS)} | cluster.messages(job)
 
 
 def having(lines: list[str], start: str) -> list[str]:
-    found = [line for line in lines if line.startswith(start)]
-    assert found, f"no line begins with {start!r}: {lines[-20:]}"
-    return found
+    matches = [line for line in lines if line.startswith(start)]
+    assert matches, f"no line begins with {start!r}: {lines[-20:]}"
+    return matches
 
 
 def accuracy(lines: list[str], steps: int) -> float:
@@ -65,9 +60,8 @@ def test_code_of_2017_for_cloud_ml(cluster: Stack, tmp_path: Path) -> None:
     having(lines["evaluator-0"], "the evaluator has nothing to do")
     having(lines["master-0"], "Train [master/0], step ")
     assert accuracy(lines["master-0"], 60) > 0.8
-    assert cluster.fab("get", "ex_cloudml", str(tmp_path / "out")).code == 0
     # Each parameter server wrote its part of the last checkpoint.
-    assert len(list((tmp_path / "out").glob("model.ckpt-6*.data-0000?-of-00002"))) == 2
+    assert len(list(cluster.get("ex_cloudml", tmp_path).glob("model.ckpt-6*.data-0000?-of-00002"))) == 2
 
 
 def test_code_in_the_way_of_gradient(cluster: Stack, tmp_path: Path) -> None:
@@ -77,8 +71,7 @@ def test_code_in_the_way_of_gradient(cluster: Stack, tmp_path: Path) -> None:
     for name in ("ps-0", "ps-1"):
         having(lines[name], f"Started [{name.replace('-', '/')}]")
     assert accuracy(lines["master-0"], 2000) > 0.8
-    assert cluster.fab("get", "ex_gradient", str(tmp_path / "out")).code == 0
-    assert list((tmp_path / "out").glob("model.ckpt-2*.index"))
+    assert list(cluster.get("ex_gradient", tmp_path).glob("model.ckpt-2*.index"))
 
 
 @pytest.mark.registry("tf-keras")
@@ -89,8 +82,7 @@ def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
     for name in _OTHERS:
         having(lines[name], f"{name.replace('-', '/')} has nothing to do")
     assert 0.8 < accuracy(lines["master-0"], 900) <= 1
-    assert cluster.fab("get", "ex_mwms", str(tmp_path / "out")).code == 0
-    assert (tmp_path / "out" / "weights.npz").stat().st_size > 100_000
+    assert (cluster.get("ex_mwms", tmp_path) / "weights.npz").stat().st_size > 100_000
 
 
 @pytest.mark.registry("tabulate, setuptools")
@@ -99,28 +91,24 @@ def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
     for name in (*_TRAINERS, *_OTHERS):
         having(lines[name], f"Started [{name.replace('-', '/')}], packaged-trainer 1.0, tabulate ")
     having(lines["master-0"], "Final metrics after 5000 steps")
-    assert cluster.fab("get", "ex_packaged", str(tmp_path / "out")).code == 0
-    assert "slope" in (tmp_path / "out" / "table.txt").read_text()
+    assert "slope" in (cluster.get("ex_packaged", tmp_path) / "table.txt").read_text()
     assert not list((ROOT / "examples" / "packaged").rglob("*.egg-info")), "a build leaves nothing behind"
 
 
 def test_a_coordinator_parameter_servers_and_an_evaluator_that_watches(cluster: Stack, tmp_path: Path) -> None:
     """The example, which trains on until its evaluator has evaluated: else the faster of the two decides."""
-    steps = "for _ in range(STEPS // PER_STEP):\n        for"
-    longer = (
-        'while model.step.numpy() < STEPS * PER_STEP or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):\n        for'
-    )
+    steps = "for _ in range(STEPS // PER_STEP):"
+    longer = 'while model.step.numpy() < STEPS * PER_STEP or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):'
     program = (ROOT / "examples" / "parameter_server" / "train.py").read_text()
     assert program.count(steps) == 1
     (tmp_path / "train.py").write_text(program.replace(steps, longer))
-    began = cluster.fab("train", "--job", "ex_ps", "--script", str(tmp_path / "train.py"), "--no-follow")
-    assert began.code == 0, began.text
+    cluster.must("train", "--job", "ex_ps", "--script", str(tmp_path / "train.py"), "--no-follow")
 
     def evaluated() -> bool:
         return "evaluated ckpt-" in cluster.fab("logs", "evaluator-0", "--job", "ex_ps", "--lines", "all").out
 
     wait_for(evaluated, "the evaluator has evaluated", 300, poll=0.5)
-    assert cluster.ssh("master-0", "sudo touch /bucket/jobs/ex_ps/output/enough").code == 0
+    cluster.must_ssh("master-0", "sudo touch /bucket/jobs/ex_ps/output/enough")
     cluster.wait("ex_ps", "SUCCEEDED", "FAILED")
     lines = lines_of(cluster, "ex_ps")
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
@@ -135,8 +123,7 @@ def test_several_workers_of_a_cluster_that_has_others_too(cluster: Stack, tmp_pa
         having(lines[name], f"{task} is one of 3")
     assert all(lines[name] == [] for name in _OTHERS)
     assert accuracy(lines["master-0"], 60) > 0.8
-    assert cluster.fab("get", "ex_mw", str(tmp_path / "out")).code == 0
-    assert (tmp_path / "out" / "model.index").is_file()
+    assert (cluster.get("ex_mw", tmp_path) / "model.index").is_file()
 
 
 @pytest.mark.registry("scikit-learn")
@@ -144,11 +131,10 @@ def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_
     one = ("--scale-tier", "BASIC")
     lines = run(cluster, "ex_scikit", "scikit", *one, "--script", "train.py", "--", "--neighbours", "5")
     assert accuracy(lines["master-0"], 1) > 0.9
-    assert cluster.fab("get", "ex_scikit", "model.pickle", str(tmp_path / "model.pickle")).code == 0
+    cluster.must("get", "ex_scikit", "model.pickle", str(tmp_path / "model.pickle"))
     lines = run(cluster, "ex_shell", "shell", *one, "--command", "./run.sh", "--", "three", "words here")
     having(lines["master-0"], "master 0 counted 3 words")
-    met = cluster.fab("train", "ex_peers", "--replicas", "worker", "--script", "tests/trainers/peers/meet.py")
-    assert met.code == 0, met.text
+    met = cluster.must("train", "ex_peers", "--replicas", "worker", "--script", "tests/trainers/peers/meet.py")
     assert all(f"rank {rank} of 3: the sum is 3" in met.out for rank in range(3)), met.out
 
 
@@ -156,14 +142,17 @@ def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_
 def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
     """By its own README; of frameworks that sum by gloo, this one can be fetched wherever there is a registry."""
     program = ("--script", "examples/jax_gloo/train.py", "--runtime", "examples/jax_gloo/requirements.txt")
-    result = cluster.fab("train", "ex_jax", "--replicas", "worker=1", *program)
-    assert result.code == 0, result.text
-    losses = [float(line.rpartition(" ")[2]) for line in result.out.splitlines() if "of 2 peers: loss" in line]
-    assert len(losses) == 4
-    assert losses[-1] < losses[0], result.out
-    assert cluster.fab("get", "ex_jax", str(tmp_path / "out")).code == 0
-    with np.load(tmp_path / "out" / "model.npz") as model:
+    result = cluster.must("train", "ex_jax", "--replicas", "worker=1", *program)
+    check_losses(result.out, "of 2 peers: loss")
+    with np.load(cluster.get("ex_jax", tmp_path) / "model.npz") as model:
         assert {name: model[name].shape for name in model} == {"w1": (2, 32), "b1": (32,), "w2": (32, 1), "b2": (1,)}
+
+
+def check_losses(out: str, words: str) -> None:
+    """Check that the four losses that a job printed fall."""
+    losses = [float(line.rpartition(" ")[2]) for line in out.splitlines() if words in line]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0], out
 
 
 def commands(readme: str) -> list[list[str]]:
@@ -178,11 +167,11 @@ def skip_if_torch_has_cuda(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", f"--report={report}"]
     asked = ["--retries=0", "--timeout=10", f"--target={folder / 'none'}", "-r", str(ROOT / "examples/torch/requirements.txt")]
     subprocess.run([*pip, *asked], capture_output=True, check=True)
-    found = {each["metadata"]["name"]: each["metadata"] for each in json.loads(report.read_text())["install"]}
-    cuda = [need for need in found["torch"].get("requires_dist", []) if need.startswith(("nvidia-", "cuda-"))]
+    packages = {each["metadata"]["name"]: each["metadata"] for each in json.loads(report.read_text())["install"]}
+    cuda = [need for need in packages["torch"].get("requires_dist", []) if need.startswith(("nvidia-", "cuda-"))]
     if cuda:
         pytest.skip(
-            f"no registry in reach has PyTorch's build for processors, and {found['torch']['version']} has 5 GB of CUDA"
+            f"no registry in reach has PyTorch's build for processors, and {packages['torch']['version']} has 5 GB of CUDA"
         )
 
 
@@ -190,13 +179,10 @@ def skip_if_torch_has_cuda(folder: Path) -> None:
 def test_pytorch_on_three_hosts_by_the_two_commands_of_its_readme(cluster: Stack, tmp_path: Path) -> None:
     skip_if_torch_has_cuda(tmp_path)
     train, get = commands("examples/torch/README.md")
-    result = cluster.fab(*train)
-    assert result.code == 0, result.text
-    losses = [float(line.rpartition(" ")[2]) for line in result.out.splitlines() if "of 3 peers: loss" in line]
-    assert len(losses) == 4
-    assert losses[-1] < losses[0], result.out
+    result = cluster.must(*train)
+    check_losses(result.out, "of 3 peers: loss")
     lines_of(cluster, train[train.index("--job") + 1])
-    assert cluster.fab(*get, str(tmp_path / "out")).code == 0
+    cluster.must(*get, str(tmp_path / "out"))
     with zipfile.ZipFile(tmp_path / "out" / "model.pt") as model:
         assert len([name for name in model.namelist() if "/data/" in name]) == 4, "two layers of weights and biases"
 
@@ -208,15 +194,15 @@ def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> Non
             [sys.executable, ROOT / "examples/census/people.py", people, seed], capture_output=True, check=True
         )
         (folder / f"{name}.csv").write_bytes(made.stdout)
-    assert cluster.fab("data", "put", str(folder)).code == 0
+    cluster.must("data", "put", str(folder))
     files = ("--train-files", "/bucket/data/census/train.csv", "--eval-files", "/bucket/data/census/eval.csv")
     lines = run(cluster, "ex_census", "census", "--scale-tier", "BASIC", "--", *files, "--num-epochs", "10")
     assert accuracy(lines["master-0"], 300) > 0.85
     data = cluster.describe("ex_census")["manifest"]["data"]
     assert (data["paths"], data["files"]) == ([files[1], files[3]], 2), "what it read, and no MNIST"
-    exported = json.loads(cluster.fab("export", "ex_census", str(tmp_path / "model"), "--json").out)
+    exported = cluster.json("export", "ex_census", str(tmp_path / "model"))
     assert "serving_default" in exported["signatures"]
-    assert cluster.fab("data", "rm", "census", "--yes").code == 0
+    cluster.must("data", "rm", "census", "--yes")
 
 
 SERVER = {"anyio", "click", "h11", "httptools", "orjson", "prometheus-client", "starlette", "uvicorn"}
@@ -233,15 +219,14 @@ TUNER = {"alembic", "colorlog", "mako", "optuna", "pyyaml", "sqlalchemy", "tqdm"
 @pytest.mark.parametrize("name", ["master-0", "ps-0"])
 def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
     there = json.loads(cluster.ssh(name, f"/opt/scaletier/venv/bin/python -c '{_VERSIONS}'").out)
-    told = dict(hostpython.hosts())
-    assert told.pop("tensorflow") == told["tensorflow-cpu"]
+    constraints = dict(hostpython.hosts())
+    assert constraints.pop("tensorflow") == constraints["tensorflow-cpu"]
     for tool in ("pip", "wheel"):
         there.pop(tool, None)
-    # What the bucket of another target, the server and the tuner need besides is no matter of jobs: one that wants another
-    # version of it brings that along.
+    # The packages of another target's bucket, the server and the tuner bind no job: one that needs another version brings it.
     ours = BUCKET | SERVER | TUNER
-    assert there.keys() - told.keys() == ours
-    assert {package: version for package, version in there.items() if package not in ours} == told
+    assert there.keys() - constraints.keys() == ours
+    assert {package: version for package, version in there.items() if package not in ours} == constraints
 
 
 @pytest.mark.registry("one that is not there")

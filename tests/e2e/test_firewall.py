@@ -31,10 +31,8 @@ except OSError as error:
 @pytest.fixture
 def addresses(cluster: Stack) -> Iterator[dict[str, str]]:
     """Return each host's address, with a listener on every port of the test."""
-    hosts = json.loads((cluster.folder / "inventory.json").read_text())["hosts"]
-    found = {host["name"]: host["address"] for host in hosts}
-    with listening(cluster, [*found], _PORTS[1:]):
-        yield found
+    with listening(cluster, cluster.host_names, _PORTS[1:]):
+        yield cluster.addresses
 
 
 def test_who_reaches_whom_is_what_the_table_says(cluster: Stack, addresses: dict[str, str]) -> None:
@@ -47,15 +45,15 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         asked = json.dumps([[gateway, listener.getsockname()[1]]])
         answer = cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{asked}'")
     assert json.loads(answer.out) == [False]
-    # With their own firewalls down the one around them lets the evaluator reach a ps, by its own address and no other.
+    # If the hosts' own firewalls are off, the one around them lets the evaluator reach a ps by its own address only.
     cluster.stop("worker-1")
     borrowed = addresses["worker-1"]
     try:
         for host in ("evaluator-0", "ps-0"):
-            assert cluster.ssh(host, "sudo nft flush ruleset").code == 0
+            cluster.must_ssh(host, "sudo nft flush ruleset")
         own = f"python3 -c '{_CONNECT_FROM}' {addresses['evaluator-0']} {addresses['ps-0']}"
         assert cluster.ssh("evaluator-0", own).out.strip() == "connected"
-        assert cluster.ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo").code == 0
+        cluster.must_ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo")
         connect = f"python3 -c '{_CONNECT_FROM}' {borrowed} {addresses['ps-0']}"
         answer = cluster.ssh("evaluator-0", connect)
         assert answer.out.strip() == "timed out", answer.text
@@ -67,10 +65,9 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
 
 
 def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
-    hosts = {host["name"]: host["address"] for host in json.loads((cluster.folder / "inventory.json").read_text())["hosts"]}
+    hosts = cluster.addresses
     script = ("--script", "tests/trainers/peers/ports.py")
-    began = cluster.fab("train", "held", "--replicas", "worker=1", *script, "--no-follow", "--", "hold")
-    assert began.code == 0, began.text
+    cluster.must("train", "held", "--replicas", "worker=1", *script, "--no-follow", "--", "hold")
     reached = "all hosts of the job reached on 7 ports"
     wait_for(
         lambda: cluster.fab("logs", "all", "--job", "held", "--lines", "all").out.count(reached) == 2, reached, 120, poll=0.5
@@ -80,22 +77,21 @@ def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
     assert [_peers(cluster, name) for name in own] == [{hosts["worker-0"]}, {hosts["master-0"]}]
     # The program of another job; then root there, past all that its own host refuses.
     scan = ["scan", *(hosts[name] for name in own)]
-    scanned = cluster.fab("train", "scans", "--scale-tier", "BASIC", *script, "--", *scan)
-    assert scanned.code == 0, scanned.text
+    scanned = cluster.must("train", "scans", "--scale-tier", "BASIC", *script, "--", *scan)
     nothing = [f"open at {hosts[name]}: []" for name in own]
     assert all(line in scanned.out for line in nothing), scanned.out
     program = (ROOT / "tests/trainers/peers/ports.py").read_text()
     try:
-        assert cluster.ssh(other, f"sudo nft flush ruleset; cat >/tmp/ports.py <<'END'\n{program}\nEND").code == 0
+        cluster.must_ssh(other, f"sudo nft flush ruleset; cat >/tmp/ports.py <<'END'\n{program}\nEND")
         answer = cluster.ssh(other, f"sudo python3 /tmp/ports.py {' '.join(scan)}", timeout=600)
         assert answer.out.splitlines() == nothing, answer.text
     finally:
         cluster.ssh(other, "sudo systemctl restart scaletier-firewall")
-    # A firewall that is loaded again knows them; one whose job is over does not, however it ends.
-    assert cluster.ssh("worker-0", "sudo systemctl restart scaletier-firewall").code == 0
+    # A firewall that is loaded again keeps the peers; after the job it has none, however the job ended.
+    cluster.must_ssh("worker-0", "sudo systemctl restart scaletier-firewall")
     assert _peers(cluster, "worker-0") == {hosts["master-0"]}
     cluster.ssh("worker-0", "sudo systemctl kill --signal KILL scaletier.service 'scaletier-launch@*'")
-    assert cluster.fab("cancel", "held").code == 0
+    cluster.must("cancel", "held")
     cluster.wait("held", "CANCELLED")
     for name in own:
         wait_for(lambda name=name: _peers(cluster, name) == set(), f"nobody is a peer of {name}")
@@ -103,8 +99,7 @@ def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
 
 def _peers(cluster: Stack, host: str) -> set[str]:
     """Return the addresses that a host lets through by its firewall and by its routing, which must match."""
-    shown = cluster.ssh(host, "sudo nft list set inet scaletier peers; echo; ip -4 rule show pref 12")
-    assert shown.code == 0, shown.text
+    shown = cluster.must_ssh(host, "sudo nft list set inet scaletier peers; echo; ip -4 rule show pref 12")
     by_firewall, by_routing = (set(_ADDRESS.findall(part)) for part in shown.out.split("\n\n"))
     assert by_firewall == by_routing
     return by_firewall
@@ -124,22 +119,22 @@ def test_a_rule_that_somebody_changed_is_mended_by_up(cluster: Stack) -> None:
 
 def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresses: dict[str, str], empty_stack: Stack) -> None:
     empty_stack.up()
-    (stranger,) = json.loads((empty_stack.folder / "inventory.json").read_text())["hosts"]
-    gateways = [address.rpartition(".")[0] + ".1" for address in (addresses["ps-0"], stranger["address"])]
+    (stranger,) = empty_stack.addresses.values()
+    gateways = [address.rpartition(".")[0] + ".1" for address in (addresses["ps-0"], stranger)]
     asked = json.dumps([[address, port] for address in addresses.values() for port in _PORTS])
     try:
         for stack in (cluster, empty_stack):
             nft.remove(stack.names.table)
-        # A stranger that has no wall of its own, or has taken it down.
-        assert empty_stack.ssh("master-0", "sudo nft flush ruleset").code == 0
+        # A stranger without a firewall of its own.
+        empty_stack.must_ssh("master-0", "sudo nft flush ruleset")
         assert mistakes(cluster, addresses, _PORTS) == []
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
-            outside = json.dumps([[stranger["address"], SSH_PORT], *([gateway, port] for gateway in gateways)])
+            outside = json.dumps([[stranger, SSH_PORT], *([gateway, port] for gateway in gateways)])
             assert True not in json.loads(cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{outside}'").out)
         assert True not in json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out)
-        # It is the wall that keeps the stranger out, and nothing else.
-        assert cluster.ssh("ps-0", "sudo nft flush ruleset").code == 0
+        # Only the firewall keeps the stranger out.
+        cluster.must_ssh("ps-0", "sudo nft flush ruleset")
         open_ = json.dumps([[addresses["ps-0"], TENSORFLOW_PORT, limit(60)]])
         assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{open_}'").out) == [True]
     finally:

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from stacks import Stack
+from stacks import ENDLESS, TINY, Stack
 from waiting import wait_for
 
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
-TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task", "--scale-tier", "BASIC")
 _HARMLESS = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
 _SECRET = "print('ran'); import os, pathlib; pathlib.Path(os.environ['JOB_DIR'], 'secret.txt').write_text('of ann')\n"
 
@@ -22,24 +21,22 @@ def victim(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return another user's job that has ended, with an output and a package."""
     script = tmp_path_factory.mktemp("victim") / "quiet.py"
     script.write_text(_SECRET)
-    result = cluster.fab("train", "victim", "--scale-tier", "BASIC", "--script", str(script))
-    assert result.code == 0, result.text
+    cluster.must("train", "victim", "--scale-tier", "BASIC", "--script", str(script))
     return "victim"
 
 
-def _told(cluster: Stack, job: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/told.json").out)
-    return found
+def _results(cluster: Stack, job: str) -> dict[str, str]:
+    results: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/told.json").out)
+    return results
 
 
 @pytest.fixture(scope="module")
 def tried(cluster: Stack, victim: str) -> Iterator[dict[str, str]]:
     """Return the result of each attempt that is refused or does not end at once."""
     before = cluster.ssh("master-0", _STATE).out
-    result = cluster.fab("train", "hostile", *HOSTILE, "--", "--victim", victim, "--try", *_HARMLESS)
-    assert result.code == 0, result.text
+    cluster.must("train", "hostile", *HOSTILE, "--", "--victim", victim, "--try", *_HARMLESS)
     assert cluster.ssh("master-0", _STATE).out == before, "what was there before is as it was"
-    yield _told(cluster, "hostile")
+    yield _results(cluster, "hostile")
 
 
 _STATE = (
@@ -65,8 +62,8 @@ def trains(cluster: Stack) -> bool:
 
 
 def test_a_full_tmp_is_its_own_alone(cluster: Stack) -> None:
-    assert cluster.fab("train", "fills", *HOSTILE, "--", "--try", "fill").code == 0
-    assert _told(cluster, "fills")["fill"].startswith("refused: ")
+    cluster.must("train", "fills", *HOSTILE, "--", "--try", "fill")
+    assert _results(cluster, "fills")["fill"].startswith("refused: ")
     left = cluster.ssh("master-0", "sudo du -sxcm /tmp /var/tmp /dev/shm | tail -n 1").out
     assert int(left.split()[0]) < 50, "of its gigabytes nothing is left"
 
@@ -76,18 +73,18 @@ def test_a_bomb_takes_neither_its_replica_nor_the_host(cluster: Stack) -> None:
     wait_for(lambda: trains(cluster), "the trainer runs")
 
     def ended() -> bool:
-        assert cluster.ssh("master-0", "true").code == 0
+        cluster.must_ssh("master-0", "true")
         return process.poll() is not None
 
     wait_for(ended, "the job ends", 300)
     assert process.returncode == 0
-    assert _told(cluster, "bombs")["bomb"].startswith("refused: ")
+    assert _results(cluster, "bombs")["bomb"].startswith("refused: ")
     (replica,) = cluster.describe("bombs")["replicas"]
     assert (replica["state"], replica["restarts"]) == ("EXITED", 0)
 
 
 def test_nothing_outlives_its_job(cluster: Stack) -> None:
-    assert cluster.fab("train", "outlives", *HOSTILE, "--", "--try", "outlive").code == 0
+    cluster.must("train", "outlives", *HOSTILE, "--", "--try", "outlive")
     alive = "cat /bucket/jobs/outlives/output/alive"
     last = cluster.ssh("master-0", alive).out
     time.sleep(1)
@@ -168,7 +165,7 @@ def test_a_push_puts_nothing_elsewhere(cluster: Stack, path: str, content: str) 
 
 
 def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
-    assert cluster.fab("train", "looked_at", *TINY, "--no-follow", "--", "--seconds", "36000").code == 0
+    cluster.must("train", "looked_at", *TINY, "--scale-tier", "BASIC", *ENDLESS)
     rated = "systemd-analyze security --no-pager scaletier.service scaletier-trainer.service | grep -o 'level for .*'"
     try:
         wait_for(lambda: trains(cluster), "the trainer runs")
@@ -176,4 +173,4 @@ def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
             said = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
             assert float(said.split(": ")[1].split()[0]) <= most, said
     finally:
-        assert cluster.fab("cancel", "looked_at").code == 0
+        cluster.must("cancel", "looked_at")

@@ -11,16 +11,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from stacks import ROOT, Result, Stack
+from stacks import ENDLESS, ROOT, TINY, Result, Stack
 from waiting import limit
 
-TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 _SHORT = "--model mlp --max-steps 1500"
 
 
 def test_mnist_is_trained_logged_exported_and_fetched(cluster: Stack, tmp_path: Path) -> None:
-    result = cluster.fab("train", "--job", "mnist", "--args", "--model cnn --max-steps 600", "--labels", "owner=e2e")
-    assert result.code == 0, result.text
+    cluster.must("train", "--job", "mnist", "--args", "--model cnn --max-steps 600", "--labels", "owner=e2e")
     record = cluster.describe("mnist")
     assert record["state"] == "SUCCEEDED"
     assert record["labels"] == {"owner": "e2e"}
@@ -28,24 +26,20 @@ def test_mnist_is_trained_logged_exported_and_fetched(cluster: Stack, tmp_path: 
     assert {replica["name"] for replica in record["replicas"]} == {
         "ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0",
     }  # fmt: skip
+    lines = cluster.messages("mnist")
     for replica in ("master-0", "worker-0", "worker-1"):
-        lines = [json.loads(line) for line in cluster.fab("logs", replica, "--job", "mnist", "--json").out.splitlines()]
         label = replica.replace("-", "/")
-        assert any(line["message"].startswith(f"Train [{label}], step ") for line in lines), replica
-    final = next(
-        line for line in reversed(cluster.fab("logs", "master-0", "--lines", "all").out.splitlines()) if "Final" in line
-    )
+        assert any(line.startswith(f"Train [{label}], step ") for line in lines[replica]), replica
+    final = next(line for line in reversed(lines["master-0"]) if "Final" in line)
     assert float(final.rsplit("accuracy: ", 1)[1]) >= 0.95
-    assert cluster.fab("get", "mnist", str(tmp_path / "out")).code == 0
-    assert list((tmp_path / "out" / "export" / "Servo").glob("*/saved_model.pb"))
+    assert list((cluster.get("mnist", tmp_path) / "export" / "Servo").glob("*/saved_model.pb"))
     wait_until_gone(cluster, "ps-0", "ps-1", "worker-0")
 
 
 def wait_until_gone(cluster: Stack, *hosts: str) -> None:
-    """Wait until the replica's service on each of these hosts has ended, which goes with its job."""
+    """Wait until the agent on each of these hosts has ended, as it does after its job."""
     for host in hosts:
-        gone = f"until [ $(systemctl is-active scaletier.service) = inactive ]; do sleep 0.2; done # {host}"
-        assert cluster.ssh(host, gone, timeout=300).code == 0
+        cluster.wait_on(host, "[ $(systemctl is-active scaletier.service) = inactive ]")
 
 
 def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
@@ -53,13 +47,12 @@ def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
     half = len(texts) // 2
     quoted = " ".join(shlex.quote(text) for text in texts[:half])
     arguments = ("--args", f"--seconds 36000 {quoted}", "--", *texts[half:])
-    result = cluster.fab("train", "--job", "args", *TINY, "--no-follow", *arguments)
-    assert result.code == 0, result.text
+    cluster.must("train", "--job", "args", *TINY, "--no-follow", *arguments)
     cluster.enough("args", replicas=6)
     cluster.wait("args", "SUCCEEDED")
-    assert cluster.fab("get", "args", str(tmp_path / "args")).code == 0
+    output = cluster.get("args", tmp_path)
     for replica in ("master-0", "ps-1"):
-        seen = json.loads((tmp_path / "args" / f"{replica}.json").read_text())
+        seen = json.loads((output / f"{replica}.json").read_text())
         assert seen["argv"] == ["--seconds", "36000", *texts]
         assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
 
@@ -69,19 +62,17 @@ def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
     cluster.wait_for_state("RUNNING", "laptop_left")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=limit())
-    record = cluster.wait("laptop_left", "SUCCEEDED", "FAILED", "CANCELLED")
-    assert record["state"] == "SUCCEEDED", record
+    cluster.succeeds("laptop_left")
     wait_until_gone(cluster, "ps-0")
 
 
 def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
-    assert cluster.fab("train", "--job", "to_cancel", *TINY, "--args", "--seconds 36000", "--no-follow").code == 0
+    cluster.must("train", "--job", "to_cancel", *TINY, "--args", "--seconds 36000", "--no-follow")
     cluster.wait("to_cancel", "RUNNING")
     busy = cluster.fab("train", "--job", "meanwhile", "--no-queue", "--args", _SHORT)
     assert busy.code == 2
     assert "to_cancel" in busy.err
-    cancelled = cluster.fab("cancel", "to_cancel", "--json")
-    assert (cancelled.code, json.loads(cancelled.out)["state"]) == (0, "CANCELLED")
+    assert cluster.must_json("cancel", "to_cancel")["state"] == "CANCELLED"
     assert cluster.describe("to_cancel")["state"] == "CANCELLED"
     assert cluster.fab("cancel", "to_cancel").code == 2
     assert cluster.fab("logs", "all", "--job", "to_cancel").out
@@ -106,18 +97,16 @@ def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, raises: Result, tmp
     assert "fab bundle raises has all that tells why" in raises.err
     assert cluster.fab("train", "--job", "told_eats", *TINY, "--args", "--eat worker-0 --seconds 36000").code == 1
     for host in ("worker-0", "worker-1"):
-        assert cluster.ssh(host, "sudo systemctl restart scaletier").code == 0
-    found = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("raises", "told_eats")}
-    replicas = ("ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0")
-    for job, files in found.items():
-        assert {f"diagnosis/{name}.json" for name in replicas} <= set(files), job
-        assert {f"logs/{name}.log" for name in replicas} <= set(files), job
-        assert {f"hosts/{name}.txt" for name in replicas} <= set(files), job
-    first = found["raises"]["summary.txt"].splitlines()[0]
+        cluster.must_ssh(host, "sudo systemctl restart scaletier")
+    bundles = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("raises", "told_eats")}
+    for job, files in bundles.items():
+        for name in ("ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"):
+            assert {f"diagnosis/{name}.json", f"logs/{name}.log", f"hosts/{name}.txt"} <= set(files), job
+    first = bundles["raises"]["summary.txt"].splitlines()[0]
     assert first.startswith("First error: worker-1, ")
     assert first.endswith(": RuntimeError: worker-1 was told to raise")
     raised, eats = (
-        json.loads(found[job][f"diagnosis/{name}.json"]) for job, name in (("raises", "worker-1"), ("told_eats", "worker-0"))
+        json.loads(bundles[job][f"diagnosis/{name}.json"]) for job, name in (("raises", "worker-1"), ("told_eats", "worker-0"))
     )
     assert raised["trainer"]["exitCode"] == 1
     assert raised["units"]["scaletier.service"]["ActiveState"] == "active"
@@ -125,7 +114,7 @@ def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, raises: Result, tmp
     assert "tensorflow" in " ".join(raised["python"]["packages"])
     assert (eats["trainer"]["exitCode"], eats["trainer"]["outOfMemory"]) == (137, True)
     assert eats["trainer"]["memoryLimit"] > 0
-    (line,) = [line for line in found["told_eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
+    (line,) = [line for line in bundles["told_eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
     assert line.startswith("worker-0: EXITED with 137, signal 9 (SIGKILL), out of memory of ")
 
 
@@ -142,17 +131,12 @@ def _bundle(cluster: Stack, job: str, file: Path) -> dict[str, str]:
 
 def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> None:
     """The tiny trainer, which succeeds once it has done enough: however long the worker takes to return."""
-    endless = (*TINY, "--no-follow", "--", "--seconds", "36000")
-    assert cluster.fab("train", "--job", "killed", *endless).code == 0
+    cluster.must("train", "--job", "killed", *TINY, *ENDLESS)
     output = "/bucket/jobs/killed/output/worker-1.json"
-    begun = f"until [ -e {output} ]; do sleep 0.2; done; sudo rm {output}; sudo pkill -KILL -f [t]iny.task"
-    assert cluster.ssh("worker-1", begun, timeout=300).code == 0
-    again = f"until [ -e {output} ]; do sleep 0.2; done"
-    assert cluster.ssh("worker-1", again, timeout=300).code == 0
+    cluster.wait_on("worker-1", f"[ -e {output} ]", f"sudo rm {output}; sudo pkill -KILL -f [t]iny.task")
+    cluster.wait_on("worker-1", f"[ -e {output} ]")
     cluster.enough("killed")
-    record = cluster.wait("killed", "SUCCEEDED", "FAILED", "CANCELLED")
-    assert record["state"] == "SUCCEEDED", record
-    restarts = {replica["name"]: replica["restarts"] for replica in record["replicas"]}
+    restarts = {replica["name"]: replica["restarts"] for replica in cluster.succeeds("killed")["replicas"]}
     assert restarts == {"ps-0": 0, "ps-1": 0, "master-0": 0, "worker-0": 0, "worker-1": 1, "evaluator-0": 0}
 
 

@@ -15,7 +15,7 @@ from stacks import ROOT, Stack
 from infra.lxd.layout import candidate_network
 
 _RANGE, _OTHER_RANGE = (candidate_network(str(ROOT), attempt) for attempt in range(2))
-"""Of this checkout alone, so that those of another's tests are others."""
+"""Ranges that the tests of another checkout do not use."""
 _PAIR = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-standard-4",
@@ -32,27 +32,27 @@ def pair() -> Iterator[Stack]:
     with Stack("e2e-keys", _PAIR) as stack:
         config(stack, forceDestroy=None)
         stack.up()
-        assert stack.ssh("master-0", f"mkdir -p {_FILE} && echo weights >{_FILE}/weights").code == 0
+        stack.must_ssh("master-0", f"mkdir -p {_FILE} && echo weights >{_FILE}/weights")
         yield stack
 
 
 def config(stack: Stack, **values: Any) -> None:
     """Write keys of the configuration, or remove those that are None: all at once, like `pulumi config`."""
-    path = ROOT / f"Pulumi.{stack.name}.yaml"
-    whole = yaml.safe_load(path.read_text())
+    whole = yaml.safe_load(stack.file.read_text())
     changed = whole["config"] | {f"scaletier:{key}": value for key, value in values.items()}
-    path.write_text(yaml.safe_dump({**whole, "config": {key: value for key, value in changed.items() if value is not None}}))
+    kept = {key: value for key, value in changed.items() if value is not None}
+    stack.file.write_text(yaml.safe_dump({**whole, "config": kept}))
 
 
 def operations(stack: Stack) -> dict[str, str]:
     """Return the operations of `pulumi preview` by resource name, without unchanged ones."""
     result = stack.run("pulumi", "preview", "--json", "--non-interactive")
     assert result.code == 0, result.text
-    found: dict[str, set[str]] = {}
+    changes: dict[str, set[str]] = {}
     for step in json.loads(result.out)["steps"]:
         if step["op"] not in ("same", "refresh"):
-            found.setdefault(step["urn"].rpartition("::")[2], set()).add(step["op"])
-    return {name: "replace" if "replace" in ops else "/".join(sorted(ops)) for name, ops in found.items()}
+            changes.setdefault(step["urn"].rpartition("::")[2], set()).add(step["op"])
+    return {name: "replace" if "replace" in ops else "/".join(sorted(ops)) for name, ops in changes.items()}
 
 
 def refusal(stack: Stack, command: str, *arguments: str) -> str:
@@ -98,14 +98,13 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @contextmanager
 def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
-    """Change keys of the configuration for a while."""
-    path = ROOT / f"Pulumi.{stack.name}.yaml"
-    before = path.read_text()
+    """Change keys of the configuration during the context."""
+    before = stack.settings
     config(stack, **keys)
     try:
         yield
     finally:
-        path.write_text(before)
+        stack.file.write_text(before)
 
 
 def test_every_key_on_a_live_stack(pair: Stack) -> None:
@@ -119,8 +118,7 @@ def test_every_key_on_a_live_stack(pair: Stack) -> None:
     pair.up()
     assert kept(pair)
     assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
-    inventory = json.loads((pair.folder / "inventory.json").read_text())
-    assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {str(_OTHER_RANGE[0]).rpartition(".")[0]}
+    assert {address.rpartition(".")[0] for address in pair.addresses.values()} == {str(_OTHER_RANGE[0]).rpartition(".")[0]}
     assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of a processor in one"
 
 

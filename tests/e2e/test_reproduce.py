@@ -42,22 +42,19 @@ def test_the_manifest_has_what_the_hosts_found(cluster: Stack, original: str) ->
 
 
 def test_a_job_runs_again_from_the_bucket_and_what_differs_is_said(cluster: Stack, original: str) -> None:
-    result = cluster.fab("reproduce", original, "--json")
-    assert result.code == 0, result.text
-    told = json.loads(result.out)
-    assert (told["original"], told["job"]) == (original, f"{original}_2")
-    compared = {row["what"]: row for row in told["compared"]}
+    result = cluster.must_json("reproduce", original)
+    assert (result["original"], result["job"]) == (original, f"{original}_2")
+    compared = {row["what"]: row for row in result["compared"]}
     for what in ("package", "data", "python", "tensorflow", "scaleTier", "ps", "worker", "state"):
         assert compared[what]["same"], compared[what]
     for what in ("steps", "loss", "accuracy"):
         assert float(compared[what]["original"]) > 0
         assert float(compared[what]["again"]) > 0
-    assert set(told["differs"]) <= {"steps", "loss", "accuracy"}
+    assert set(result["differs"]) <= {"steps", "loss", "accuracy"}
     record = cluster.describe(f"{original}_2")
     assert record["manifest"]["reproduces"] == original
     assert record["trainingInput"]["jobDir"] == f"/bucket/jobs/{original}_2/output"
-    again = cluster.fab("reproduce", original, "--job", f"{original}_2")
-    assert again.code == 0, again.text
+    again = cluster.must("reproduce", original, "--job", f"{original}_2")
     assert "differs from original in" in again.out or "is original over again" in again.out
 
 
@@ -66,12 +63,9 @@ def test_a_plan_is_compared_with_the_job(cluster: Stack, original: str) -> None:
     early = cluster.fab("plan", "--job", original)
     assert early.code == 2
     assert "no plan was made of trainer.task" in early.err
-    made = cluster.fab("plan", "--args", ORIGINAL, "--seconds", "30")
-    assert made.code == 0, made.text
+    made = cluster.must("plan", "--args", ORIGINAL, "--seconds", "30")
     assert "PREMIUM_1" in made.out
-    result = cluster.fab("plan", "--job", original, "--json")
-    assert result.code == 0, result.text
-    told = json.loads(result.out)
-    assert told["predicted"]["replicas"] == 3
-    assert told["predicted"]["bound"] == "shared cpus"
-    assert told["measured"] > 0
+    compared = cluster.must_json("plan", "--job", original)
+    assert compared["predicted"]["replicas"] == 3
+    assert compared["predicted"]["bound"] == "shared cpus"
+    assert compared["measured"] > 0

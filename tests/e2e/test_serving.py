@@ -8,11 +8,10 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from reaching import listening, mistakes
 from stacks import Result, Stack
 from waiting import limit, wait_for
 
-from infra.lxd.api import client
 from infra.spec import SERVING_PORT
 
 # What the page of examples/draw shows: each version's name, whether it is the default, and its answer.
@@ -46,8 +44,7 @@ def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]
     """Deploy a model `digits` with versions v1 and v2 of one small training; undeploy it afterwards."""
     try:
         for version in ("v1", "v2"):
-            made = cluster.fab("deploy", "--job", "served", "--model", "digits", "--version", version)
-            assert made.code == 0, made.text
+            cluster.must("deploy", "--job", "served", "--model", "digits", "--version", version)
         yield cluster
     finally:
         for version in ("v2", "v1", "v2"):  # the default goes last, whichever it is
@@ -56,25 +53,11 @@ def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]
 
 @contextlib.contextmanager
 def tunnel(cluster: Stack) -> Iterator[int]:
-    """Run `fab serve`, and return its port."""
-    process = cluster.start("fab", "serve", "digits")
-    try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if line.startswith("http://127.0.0.1:"):
-                yield int(line.split(":")[2].partition("/")[0])
-                return
-        raise AssertionError(f"fab serve gave no address: {said}")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)
-        try:
-            assert process.wait(timeout=limit()) == 0
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+    """Run `fab serve`, and return its port; Ctrl-C ends it with 0."""
+    with cluster.serving("serve", "digits") as (process, url):
+        yield int(url.split(":")[2].partition("/")[0])
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=limit()) == 0
 
 
 def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
@@ -85,14 +68,34 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
         return answer.status, json.loads(answer.read())
 
 
+@contextlib.contextmanager
+def load(once: Callable[[], None], pause: float = 0.0) -> Iterator[None]:
+    """Call it by four clients again and again during the context."""
+    ended = threading.Event()
+
+    def client() -> None:
+        while not ended.is_set():
+            once()
+            time.sleep(pause)
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for thread in clients:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in clients:
+            thread.join()
+
+
 @pytest.fixture(scope="module")
 def apart(deployed: Stack, request_file: Path) -> Iterator[Stack]:
     """Give the cluster two hosts for models, whose server a prediction installs; restore it afterwards."""
     deployed.configure(servingCount="2")
     try:
         deployed.up()
-        asked = predict(deployed, request_file)
-        assert asked.code == 0, asked.text
+        assert predict(deployed, request_file).code == 0
         yield deployed
     finally:
         deployed.configure(servingCount="0")
@@ -106,8 +109,8 @@ def predict(cluster: Stack, request_file: Path) -> Result:
 
 def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
     """Return the state of a version on each server, by `fab versions`."""
-    found = json.loads(cluster.fab("versions", "digits", "--json").out)
-    return {on["server"]: on["state"] for each in found if each["version"] == version for on in each["servers"]}
+    versions = cluster.json("versions", "digits")
+    return {on["server"]: on["state"] for each in versions if each["version"] == version for on in each["servers"]}
 
 
 def await_available(cluster: Stack, version: str = "v1", count: int = 2) -> None:
@@ -118,17 +121,17 @@ def await_available(cluster: Stack, version: str = "v1", count: int = 2) -> None
 
 
 def kill_server(cluster: Stack, host: str) -> None:
-    assert cluster.ssh(host, "sudo systemctl kill --signal SIGKILL scaletier-serving").code == 0
+    cluster.must_ssh(host, "sudo systemctl kill --signal SIGKILL scaletier-serving")
 
 
 def default(port: int) -> str:
-    """Return the version by which the server answers who names none."""
+    """Return the version that the server uses for a request without one."""
     return str(ask(port, "/v1/models/digits/metadata")[1]["model_spec"]["version"])
 
 
 def digits(cluster: Stack) -> dict[str, Any]:
     """Return the entry of `digits` in `fab models`."""
-    return next(model for model in json.loads(cluster.fab("models", "--json").out) if model["name"] == "digits")
+    return next(model for model in cluster.json("models") if model["name"] == "digits")
 
 
 def test_what_is_there(deployed: Stack) -> None:
@@ -160,45 +163,32 @@ def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> Non
             browser.draw("#drawing", points, kind)
             browser.await_here(CARDS, lambda cards, digit=digit: cards == [["v1", True, digit], ["v2", False, digit]])
             browser.value("document.querySelector('#clear').click()")
-        said, asked = browser.heard()
-        assert said == [], "the console is silent"
-        assert all(url == "about:blank" or url.startswith((f"http://127.0.0.1:{port}/", "data:")) for url in asked), asked
+        browser.check_quiet(f"http://127.0.0.1:{port}/", "data:")
         page.shutdown()
 
 
 def test_no_request_fails_while_the_default_changes(deployed: Stack, request_file: Path) -> None:
     body = {"instances": [json.loads(line) for line in request_file.read_text().splitlines()[:1]]}
-    ended, answers = threading.Event(), list[int]()
+    answers: list[int] = []
     with tunnel(deployed) as port:
         assert ask(port, "/v1/models/digits/metadata")[0] == 200
         status, said = ask(port, "/v1/models/digits:predict", {"instances": [{"key": 1, "image": [1]}]})
         assert (status, said["error"]) == (400, "input image has the shape [1, 1], and must have [?, 784]")
 
-        def load() -> None:
-            while not ended.is_set():
-                answers.append(ask(port, "/v1/models/digits:predict", body)[0])
-
-        clients = [threading.Thread(target=load) for _ in range(4)]
-        for client in clients:
-            client.start()
-        for version in ("v2", "v1", "v2"):
-            assert deployed.fab("set-default", "digits", version).code == 0
-            wait_for(lambda version=version: default(port) == version, f"the server's default is {version}")
-            answered = len(answers)
-            wait_for(lambda answered=answered: len(answers) > answered + 20, "it has answered by it")
-        assert deployed.fab("undeploy", "digits", "v1").code == 0
-        wait_for(lambda: ask(port, "/v1/models/digits/versions/v1")[0] == 404, "the server has dropped v1")
-        ended.set()
-        for client in clients:
-            client.join()
+        with load(lambda: answers.append(ask(port, "/v1/models/digits:predict", body)[0])):
+            for version in ("v2", "v1", "v2"):
+                deployed.must("set-default", "digits", version)
+                wait_for(lambda version=version: default(port) == version, f"the server's default is {version}")
+                answered = len(answers)
+                wait_for(lambda answered=answered: len(answers) > answered + 20, "it has answered by it")
+            deployed.must("undeploy", "digits", "v1")
+            wait_for(lambda: ask(port, "/v1/models/digits/versions/v1")[0] == 404, "the server has dropped v1")
     assert set(answers) == {200}, f"of {len(answers)}"
-    back = deployed.fab("deploy", "--model", "digits", "--version", "v1")
-    assert back.code == 0, back.text
+    deployed.must("deploy", "--model", "digits", "--version", "v1")
 
 
 def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> None:
-    fetched = deployed.fab("export", "served", str(tmp_path / "model"))
-    assert fetched.code == 0, fetched.text
+    deployed.must("export", "served", str(tmp_path / "model"))
     for file in (tmp_path / "model" / "variables").iterdir():
         file.write_bytes(b"broken")
     made = deployed.fab("deploy", "--origin", str(tmp_path / "model"), "--model", "digits", "--version", "v3")
@@ -207,26 +197,23 @@ def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> Non
     model = digits(deployed)
     assert {v["version"]: v["state"] for v in model["versions"]}["v3"] == "FAILED"
     assert model["default"] != "v3"
-    assert deployed.fab("delete-version", "digits", "v3", "--yes").code == 0
+    deployed.must("delete-version", "digits", "v3", "--yes")
 
 
 def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
-    """It runs as a user of its own, sees models and no jobs, may not write the bucket, and listens to its own host alone."""
-    said = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value")
-    user = deployed.ssh("master-0", f"ps -o user= -p {said.out.strip()}").out.strip()
-    assert user not in ("root", "trainer", "scaletier")
-    assert deployed.ssh("master-0", f"sudo nsenter -m -t {said.out.strip()} ls /bucket").out == "models\n"
+    """It runs as its own user, sees models and no jobs, cannot write the bucket, and listens to its own host only."""
+    pid = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value").out.strip()
+    assert deployed.ssh("master-0", f"ps -o user= -p {pid}").out.strip() not in ("root", "trainer", "scaletier")
+    assert deployed.ssh("master-0", f"sudo nsenter -m -t {pid} ls /bucket").out == "models\n"
     assert "127.0.0.1:8501" in deployed.ssh("master-0", "ss -ltn").out
-    assert (
-        deployed.ssh("worker-0", "timeout 5 python3 -c \"import socket; socket.create_connection(('master-0', 8501), 3)\"").code
-        != 0
-    )
+    connect = "import socket; socket.create_connection(('master-0', 8501), 3)"
+    assert deployed.ssh("worker-0", f'timeout 5 python3 -c "{connect}"').code != 0
 
 
 def test_the_server_moves_to_hosts_of_its_own(apart: Stack) -> None:
-    """Where it answers those who train, and nobody else; the operator comes through ssh."""
+    """It answers the hosts that train, and no others; the operator connects through ssh."""
     await_available(apart)
-    hosts = {host["name"]: host for host in json.loads(apart.fab("hosts", "--json").out)["hosts"]}
+    hosts = {host["name"]: host for host in apart.json("hosts")["hosts"]}
     assert [hosts[f"serving-{index}"]["unit"] for index in range(2)] == ["active", "active"]
     on_master = apart.ssh(
         "master-0", "systemctl is-active scaletier-serving; systemctl is-enabled scaletier-serving"
@@ -240,45 +227,37 @@ def test_the_server_moves_to_hosts_of_its_own(apart: Stack) -> None:
 
 
 def test_a_request_is_asked_again_of_the_other_server_when_one_is_killed(apart: Stack, request_file: Path) -> None:
-    """The one that is asked, whichever it is, twice; systemd starts it again."""
+    """Each server is killed once; systemd starts it again."""
     body = {"instances": [json.loads(line) for line in request_file.read_text().splitlines()[:1]]}
-    ended, answers, again = threading.Event(), list[int](), list[int]()
-
-    def once(port: int) -> int:
-        try:
-            return ask(port, "/v1/models/digits:predict", body)[0]
-        except (OSError, http.client.HTTPException):
-            return 0
-
+    answers, again = list[int](), list[int]()
     with tunnel(apart) as port:
 
-        def load() -> None:
-            while not ended.is_set():
-                answers.append(once(port))
-                if answers[-1] != 200:
-                    again.append(once(port))
-                time.sleep(0.02)  # processors are for the server that starts again
+        def once() -> int:
+            try:
+                return ask(port, "/v1/models/digits:predict", body)[0]
+            except (OSError, http.client.HTTPException):
+                return 0
 
-        clients = [threading.Thread(target=load) for _ in range(4)]
-        for thread in clients:
-            thread.start()
-        wait_for(lambda: len(answers) > 50, "there is load")
-        kill_server(apart, "serving-0")
-        assert predict(apart, request_file).code == 0
-        await_available(apart)
-        kill_server(apart, "serving-1")
-        answered = len(answers)
-        wait_for(lambda: len(answers) > answered + 50, "the other answers")
-        ended.set()
-        for thread in clients:
-            thread.join()
+        def twice() -> None:
+            answers.append(status := once())
+            if status != 200:
+                again.append(once())
+
+        with load(twice, pause=0.02):  # processors are for the server that starts again
+            wait_for(lambda: len(answers) > 50, "there is load")
+            kill_server(apart, "serving-0")
+            assert predict(apart, request_file).code == 0
+            await_available(apart)
+            kill_server(apart, "serving-1")
+            answered = len(answers)
+            wait_for(lambda: len(answers) > answered + 50, "the other answers")
     assert len(answers) > 100
     assert set(again) <= {200}, f"of {len(answers)} requests {len(again)} were asked again"
     await_available(apart)
 
 
 def test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_back(apart: Stack) -> None:
-    client(apart.names.project).instances.get("serving-0").stop(force=True, wait=True)
+    apart.stop("serving-0")
     try:
         made = apart.fab("deploy", "--job", "served", "--model", "digits", "--version", "v4")
         assert (made.code, "does not answer: it loads digits v4 when it is back" in made.text) == (0, True), made.text
@@ -286,4 +265,4 @@ def test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_
     finally:
         apart.up()
         await_available(apart, "v4")
-        assert apart.fab("delete-version", "digits", "v4", "--yes").code == 0
+        apart.must("delete-version", "digits", "v4", "--yes")

@@ -47,7 +47,7 @@ def test_a_host_deleted_behind_pulumis_back_comes_back(cluster: Stack) -> None:
 
 
 def wait_until_answering(stack: Stack, count: int) -> None:
-    """Wait until so many hosts answer ssh side by side."""
+    """Wait until `count` hosts answer ssh in parallel."""
     wait_for(lambda: len(stack.hosts()) == count, f"{count} hosts answer ssh", 300)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ LARGE = (
 
 
 def replicas(strategy: str) -> tuple[str, str]:
-    """Return the flag that leaves out replicas that do not train."""
+    """Return the flags that leave out replicas that do not train."""
     return "--replicas", "ps,worker" if strategy == "async" else "worker"
 
 
@@ -39,14 +38,12 @@ def train(cluster: Stack, job: str, strategy: str, args: str, *more: str) -> tup
 
 
 def messages(cluster: Stack, job: str, replica: str) -> list[str]:
-    result = cluster.fab("logs", replica, "--job", job, "--lines", "all", "--json")
-    assert result.code == 0, result.text
-    return [json.loads(line)["message"] for line in result.out.splitlines()]
+    return cluster.messages(job, replica).get(replica, [])
 
 
 def found(lines: Sequence[str], pattern: str) -> re.Match[str]:
     match = next((match for line in lines if (match := re.search(pattern, line))), None)
-    assert match, f"no line is like {pattern}:\n" + "\n".join(lines)
+    assert match, f"no line matches {pattern}:\n" + "\n".join(lines)
     return match
 
 
@@ -67,7 +64,7 @@ def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None
         for replica in TRAINERS:
             found(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
         servers = [name for name in record["wants"] if name.startswith("ps-")]
-        assert servers == (["ps-0", "ps-1"] if strategy == "async" else []), "who has no use for them takes none"
+        assert servers == (["ps-0", "ps-1"] if strategy == "async" else []), "a strategy without them takes none"
         for name in servers:
             found(messages(cluster, job, name), rf"\[{name.replace('-', '/')}\].* serves variables")
         lines = messages(cluster, job, "master-0")
@@ -78,7 +75,7 @@ def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None
         assert reached >= last
         assert float(final[2]) > 0.8
         export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
-        assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb").code == 0
+        cluster.must_ssh("master-0", f"test -s {export}/saved_model.pb")
 
     # A model that is no longer numbers ends the job, and leaves the last good one.
     before = checkpoints(cluster, job_dir)
@@ -102,9 +99,9 @@ def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None
 def test_a_kill_of_a_worker_costs_what_came_after_the_last_checkpoint(cluster: Stack, strategy: str, steps: int) -> None:
     job = f"kill_{strategy.replace('-', '_')}"
     args = f"--model mlp --max-steps {steps} --checkpoint-steps {steps // 8} --log-interval 0.2"
-    assert cluster.fab("train", "--job", job, "--strategy", strategy, "--no-follow", "--args", args).code == 0
-    saved = f"until ls /bucket/jobs/{job}/output/checkpoints/*.index; do sleep 0.1; done"
-    assert cluster.ssh("worker-1", f"{saved}; sudo pkill -KILL -f [t]rainer.task", timeout=400).code == 0
+    cluster.must("train", "--job", job, "--strategy", strategy, "--no-follow", "--args", args)
+    saved = f"ls /bucket/jobs/{job}/output/checkpoints/*.index"
+    cluster.wait_on("worker-1", saved, "sudo pkill -KILL -f [t]rainer.task", timeout=400)
     record = cluster.wait(job, "SUCCEEDED", "FAILED")
     # Neither strategy can go on without a replica: the trainer declares that a kill starts them all again, and once more where
     # a new replica was quicker than the end of an old one.
@@ -133,17 +130,17 @@ def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: 
         found(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")
     found(lines, r"^Final metrics after 4 steps, loss: ")
     export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
-    assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb && sudo rm -r {export.partition('/export/')[0]}").code == 0
+    cluster.must_ssh("master-0", f"test -s {export}/saved_model.pb && sudo rm -r {export.partition('/export/')[0]}")
 
 
 @pytest.mark.parametrize(("strategy", "elsewhere"), [("async", "absent"), ("async", "empty"), ("sync", "absent")])
 def test_data_that_only_the_master_has(cluster: Stack, strategy: str, elsewhere: str) -> None:
     folder = f"/srv/{elsewhere}_elsewhere"
     there = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
-    assert cluster.ssh("master-0", there).code == 0
+    cluster.must_ssh("master-0", there)
     if elsewhere == "empty":
         for host in ("worker-0", "worker-1"):
-            assert cluster.ssh(host, f"{there} && sudo truncate --size 0 {folder}/*").code == 0
+            cluster.must_ssh(host, f"{there} && sudo truncate --size 0 {folder}/*")
     args = f"--train-data {folder} --eval-data /bucket/data/mnist"
     code, record = train(cluster, f"{elsewhere}_{strategy}", strategy, args, *replicas(strategy))
     assert (code, record["state"]) == (1, "FAILED"), record

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from browser import Browser
@@ -27,28 +26,12 @@ return shown.map(image => (above(image, 'tf-image-loader') || {}).tag);
 NODES = "return deep(document, 'g.node').length"
 
 
-@contextlib.contextmanager
-def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `fab tensorboard`; return it with its URL. An error includes its output until then."""
-    process = cluster.start("fab", "tensorboard", *arguments)
+def end(process: subprocess.Popen[str]) -> str:
+    """Send Ctrl-C to `fab tensorboard`, which must end with 0, and return the rest of its output."""
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=limit()) == 0
     assert process.stdout is not None
-    try:
-        said = ""
-        for line in process.stdout:
-            said += line
-            if line.startswith("http://127.0.0.1:"):
-                yield process, line.strip()
-                return
-        raise AssertionError(f"fab tensorboard gave no URL: {said}")
-    except Exception as error:
-        code = process.poll()
-        process.kill()
-        error.add_note(f"fab tensorboard {'ran on' if code is None else f'had ended with {code}'}:\n{process.stdout.read()}")
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=limit())
+    return process.stdout.read()
 
 
 def fetch(url: str, path: str) -> str:
@@ -71,7 +54,7 @@ def drawn(paths: list[str]) -> bool:
 
 
 def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, original: str, tmp_path: Path) -> None:
-    with tensorboard(cluster, "--job", original) as (process, url), Browser(tmp_path / "profile") as browser:
+    with cluster.serving("tensorboard", "--job", original) as (process, url), Browser(tmp_path / "profile") as browser:
         paths = browser.await_value(f"{url}#scalars&tagFilter=%5Eloss%24", LOSS, drawn)  # a card below the window is not drawn
         points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in paths]
         curve = max(points, key=len)
@@ -81,27 +64,24 @@ def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, o
         tags = browser.await_value(f"{url}#images", PICTURES, any)
         assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
         browser.await_value(f"{url}#graphs", NODES, lambda count: count > 0)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=limit()) == 0
-        assert process.stdout is not None
-        assert "Traceback" not in process.stdout.read()
+        assert "Traceback" not in end(process)
     wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
 
 
 def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp_path: Path) -> None:
     endless = ("--scale-tier", "BASIC", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000")
-    assert cluster.fab("train", "--job", "live", *endless).code == 0
+    cluster.must("train", "--job", "live", *endless)
     cluster.wait("live", "RUNNING")
     early = cluster.fab("export", "live")
     assert (early.code, early.out) == (1, "")
     assert early.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
     events = "ls /bucket/jobs/live/output/summaries/*tfevents*"
     wait_for(lambda: cluster.ssh("master-0", events).code == 0, "the job has summaries", 300)
-    with tensorboard(cluster) as (process, url):  # of the newest job
+    with cluster.serving("tensorboard") as (process, url):  # of the newest job
 
         def steps() -> list[int]:
-            found = json.loads(fetch(url, "/data/plugin/scalars/tags"))
-            if "loss" not in found.get("summaries", {}):
+            tags = json.loads(fetch(url, "/data/plugin/scalars/tags"))
+            if "loss" not in tags.get("summaries", {}):
                 return []
             return [point[1] for point in json.loads(fetch(url, "/data/plugin/scalars/scalars?tag=loss&run=summaries"))]
 
@@ -109,17 +89,16 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
         before = steps()
         wait_for(lambda: len(steps()) > len(before), "there are more", 300, poll=0.5)
         assert steps()[-1] > before[-1]
-        process.kill()  # as when the laptop dies: nothing is said to the host
+        process.kill()  # as when the laptop dies: the host gets no message
         wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
-    assert cluster.fab("cancel", "live").code == 0
-    shown = cluster.fab("export", "live", "--dest", str(tmp_path / "live"), "--json")
-    assert shown.code == 0, shown.text
-    assert re.fullmatch(r"/bucket/jobs/live/output/export/Servo/\d{10}", json.loads(shown.out)["source"])
+    cluster.must("cancel", "live")
+    exported = cluster.must_json("export", "live", "--dest", str(tmp_path / "live"))
+    assert re.fullmatch(r"/bucket/jobs/live/output/export/Servo/\d{10}", exported["source"])
     assert (tmp_path / "live" / "saved_model.pb").is_file()
 
 
 def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster: Stack, original: str) -> None:
-    with tensorboard(cluster, "--job", original) as (process, url):
+    with cluster.serving("tensorboard", "--job", original) as (process, url):
         assert "loss" in fetch(url, "/data/plugin/scalars/tags")
         cluster.ssh("master-0", "sudo -n pkill -KILL -f '^sshd: [s]caletier'")
 
@@ -131,17 +110,13 @@ def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster
                 return False
 
         wait_for(answers, "TensorBoard answers again", 300, poll=0.5)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=limit()) == 0
-        assert process.stdout is not None
-        assert "master-0 broke off: " in process.stdout.read()
+        assert "master-0 broke off: " in end(process)
 
 
 def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path: Path) -> None:
     dest = tmp_path / "model"
-    shown = cluster.fab("export", original, "--dest", str(dest), "--json")
-    assert shown.code == 0, shown.text
-    assert json.loads(shown.out)["signatures"]["serving_default"] == {
+    exported = cluster.must_json("export", original, "--dest", str(dest))
+    assert exported["signatures"]["serving_default"] == {
         "inputs": {"image": "float32 [?, 784]", "key": "int64 [?]"},
         "outputs": {
             "classes": "int64 [?]",

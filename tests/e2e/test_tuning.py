@@ -18,10 +18,10 @@ PARAMS = [
 
 
 def config(folder: Path, args: list[str], scheduling: dict[str, Any] | None = None, **keys: object) -> str:
-    told = {"hyperparameterMetricTag": "accuracy", "params": PARAMS, **keys}
-    given = {"scaleTier": "BASIC", "args": args, "hyperparameters": told, "scheduling": scheduling or {}}
+    study = {"hyperparameterMetricTag": "accuracy", "params": PARAMS, **keys}
+    training_input = {"scaleTier": "BASIC", "args": args, "hyperparameters": study, "scheduling": scheduling or {}}
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({"trainingInput": given}))
+    path.write_text(yaml.safe_dump({"trainingInput": training_input}))
     return str(path)
 
 
@@ -30,24 +30,18 @@ def trials(cluster: Stack, job_id: str) -> dict[int, dict[str, Any]]:
 
 
 def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Path) -> None:
-    path = config(
-        tmp_path,
-        ["--steps", "8", "--hold", "3"],
-        {"lostAfterSeconds": int(limit(10)), "heartbeatSeconds": 2},
-        maxTrials=7,
-        maxParallelTrials=3,
-    )
-    assert cluster.fab("train", "tuned", *TUNED, "--config", path, "--no-follow").code == 0
+    scheduling = {"lostAfterSeconds": int(limit(10)), "heartbeatSeconds": 2}
+    path = config(tmp_path, ["--steps", "8", "--hold", "3"], scheduling, maxTrials=7, maxParallelTrials=3)
+    cluster.must("train", "tuned", *TUNED, "--config", path, "--no-follow")
     output = "/bucket/jobs/tuned/output"
-    held = f"until [ $(ls {output}/*/holds 2>/dev/null | wc -l) = 3 ]; do sleep 0.2; done"
-    assert cluster.ssh("master-0", held, timeout=600).code == 0
+    cluster.wait_on("master-0", f"[ $(ls {output}/*/holds 2>/dev/null | wc -l) = 3 ]", timeout=600)
     running = trials(cluster, "tuned")
     assert {trial["replica"] for trial in running.values()} == {"master-0", "worker-0", "worker-1"}
     (lost,) = (number for number, trial in running.items() if trial["replica"] == "worker-1")
     try:
         cluster.stop("worker-1")
-        assert cluster.ssh("worker-0", "sudo pkill -KILL -f [t]uned.task").code == 0
-        assert cluster.ssh("master-0", f"sudo touch {output}/1/go {output}/2/go {output}/3/go").code == 0
+        cluster.must_ssh("worker-0", "sudo pkill -KILL -f [t]uned.task")
+        cluster.must_ssh("master-0", f"sudo touch {output}/1/go {output}/2/go {output}/3/go")
         record = cluster.wait("tuned", "SUCCEEDED", "FAILED")
     finally:
         cluster.start_again("worker-1")
@@ -58,8 +52,8 @@ def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Pa
     assert found[lost]["replica"] != "worker-1", "another host has run it"
     assert sum(trial["restarts"] for trial in found.values()) == 2
     for number, trial in found.items():
-        told = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/tuned/output/{number}/done.json").out)
-        assert told == {"trial": str(number), "units": int(trial["hyperparameters"]["units"])}
+        done = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/tuned/output/{number}/done.json").out)
+        assert done == {"trial": str(number), "units": int(trial["hyperparameters"]["units"])}
         assert [each["trainingStep"] for each in trial["allMetrics"]] == [*range(1, 9)]
         assert trial["finalMetric"] == trial["allMetrics"][-1]
     values = [trial["finalMetric"]["objectiveValue"] for trial in found.values()]
@@ -83,14 +77,13 @@ def test_the_model_of_the_best_trial_is_the_jobs(cluster: Stack, tmp_path: Path)
     params = [{"parameterName": "learning-rate", "type": "DISCRETE", "discreteValues": [0.0001, 0.1]}]
     grid: dict[str, Any] = {"params": params, "algorithm": "GRID_SEARCH", "maxTrials": 9, "maxParallelTrials": 2}
     path = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid)
-    ran = cluster.fab("train", "grid", "--config", path)
-    assert ran.code == 0, ran.text
+    cluster.must("train", "grid", "--config", path)
     found = trials(cluster, "grid")
     assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in found.items()] == [
         (2, "0.1"),
         (1, "0.0001"),
     ]
-    made = json.loads(cluster.fab("export", "grid", "--dest", str(tmp_path / "model"), "--json").out)
+    made = cluster.json("export", "grid", "--dest", str(tmp_path / "model"))
     assert made["source"].startswith("/bucket/jobs/grid/output/2/")
     known = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid, resumePreviousJobId="grid")
     refused = cluster.fab("train", "more", "--config", known)
