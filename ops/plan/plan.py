@@ -20,6 +20,7 @@ from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpu
 from jobs import progress
 from jobs.times import now
 from ops import terminal
+from ops.checks import validate
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.package import package
@@ -37,6 +38,8 @@ TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
 Model = Callable[[Work, Shape], Prediction]
 # By a strategy's declared exchange.
 MODELS: dict[str, Model] = {"servers": asynchronous, "all-reduce": synchronous}
+# What a plan keeps of the trainer's declaration: a job is compared without its package.
+_TRAINER_KEYS = ("plan", "strategies", "strategy")
 _TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
@@ -141,7 +144,7 @@ def plan(call: Call, as_json: bool) -> int:
         for tier, predictors in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
-    stored = {**content, "ignoredFlags": _no_work(declared)}
+    stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
     path(module, args, declared).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
         terminal.as_json(content)
@@ -279,24 +282,14 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
 
     Those are the job's length, how it shares the work, how often it evaluates, and its paths.
     """
-    return _path(module, args, _no_work(declared))
-
-
-def _no_work(declared: TrainerConfig) -> list[str]:
-    """Return the flags that change nothing of what a step costs."""
     pace = declared.plan
-    return [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag]
-
-
-def _path(module: str, args: Sequence[str], ignored: Sequence[str]) -> Path:
-    key = json.dumps([module, without(args, ignored)])
+    same = [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag]
+    key = json.dumps([module, without(args, same)])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
-def read(module: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the plan of a job, found by its arguments without its package.
-
-    The plan holds the flags that do not count for its path.
+def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfig]:
+    """Return the plan of a job, found by its arguments without its package, and what its trainer declared.
 
     Raises:
         UsageError: no plan was made of the same work, or it is invalid.
@@ -304,16 +297,17 @@ def read(module: str, args: Sequence[str]) -> dict[str, Any]:
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
             content: dict[str, Any] = json.loads(file.read_bytes())
-            if _path(module, args, content["ignoredFlags"]) != file:
+            declared = validate(TrainerConfig, content["trainer"], "trainer")
+            if path(module, args, declared) != file:
                 continue
             Work(**content["work"])
             if content["until"]:
                 Learned.of(content["until"])
             if not content.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
                 raise ValueError("it lacks a key")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, UsageError) as error:
             raise UsageError(f"the plan {file} is invalid: {error!r}. Run fab plan again") from None
-        return content
+        return content, declared
     raise UsageError(
         f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,6 @@ from infra.inventory import Host, Inventory
 from infra.spec import Role, network_gbits
 from jobs import progress
 from jobs.chunks import LogFilter
-from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
@@ -26,7 +25,7 @@ from ops.plan.show import time_to
 from ops.submit import manifest
 from ops.submit.arguments import STRATEGY, without
 from ops.submit.config import chosen_strategy
-from ops.submit.reproduce import read_manifest, read_package
+from ops.submit.reproduce import read_manifest
 
 _TRAINS = (Role.MASTER, Role.WORKER)
 
@@ -54,28 +53,28 @@ class Checked:
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """Compare the job's measured steps/s with the prediction of its plan for this cluster."""
     record = existing_job(cluster.ledger, job_id)
-    _show(job_id, compared(cluster, record), as_json)
+    chief = cluster.inventory.chief.name
+
+    def messages() -> list[str]:
+        return [line.message for line in read_logs(cluster, record, [chief], LogFilter())[chief]]
+
+    _show(job_id, compare(cluster.inventory, job_id, read_manifest(cluster.bucket, job_id), messages), as_json)
     return DONE
 
 
-def compared(cluster: Cluster, record: JobRecord) -> Checked:
-    """Return a job and its plan.
+def compare(cluster: Inventory, job_id: str, whole: Mapping[str, Any], read_messages: Callable[[], Sequence[str]]) -> Checked:
+    """Compare a job, by its manifest and the messages of its chief, with its plan.
 
     Raises:
         UsageError: if there is no plan, if the cluster has changed since, or if there are too few Train lines.
     """
-    job_id = record.jobId
-    whole = read_manifest(cluster.bucket, job_id)
     then = whole["cluster"]
-    inventory = cluster.inventory.part(then.get("replicas", {}), then.get("scaleTier"))
+    inventory = cluster.part(then.get("replicas", {}), then.get("scaleTier"))
     if then != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
-    content = read(whole["module"], whole["args"])
-    declared = read_package(cluster.bucket, job_id, whole).declared
-    chief = inventory.chief.name
-    log = read_logs(cluster, record, [chief], LogFilter())[chief]
-    messages = [line.message for line in log if progress.tells(line.message)]
+    content, declared = read(whole["module"], whole["args"])
+    messages = [message for message in read_messages() if progress.tells(message)]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")

@@ -295,7 +295,6 @@ def ran(inventory: Inventory, folder: Path, *args: str) -> None:
     Path(inventory.operator_bucket).mkdir(exist_ok=True)
     put_job(Ledger(open_store(inventory.operator_bucket)), made.record())
     bucket.upload("jobs/job01/manifest.json", manifest.to_json(made.manifest()))
-    bucket.upload("jobs/job01/package.tar.gz", made.package.archive)
 
 
 def log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
@@ -401,26 +400,22 @@ def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
     assert planned.predict(work, inventory, "any", 1, TrainerConfig()) == apart
 
 
-def test_a_job_without_a_plan_has_its_package_left_in_the_bucket(
-    inventory: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
-    plan.plan(call(mine, "--width 3", parameters_mb=1e-9), True)
-    ran(here, mine, "--width", "4")
-    monkeypatch.setattr(planned, "read_package", lambda *_: pytest.fail("it has 250 MB"))
-    with pytest.raises(UsageError, match=r"^no plan was made of mine\.task with these arguments"):
-        planned.check(Cluster(here, NOBODY), "job01", False)
-
-
 @pytest.mark.parametrize(
     "wrong",
-    ["{", "[]", '{"work": {}}', '{"ignoredFlags": [], "until": {"runs": []}}', '{"ignoredFlags": [], "work": {"x": 1}}'],
+    [
+        "{",
+        "[]",
+        '{"work": {}}',
+        '{"trainer": {}, "until": {"runs": []}}',
+        '{"trainer": {}, "work": {"x": 1}}',
+        '{"trainer": {"x": 1}}',
+    ],
 )
 def test_a_plan_that_is_no_plan_is_one_line(mine: Path, wrong: str) -> None:
     plan.plan(call(mine, parameters_mb=1e-9), True)
     (file,) = plan.PLANS.iterdir()
     args = json.loads(file.read_text())["args"]
-    assert plan.read("mine.task", args)["module"] == "mine.task"
+    assert plan.read("mine.task", args)[0]["module"] == "mine.task"
     file.write_text(wrong)
     with pytest.raises(UsageError, match=rf"^the plan {file} is invalid: .* Run fab plan again$"):
         plan.read("mine.task", args)
