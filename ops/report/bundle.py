@@ -24,13 +24,11 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import existing_job, replicas_of
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
-from ops.logs.read import read_logs
 from ops.report.command import write
-from ops.report.sources import tried
+from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock
 from ops.show.views import describe_to_stdout, took
 
@@ -60,33 +58,32 @@ What is in here:
 
 
 @dataclass
-class Evidence:
-    """The files, diagnoses and last log lines collected for a job."""
+class Bundle:
+    """The files of a bundle, and the diagnoses, last log lines and clocks that its summary uses."""
 
-    record: JobRecord
-    replicas: list[ReplicaRecord]
+    job: JobEvidence
     files: dict[str, bytes] = field(default_factory=dict)
     diagnoses: dict[str, dict[str, Any]] = field(default_factory=dict)
     logs: dict[str, list[LogLine]] = field(default_factory=dict)
     clocks: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
     """Write the bundle of a job, by default the newest; overwrite a file only with `force`."""
-    record = existing_job(cluster.ledger, job_id)
+    job = JobEvidence(cluster, job_id)
+    record = job.record
     target = Path(dest if dest is not None else f"{record.jobId}-bundle.tar.gz")
     check_target(target, force)
     with terminal.Step(f"gathering what is known of {record.jobId}") as step:
-        evidence = gather(cluster, record, step)
-    for note in evidence.notes:
+        bundle = gather(cluster, job, step)
+    for note in job.notes:
         terminal.note(note)
-    files = {"summary.txt": summary(evidence).encode(), **evidence.files}
-    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(evidence)))
+    files = {"summary.txt": summary(bundle).encode(), **bundle.files}
+    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(bundle)))
     write(target, content)
     if as_json:
         result = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
-        terminal.as_json({**result, "files": list(files), "diagnosed": list(evidence.diagnoses), "notes": evidence.notes})
+        terminal.as_json({**result, "files": list(files), "diagnosed": list(bundle.diagnoses), "notes": job.notes})
     else:
         terminal.out(f"{target}: {terminal.size(len(content))}, begin with its summary.txt")
     return DONE
@@ -105,72 +102,56 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None
 
 
-def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Evidence:
+def gather(cluster: Cluster, job: JobEvidence, step: terminal.Step) -> Bundle:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
-    replicas = replicas_of(cluster.ledger, record)
-    evidence, names = Evidence(record, replicas), [replica.name for replica in replicas]
-    notes = evidence.notes
+    bundle, record, names = Bundle(job), job.record, [replica.name for replica in job.replicas]
     step.count = "(records)"
-    evidence.files["describe.txt"] = tried(lambda: _described(cluster, record, replicas), b"", notes, "it cannot be described")
-    none: dict[str, bytes] = {}
-    evidence.files |= tried(lambda: _records(cluster, record, names), none, notes, "the records were not read")
+    bundle.files["describe.txt"] = job.attempt(lambda: _described(cluster, job), b"", "it cannot be described")
+    bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.count = "(what hosts wrote down)"
-    diagnoses = tried(lambda: _diagnoses(cluster, record, names), none, notes, "what the hosts wrote down was not read")
+    none: dict[str, bytes] = {}
+    diagnoses = job.attempt(lambda: _diagnoses(cluster, record, names), none, "what the hosts wrote down was not read")
     for name, content in diagnoses.items():
-        evidence.files[f"diagnosis/{name}.json"] = content
         try:
             diagnosis = json.loads(content)
             if _earlier(diagnosis, record):
-                del evidence.files[f"diagnosis/{name}.json"]
-                notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
+                job.notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
                 continue
-            evidence.diagnoses[name] = diagnosis
-            evidence.logs[name] = [
-                LogLine(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]
-            ]
+            lines = [LogLine(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]]
+            bundle.diagnoses[name], bundle.logs[name] = diagnosis, lines
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            evidence.diagnoses.pop(name, None)
-            notes.append(f"what the host of {name} wrote down is garbled")
-    notes += _undiagnosed(evidence)
+            job.notes.append(f"what the host of {name} wrote down is garbled")
+        bundle.files[f"diagnosis/{name}.json"] = content
+    job.notes += _undiagnosed(bundle)
     step.count = "(logs)"
-    missing = [name for name in names if name not in evidence.logs]
-    if missing and _has_secrets(evidence):
+    missing = [name for name in names if name not in bundle.logs]
+    if missing and _has_secrets(job):
         why = "the job has secrets, which nothing but a diagnosis hides"
-        notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
-        evidence.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
+        job.notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
+        bundle.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
-        evidence.logs |= tried(
-            lambda: _logs(cluster, record, missing), dict[str, list[LogLine]](), notes, "no more logs were read"
-        )
-    for name in filter(evidence.logs.get, names):
-        evidence.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in evidence.logs[name]).encode(
-            "utf-8", "replace"
-        )
+        nothing: dict[str, list[LogLine]] = {}
+        bundle.logs |= job.attempt(lambda: job.read_logs(missing, LogFilter(lines=LINES)), nothing, "no more logs were read")
+    for name in filter(bundle.logs.get, names):
+        bundle.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in bundle.logs[name]).encode("utf-8", "replace")
     step.count = "(hosts that answer)"
-    tried(lambda: _ask(cluster, evidence), None, notes, "the hosts were not asked")
-    return evidence
+    job.attempt(lambda: _ask(cluster, bundle), None, "the hosts were not asked")
+    return bundle
 
 
-def _undiagnosed(found: Evidence) -> list[str]:
-    record = found.record
+def _undiagnosed(bundle: Bundle) -> list[str]:
+    record = bundle.job.record
     if record.state is not JobState.FAILED:
         return [f"job {record.jobId} is {record.state}: no diagnosis was made, as hosts make one when a job FAILED"]
-    names = [replica.name for replica in found.replicas if replica.name not in found.diagnoses]
+    names = [replica.name for replica in bundle.job.replicas if replica.name not in bundle.diagnoses]
     why = "it never started, was lost or had no bucket, or is still at it"
     return [f"no diagnosis by {', '.join(names)}: {why}"] if names else []
 
 
-def _described(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> bytes:
+def _described(cluster: Cluster, job: JobEvidence) -> bytes:
     with redirect_stdout(io.StringIO()) as text:
-        describe_to_stdout(cluster, record, replicas)
+        describe_to_stdout(cluster, job.record, job.replicas)
     return text.getvalue().encode()
-
-
-def _records(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, bytes]:
-    job_id, folder = record.jobId, f"{paths.folder(record.jobId)}/"
-    job_paths = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
-    there = cluster.ledger.store.read_all([*job_paths, *(paths.replica(job_id, name) for name in names)])
-    return {path.removeprefix(folder): _without_target(item.content) for path, item in there.items()}
 
 
 def _without_target(content: bytes) -> bytes:
@@ -185,24 +166,20 @@ def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[st
     return {name: content for name, content in read.items() if content is not None}
 
 
-def _earlier(told: Mapping[str, Any], record: JobRecord) -> bool:
+def _earlier(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:
     """Return whether a diagnosis belongs to an earlier job with this id, whatever the host's clock."""
-    ended = _part(told, "clock").get("leaderTime")
-    return ended != record.endTime and str(told.get("time", record.createTime)) < record.createTime
+    ended = _part(diagnosis, "clock").get("leaderTime")
+    return ended != record.endTime and str(diagnosis.get("time", record.createTime)) < record.createTime
 
 
-def _has_secrets(found: Evidence) -> bool:
+def _has_secrets(job: JobEvidence) -> bool:
     """Return whether the job's plan names secrets; True if the plan is unknown."""
-    if "job.json" not in found.files:
+    if "job.json" not in job.files:
         return True
     try:
-        return bool(json.loads(found.files.get("plan.json", b"{}")).get("secrets"))
+        return bool(json.loads(job.files.get("plan.json", b"{}")).get("secrets"))
     except (ValueError, AttributeError, RecursionError):
         return True
-
-
-def _logs(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, list[LogLine]]:
-    return {name: list(log) for name, log in read_logs(cluster, record, names, LogFilter(lines=LINES)).items()}
 
 
 def _shown(line: LogLine) -> str:
@@ -229,9 +206,9 @@ def ask_command(since: str) -> str:
     return "; ".join([parts[0], *heads])
 
 
-def _ask(cluster: Cluster, found: Evidence) -> None:
+def _ask(cluster: Cluster, bundle: Bundle) -> None:
     """Query the job's hosts, which may run another job by now; add a note for each that does not answer."""
-    record, fleet = found.record, cluster.fleet
+    record, fleet = bundle.job.record, cluster.fleet
     hosts = {name: host for name, host in record.placement.items() if host in cluster.inventory.names}
     command = ask_command(record.createTime)
 
@@ -243,53 +220,53 @@ def _ask(cluster: Cluster, found: Evidence) -> None:
 
     outcome = fleet.each(hosts, ask, LOOK_SECONDS)
     for name, (moment, output) in outcome.results.items():
-        found.files[f"hosts/{hosts[name]}.txt"] = output.encode("utf-8", "replace")
+        bundle.files[f"hosts/{hosts[name]}.txt"] = output.encode("utf-8", "replace")
         with suppress(ValueError, IndexError):
-            found.clocks[name] = clock(output, moment)
-    found.notes += [f"{one_line(error)}: it was not asked" for error in outcome.failures.values()]
+            bundle.clocks[name] = clock(output, moment)
+    bundle.job.notes += [f"{one_line(error)}: it was not asked" for error in outcome.failures.values()]
 
 
-def summary(found: Evidence) -> str:
+def summary(bundle: Bundle) -> str:
     """Format the summary: the job's first error, how it ended, and a line for each replica."""
-    record = found.record
-    first = earliest((replica.name, replica.firstError) for replica in found.replicas)
+    record = bundle.job.record
+    first = earliest((replica.name, replica.firstError) for replica in bundle.job.replicas)
     lines = [f"First error: {first[0]}, {first[1].time}: {first[1].message}" if first else "No replica printed an error."]
     ran = took(record)
     why = record.errorMessage.partition("\n")[0]
     lines.append(f"Job {record.jobId} {record.state}{f' after {ran}' if ran else ''}{f': {why}' if why else ''}")
-    lines += ["", *(_line(found, replica) for replica in found.replicas)]
-    if found.notes:
-        lines += ["", *(f"Note: {note}" for note in found.notes)]
+    lines += ["", *(_line(bundle, replica) for replica in bundle.job.replicas)]
+    if bundle.job.notes:
+        lines += ["", *(f"Note: {note}" for note in bundle.job.notes)]
     return terminal.harmless("\n".join(lines) + "\n\n") + _CONTENT
 
 
-def _line(found: Evidence, replica: ReplicaRecord) -> str:
-    diagnosis = found.diagnoses.get(replica.name, {})
-    parts = [*_ended(replica, diagnosis), *_rooms(replica, diagnosis, found.logs.get(replica.name, []))]
+def _line(bundle: Bundle, replica: ReplicaRecord) -> str:
+    diagnosis = bundle.diagnoses.get(replica.name, {})
+    parts = [*_ended(replica, diagnosis), *_rooms(replica, diagnosis, bundle.logs.get(replica.name, []))]
     if replica.firstError:
         parts.append(f"its first error: {replica.firstError.message}")
     ahead = _number(_part(diagnosis, "clock").get("aheadSeconds"))
     if abs(ahead) > _CLOCK_SECONDS:
         way = "ahead of" if ahead > 0 else "behind"
         parts.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(diagnosis, 'clock').get('leader')}")
-    if abs(now := found.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
+    if abs(now := bundle.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
         parts.append(f"its clock is now {now / 1000:+.0f} s off this machine's")
-    host = found.record.placement.get(replica.name, replica.name)
+    host = bundle.job.record.placement.get(replica.name, replica.name)
     return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(parts)}"
 
 
-def _ended(replica: ReplicaRecord, told: Mapping[str, Any]) -> list[str]:
+def _ended(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[str]:
     code = "" if replica.exitCode is None else f" with {replica.exitCode}"
-    how = _part(told, "trainer").get("ended") or replica.death
+    how = _part(diagnosis, "trainer").get("ended") or replica.death
     limit = f" of {terminal.size(replica.memoryLimit)}" if replica.outOfMemory and replica.memoryLimit else ""
     parts = [f"{replica.state}{code}{f', {how}' if how else ''}{limit}"]
     return [*parts, terminal.plural(replica.restarts, "restart")] if replica.restarts else parts
 
 
-def _rooms(replica: ReplicaRecord, told: Mapping[str, Any], log: list[LogLine]) -> list[str]:
+def _rooms(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: list[LogLine]) -> list[str]:
     """List full disks, and the trainer's own out-of-disk error, since its files are removed when it ends."""
     parts = []
-    disks = told.get("disks")
+    disks = diagnosis.get("disks")
     for disk in filter(_is_object, disks if isinstance(disks, list) else []):
         total, free = _number(disk.get("totalBytes")), _number(disk.get("freeBytes"))
         if total and (full := 100 * (1 - free / total)) >= _FULL:
@@ -302,8 +279,8 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _part(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = told.get(key)
+def _part(diagnosis: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = diagnosis.get(key)
     return part if isinstance(part, dict) else {}
 
 
@@ -311,15 +288,15 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def secrets(found: Evidence) -> dict[str, str]:
+def secrets(bundle: Bundle) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
     A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such lines,
     and the values that can be derived from them.
     """
     values: dict[str, str] = {}
-    for replica in found.replicas:
-        trainer = _part(found.diagnoses.get(replica.name, {}), "trainer")
+    for replica in bundle.job.replicas:
+        trainer = _part(bundle.diagnoses.get(replica.name, {}), "trainer")
         first = replica.firstError.message if replica.firstError else ""
         for printed, redacted in (
             (replica.errorMessage, trainer.get("errorMessage")),

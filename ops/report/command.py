@@ -9,9 +9,9 @@ from pathlib import Path
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, one_line
+from ops.report.evidence import JobEvidence
 from ops.report.make import make
 from ops.report.page import MARK, as_json, page
-from ops.report.sources import read
 
 MOST = 6
 """The most jobs that can be distinguished on one page."""
@@ -25,7 +25,7 @@ def report(cluster: Cluster, job_ids: Sequence[str], output: str | None, json: b
         raise UsageError("--json prints, and --output writes a page: leave one of them out")
     if output:
         check_output(Path(output))
-    reports = [make(read(cluster, job_id)) for job_id in job_ids or (None,)]
+    reports = [make(JobEvidence(cluster, job_id)) for job_id in job_ids or (None,)]
     if json:
         terminal.as_json(as_json(reports))
         return DONE

@@ -14,7 +14,9 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.study import Parameter, ParameterType, ScaleType
 from jobs.times import seconds_between
 from ops.cluster.ledger import replica_names
+from ops.errors import OpsError
 from ops.logs.lines import LogLine
+from ops.report.evidence import LOUD, JobEvidence
 from ops.report.report import (
     RESTARTING,
     RUNNING,
@@ -31,7 +33,6 @@ from ops.report.report import (
     TunedParameter,
     Tuning,
 )
-from ops.report.sources import LOUD, Sources
 from ops.submit import compare
 from ops.submit.trials import Tuned
 from ops.submit.tuning import HYPERPARAMETERS
@@ -40,25 +41,31 @@ MOST_CHARTS = 12
 _MOST_ERRORS = 20
 _MOST_TRIALS = 8
 _FIRST = ("loss", "accuracy")
+_OTHER = "other arguments"
 
 
-def make(sources: Sources) -> Report:
-    """Build the report of a job, as of the time its sources were read."""
-    record, notes = sources.record, list(sources.notes)
-    end = record.endTime or sources.madeTime
-    names = replica_names(record)
-    tuned = sources.tuned
-    charts = from_trials(tuned) if tuned else from_logs(sources.logs, names)
+def make(job: JobEvidence) -> Report:
+    """Build the report of a job, as of the time of its evidence.
+
+    Raises:
+        OpsError: if nothing of it has run.
+    """
+    record, tuned = job.record, job.tuned
+    check_started(record, job.replicas)
+    end = record.endTime or job.time
+    charts = from_trials(tuned) if tuned else from_logs(job.logs, replica_names(record))
     source = ("trials" if tuned else "log") if charts else ""
-    if not tuned and not charts and sources.scalars:
-        charts, source = from_scalars(sources.scalars), "summaries"
+    if not tuned and not charts and job.scalars:
+        charts, source = from_scalars(job.scalars), "summaries"
+    evaluation, manifest, metrics = job.evaluation, job.manifest, job.metrics
+    notes = list(job.notes)
     if len(charts) > MOST_CHARTS:
         notes.append(f"{len(charts) - MOST_CHARTS} more curves are not shown: fab tensorboard {record.jobId} has all")
     return Report(
         job=record.jobId,
         state=str(record.state),
         running=not record.final,
-        madeTime=sources.madeTime,
+        madeTime=job.time,
         createTime=record.createTime,
         startTime=record.startTime,
         endTime=record.endTime,
@@ -67,24 +74,40 @@ def make(sources: Sources) -> Report:
         labels=dict(record.labels),
         retries=record.attempt,
         cost=cost(record, end),
-        metrics=sources.metrics,
+        metrics=metrics,
         charts=charts[:MOST_CHARTS],
         chartsFrom=source,
-        paces=[] if tuned else paces(record, sources.replicas, sources.logs),
-        spans=list(spans(record, sources.replicas, end)),
+        paces=[] if tuned else paces(record, job.replicas, job.logs),
+        spans=list(spans(record, job.replicas, end)),
         replicas=[
             ReportedReplica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
-            for each in sources.replicas
+            for each in job.replicas
         ],
-        happenings=happenings(record, sources.replicas),
-        arguments=[str(word) for word in sources.manifest.get("args", record.trainingInput.get("args", []))],
-        made={**made(record, sources.manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
-        errors=errors(record, sources.replicas),
-        errorLines=error_lines(sources.logs),
-        evaluation=sources.evaluation,
-        planned=sources.planned,
+        happenings=happenings(record, job.replicas),
+        arguments=[str(word) for word in manifest.get("args", record.trainingInput.get("args", []))],
+        made={**made(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
+        errors=errors(record, job.replicas),
+        errorLines=error_lines(job.logs),
+        evaluation=evaluation,
+        planned=job.planned,
         tuning=tuning(tuned, end) if tuned else None,
         notes=notes,
+    )
+
+
+def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
+    """Check that a job has run.
+
+    Raises:
+        OpsError: if nothing of it has run, or ever will.
+    """
+    if record.startTime or any(replica.startTime for replica in replicas):
+        return
+    if not record.final:
+        raise OpsError(f"job {record.jobId} is {record.state}: there is nothing to report yet")
+    why = record.errorMessage.partition("\n")[0]
+    raise OpsError(
+        f"job {record.jobId} is {record.state} and never started: there is nothing to report" + (why and f" ({why})")
     )
 
 
@@ -281,3 +304,46 @@ def error_lines(logs: Mapping[str, Sequence[LogLine]]) -> list[str]:
 def _after(record: JobRecord, moment: str) -> float:
     """Return the seconds from the job's creation to a moment, by the records' clocks."""
     return round(max(seconds_between(record.createTime, moment), 0.0), 3)
+
+
+def flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Parse each flag with its value.
+
+    Takes `--a=b` and `--a b`. Several values are joined with commas, a flag without one is `yes`, and words of no flag are kept
+    together.
+    """
+    options: dict[str, list[str]] = {}
+    last = None
+    for word in arguments:
+        if word.startswith("-") and not _is_number(word):
+            last, equals, value = word.partition("=")
+            options.setdefault(last, []).extend([value] if equals else [])
+            last = None if equals else last
+        else:
+            options.setdefault(last or _OTHER, []).append(word)
+            last = None
+    return {name: ", ".join(values) or "yes" for name, values in options.items()}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def inputs(report: Report) -> dict[str, str]:
+    """Return the inputs of a job to compare, flag by flag, and its labels, without output paths."""
+    origin = {name: value for name, value in report.made.items() if name != "output"}
+    return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
+
+
+def results(report: Report) -> dict[str, str]:
+    """Return state, final metrics, seconds and US dollars of a job to compare."""
+    figures = {"state": report.state, **report.metrics}
+    if report.seconds is not None:
+        figures["seconds"] = f"{report.seconds:.1f}"
+    if report.cost:
+        figures["US dollars"] = f"{report.cost.total:.4f}"
+    return figures

@@ -15,9 +15,10 @@ from markupsafe import Markup
 from infra import templates
 from jobs.times import seconds_between
 from ops import terminal
-from ops.report import charts, differences
+from ops.report import charts
+from ops.report.make import inputs, results
 from ops.report.report import Chart, Curve, Report, Tuning
-from ops.submit.compare import Difference
+from ops.submit.compare import differences
 
 T = TypeVar("T")
 
@@ -129,13 +130,9 @@ def _several(reports: Sequence[Report]) -> dict[str, Any]:
         "arguments": [],
         "elsewhere": False,
         "confusion": [],
-        "inputs": _differing_first(differences.inputs(reports)),
-        "results": differences.results(reports),
+        "inputs": sorted(differences([inputs(each) for each in reports]), key=lambda row: row.same),
+        "results": differences([results(each) for each in reports]),
     }
-
-
-def _differing_first(rows: Sequence[Difference]) -> list[Difference]:
-    return sorted(rows, key=lambda row: row.same)
 
 
 def moment(text: str | None) -> str:
@@ -254,6 +251,7 @@ def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:
     """Return the content of a page for programs: a report, or several with their differences."""
     if len(reports) == 1:
         return asdict(reports[0])
-    rows = [(kind, row) for kind, of in (("input", differences.inputs), ("result", differences.results)) for row in of(reports)]
+    kinds = (("input", inputs), ("result", results))
+    rows = [(kind, row) for kind, side in kinds for row in differences([side(report) for report in reports])]
     compared = [{"what": row.what, "kind": kind, "values": row.values, "same": row.same} for kind, row in rows]
     return {"reports": [asdict(report) for report in reports], "compared": compared}

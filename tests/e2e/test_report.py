@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Browser
@@ -16,10 +17,10 @@ from browser import Browser
 from jobs.records import Event, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops.logs.lines import LogLine
+from ops.report.evidence import JobEvidence
 from ops.report.make import make
 from ops.report.page import page
 from ops.report.report import Evaluation, Mistake, Planned
-from ops.report.sources import Sources
 
 WINDOWS = [(360, 740, "light"), (360, 740, "dark"), (1280, 900, "light"), (1280, 900, "dark")]
 NAMES = ["master-0", *(f"ps-{n}" for n in range(3)), *(f"worker-{n}" for n in range(4)), "evaluator-0"]
@@ -72,7 +73,16 @@ def picture() -> str:
     return base64.b64encode(png).decode()
 
 
-def sources(job_id: str, rate: float) -> Sources:
+def evidence(record: JobRecord, replicas: list[ReplicaRecord], time: str, **parts: Any) -> JobEvidence:
+    """Return what was read of a job."""
+    job = object.__new__(JobEvidence)
+    none = dict.fromkeys(("tuned", "evaluation", "planned"))
+    empty: dict[str, Any] = {"logs": {}, "scalars": {}, "metrics": {}, "manifest": {}, "notes": []}
+    vars(job).update({"record": record, "replicas": replicas, "time": time, **none, **empty, **parts})
+    return job
+
+
+def nine(job_id: str, rate: float) -> JobEvidence:
     """Return a job of nine replicas, one of which was killed: 15 minutes, 600 lines of each that trains."""
     logs = {}
     for place, name in enumerate(NAMES):
@@ -131,11 +141,11 @@ def sources(job_id: str, rate: float) -> Sources:
     ]
     confusion = [[1135 if row == column else (row * 7 + column * 3) % 11 for column in range(10)] for row in range(10)]
     mistakes = [Mistake(n % 10, (n + 3) % 10, picture()) for n in range(20)]
-    return Sources(
+    return evidence(
         record,
         replicas,
         moment(890),
-        logs,
+        logs=logs,
         metrics={"steps": "6000", "loss": "0.052", "accuracy": "0.979"},
         manifest={
             "module": "trainer.task",
@@ -152,14 +162,14 @@ def sources(job_id: str, rate: float) -> Sources:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write reports of one job, of three, and of one that runs and has reported nothing yet."""
     made = tmp_path_factory.mktemp("report")
-    one = sources("digits_of_ann", 1.0)
+    one = nine("digits_of_ann", 1.0)
     (made / "one.html").write_text(page([make(one)]))
-    others = [make(sources("wide", 0.7)), replace(make(sources("narrow", 1.6)), arguments=["--model", "mlp"], labels={})]
+    others = [make(nine("wide", 0.7)), replace(make(nine("narrow", 1.6)), arguments=["--model", "mlp"], labels={})]
     (made / "several.html").write_text(page([make(one), *others]))
     early = JobRecord(
         "early", JobState.RUNNING, hosts=NAMES[:1], wants={"master-0": NAMES[:1]}, createTime=moment(0), startTime=moment(8)
     )
-    (made / "early.html").write_text(page([make(Sources(early, [ReplicaRecord("master-0", startTime=moment(5))], moment(9)))]))
+    (made / "early.html").write_text(page([make(evidence(early, [ReplicaRecord("master-0", startTime=moment(5))], moment(9)))]))
     return made
 
 

@@ -237,10 +237,14 @@ def test_where_a_job_has_secrets_a_log_that_no_host_looked_through_is_left_out(
 
 
 def test_where_the_plan_is_not_read_the_log_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> dict[str, bytes]:
-        raise StoreError("it hangs")
+    read_all = LocalStore.read_all
 
-    monkeypatch.setattr(module, "_records", fails)
+    def fails(store: LocalStore, names: Iterable[str]) -> Any:
+        if paths.plan("job01") in (names := list(names)):
+            raise StoreError("it hangs")
+        return read_all(store, names)
+
+    monkeypatch.setattr(LocalStore, "read_all", fails)
     assert job.bundle() == 0
     assert content()["logs/master-0.log"].startswith("left out: ")
 

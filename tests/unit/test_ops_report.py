@@ -14,8 +14,9 @@ from jobs.states import JobState, ReplicaState
 from jobs.study import Measurement, Trial, TrialState
 from ops.errors import OpsError
 from ops.logs.lines import LogLine
-from ops.report import differences, make, sources
+from ops.report import make
 from ops.report.evaluation import EvaluationError, parse
+from ops.report.evidence import JobEvidence
 from ops.report.report import (
     Chart,
     Curve,
@@ -31,7 +32,7 @@ from ops.report.report import (
     TunedParameter,
     Tuning,
 )
-from ops.report.sources import Sources
+from ops.submit.compare import differences
 from ops.submit.trials import Tuned
 from ops.submit.tuning import build_study, hyperparameters
 
@@ -97,18 +98,20 @@ LOGS = {
         *lines("worker-0", (26, "out of memory"), severity="ERROR"),
     ],
 }
-WHOLE = Sources(
-    JOB,
-    REPLICAS,
-    madeTime=DAY.format(50),
-    logs=LOGS,
-    metrics={"steps": "40", "loss": "0.500"},
-    manifest={"args": ["--a", "1"], "module": "mine.task", "secrets": ["TOKEN"], "environment": {"X": "y"}, "config": {}},
-)
+MANIFEST = {"args": ["--a", "1"], "module": "mine.task", "secrets": ["TOKEN"], "environment": {"X": "y"}, "config": {}}
+
+
+def evidence(**parts: Any) -> JobEvidence:
+    """Return what was read of JOB."""
+    job = object.__new__(JobEvidence)
+    read = {"logs": LOGS, "metrics": {"steps": "40", "loss": "0.500"}, "manifest": MANIFEST, "scalars": {}, "notes": []}
+    absent = dict.fromkeys(("tuned", "evaluation", "planned"))
+    vars(job).update({"record": JOB, "replicas": REPLICAS, "time": DAY.format(50), **read, **absent, **parts})
+    return job
 
 
 def test_a_whole_report() -> None:
-    assert make.make(WHOLE) == Report(
+    assert make.make(evidence()) == Report(
         job="job01",
         state="SUCCEEDED",
         running=False,
@@ -170,7 +173,7 @@ def test_a_running_job_is_told_so_far() -> None:
         replace(REPLICAS[0], endTime=None),
         replace(REPLICAS[1], endTime=None, events=[Event(DAY.format(20), "killed")]),
     ]
-    made = make.make(replace(WHOLE, record=record, replicas=replicas))
+    made = make.make(evidence(record=record, replicas=replicas))
     assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, JobCost(100.0, 1.3333))
     assert made.spans[1:] == [
         TimelineSegment("job", "RUNNING", 2.0, 50.0),
@@ -185,7 +188,7 @@ def test_one_that_failed_before_it_ran_tells_why() -> None:
         JOB, state=JobState.FAILED, startTime=None, hourlyCost=None, cost=None, errorMessage="exit code 1\nlast line\n"
     )
     replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
-    made = make.make(Sources(record, replicas, madeTime=DAY.format(50)))
+    made = make.make(evidence(record=record, replicas=replicas, logs={}))
     assert (made.seconds, made.cost, made.charts, made.paces) == (None, None, [], [])
     assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
     assert made.spans[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
@@ -227,7 +230,7 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
     ]  # fmt: skip
     record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": given})
     study = build_study(hyperparameters(given, "hyperparameters"), (), "", None)
-    report = make.make(replace(WHOLE, record=record, tuned=Tuned(record, study, trials)))
+    report = make.make(evidence(record=record, tuned=Tuned(record, study, trials)))
     assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
     assert (report.chartsFrom, report.paces) == ("trials", [])
     assert report.tuning == Tuning(
@@ -241,7 +244,7 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
             TrialRow(3, "FAILED", None, tried, "master-0", 0, 11.0),
         ],
     )
-    assert make.make(WHOLE).tuning is None
+    assert make.make(evidence()).tuning is None
 
 
 def test_a_single_point_is_no_chart() -> None:
@@ -255,7 +258,7 @@ def test_summaries_stand_in_for_a_log_that_tells_nothing() -> None:
         "validation/loss": [(2, 1.5), (3, float("nan"))],
         "rate": [(1, 5.0), (2, 6.0)],
     }
-    made = make.make(replace(WHOLE, logs={}, scalars=scalars))
+    made = make.make(evidence(logs={}, scalars=scalars))
     assert made.chartsFrom == "summaries"
     assert made.charts == [
         Chart("loss", [Curve("train", [(1, 2.0), (2, 1.0)]), Curve("validation", [(2, 1.5)])]),
@@ -265,7 +268,7 @@ def test_summaries_stand_in_for_a_log_that_tells_nothing() -> None:
 
 def test_more_curves_than_anybody_reads_are_counted() -> None:
     scalars = {f"tag{number}": [(1, 1.0), (2, 2.0)] for number in range(15)}
-    made = make.make(replace(WHOLE, logs={}, scalars=scalars))
+    made = make.make(evidence(logs={}, scalars=scalars))
     assert len(made.charts) == 12
     assert made.notes == ["3 more curves are not shown: fab tensorboard job01 has all"]
 
@@ -295,10 +298,10 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
 )
 def test_a_job_that_never_started(state: JobState, error: str, says: str) -> None:
     with pytest.raises(OpsError) as caught:
-        sources.check_started(JobRecord("job01", state, errorMessage=error), [ReplicaRecord("master-0")])
+        make.check_started(JobRecord("job01", state, errorMessage=error), [ReplicaRecord("master-0")])
     assert str(caught.value) == says
-    sources.check_started(JobRecord("job01", state), [ReplicaRecord("master-0", startTime=DAY.format(1))])
-    sources.check_started(JobRecord("job01", state, startTime=DAY.format(1)), [])
+    make.check_started(JobRecord("job01", state), [ReplicaRecord("master-0", startTime=DAY.format(1))])
+    make.check_started(JobRecord("job01", state, startTime=DAY.format(1)), [])
 
 
 def test_an_evaluation_is_read() -> None:
@@ -354,10 +357,10 @@ def test_a_file_that_is_no_evaluation(content: bytes, says: str) -> None:
 
 
 def test_differences_go_flag_by_flag() -> None:
-    one = make.make(WHOLE)
+    one = make.make(evidence())
     other = replace(one, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04)
     other = replace(other, made={**one.made, "env X": "z", "output": "elsewhere"}, cost=None)
-    found = {row.what: (row.values, row.same) for row in differences.inputs([one, other])}
+    found = {row.what: (row.values, row.same) for row in differences([make.inputs(one), make.inputs(other)])}
     assert {what: values for what, (values, same) in found.items() if not same} == {
         "env X": ["y", "z"],
         "--a": ["1", "2"],
@@ -366,7 +369,7 @@ def test_differences_go_flag_by_flag() -> None:
     }
     assert found["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
     assert "output" not in found
-    assert [(row.what, row.values) for row in differences.results([one, other])] == [
+    assert [(row.what, row.values) for row in differences([make.results(one), make.results(other)])] == [
         ("state", ["SUCCEEDED", "SUCCEEDED"]),
         ("steps", ["40", None]),
         ("loss", ["0.500", "0.4"]),
@@ -377,7 +380,7 @@ def test_differences_go_flag_by_flag() -> None:
 
 def test_flags_of_a_command_line() -> None:
     words = ["train.py", "--lr", "-1e-3", "--tag", "b", "--debug", "-n", "3", "--tag=a", "rest"]
-    assert differences.flags(words) == {
+    assert make.flags(words) == {
         "other arguments": "train.py, rest",
         "--lr": "-1e-3",
         "--tag": "b, a",

@@ -27,6 +27,7 @@ from ops.plan.scaling import Prediction
 from ops.report.command import check_ids, report
 from ops.report.page import MARK
 
+MANIFEST = {"module": "mine.task", "package": {"name": "mine", "sha256": "", "files": {}}, "cluster": {}}
 NOON = "2026-01-31T12:00:{:02d}.000Z"
 LOG = [
     "Train [master/0], step 10: loss: 2.000 (1.000 sec) 9.0 global steps/s, 5.0 local steps/s",
@@ -67,7 +68,11 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
             bucket / paths.log(job_id, "master-0"),
             [LogLine(NOON.format(n + 2), "INFO", "master-0", said) for n, said in enumerate(LOG)],
         )
-        put(bucket, paths.manifest(job_id), json.dumps({"args": ["--x", job_id], "module": "mine.task"}).encode())
+        put(
+            bucket,
+            paths.manifest(job_id),
+            json.dumps({**MANIFEST, "args": ["--x", job_id]}).encode(),
+        )
     return Cluster(inventory, NoHost(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
 
 
@@ -111,7 +116,7 @@ def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
         return json.loads(capsys.readouterr().out)["planned"]
 
     checked = planned.Checked({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
-    monkeypatch.setattr(planned, "compared", lambda *_: checked)
+    monkeypatch.setattr(planned, "compare", lambda *_: checked)
     assert told() is None, "no plan was ever made here"
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "trainer.task-0.json").touch()
@@ -121,13 +126,13 @@ def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
     def none(*_: Any) -> None:
         raise UsageError("no plan was made of trainer.task")
 
-    monkeypatch.setattr(planned, "compared", none)
+    monkeypatch.setattr(planned, "compare", none)
     assert told() is None
 
     def faulty(*_: Any) -> None:
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(planned, "compared", faulty)
+    monkeypatch.setattr(planned, "compare", faulty)
     with pytest.raises(KeyError, match="a fault of the program"):
         told()
 

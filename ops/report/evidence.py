@@ -1,0 +1,174 @@
+"""Everything that is known about a job, in the bucket and on its hosts, for its report and its bundle.
+
+Each part is read once, when it is needed; one that cannot be read is a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from jobs import paths, progress
+from jobs.checked import RecordError
+from jobs.chunks import LogFilter
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import StoreError
+from jobs.times import now
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import existing_job, replica_names, replicas_of
+from ops.cluster.output import EVALUATION, JobOutput, find
+from ops.errors import OpsError, one_line
+from ops.logs.lines import LogLine
+from ops.logs.read import read_logs
+from ops.plan import plan, planned
+from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
+from ops.report.report import Evaluation, Planned
+from ops.submit import trials
+from ops.submit.metrics import final_metrics, scalars
+from ops.submit.reproduce import read_manifest
+from ops.submit.trials import Tuned
+
+T = TypeVar("T")
+_POINTS = 1000
+LOUD = ("ERROR", "CRITICAL")
+"""Severities of the lines that a page has."""
+
+
+class JobEvidence:
+    """What is known about a job at `time`, RFC 3339; `notes` are the parts that could not be read.
+
+    If a job tuned hyperparameters, the output is its best trial's.
+    """
+
+    def __init__(self, cluster: Cluster, job_id: str | None) -> None:
+        """Find a job, by default the newest.
+
+        Raises:
+            UsageError: if there is no such job.
+        """
+        self.record: JobRecord = existing_job(cluster.ledger, job_id)
+        self.time = now()
+        self.notes: list[str] = []
+        self._cluster = cluster
+
+    def attempt(self, read: Callable[[], T], otherwise: T, what: str) -> T:
+        """Return the result of `read`; if it fails, add a note with the reason and return `otherwise`."""
+        try:
+            return read()
+        except (OpsError, StoreError, RecordError, EvaluationError, OSError) as error:
+            self.notes.append(f"{what}: {one_line(error)}")
+            return otherwise
+
+    @cached_property
+    def replicas(self) -> list[ReplicaRecord]:
+        """The records of the replicas, the chief first."""
+        return replicas_of(self._cluster.ledger, self.record)
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """The records in the bucket as they are, by their paths in the job's folder."""
+        job_id, folder = self.record.jobId, f"{paths.folder(self.record.jobId)}/"
+        places = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
+        places += [paths.replica(job_id, replica.name) for replica in self.replicas]
+        none: dict[str, bytes] = {}
+        return self.attempt(
+            lambda: {
+                path.removeprefix(folder): item.content for path, item in self._cluster.ledger.store.read_all(places).items()
+            },
+            none,
+            "the records were not read",
+        )
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest, empty if the job has none."""
+        return self.attempt(self._manifest, {}, "the manifest was not read")
+
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            manifest = json.loads(self.files.get("manifest.json", b"{}"))
+        except (ValueError, RecursionError):
+            raise OpsError("it is no JSON") from None
+        if not isinstance(manifest, dict):
+            raise OpsError("it is no JSON object")
+        return manifest
+
+    def read_logs(self, names: list[str], wanted: LogFilter) -> dict[str, list[LogLine]]:
+        """Return the lines of replicas that a filter wants."""
+        return {name: list(log) for name, log in read_logs(self._cluster, self.record, names, wanted).items()}
+
+    @cached_property
+    def logs(self) -> dict[str, list[LogLine]]:
+        """The lines of each replica that a page uses: a log may be of any size."""
+        none: dict[str, list[LogLine]] = {}
+        return self.attempt(self._logs, none, "no log was read")
+
+    def _logs(self) -> dict[str, list[LogLine]]:
+        with terminal.Step(f"reading the logs of {self.record.jobId}"):
+            logs = read_logs(self._cluster, self.record, replica_names(self.record), LogFilter())
+            return {
+                name: [line for line in log if line.severity in LOUD or progress.tells(line.message)]
+                for name, log in logs.items()
+            }
+
+    @cached_property
+    def tuned(self) -> Tuned | None:
+        """The study and its trials; None if the job tunes nothing."""
+        return self.attempt(lambda: trials.read(self._cluster.ledger, self.record), None, "the trials were not read")
+
+    @cached_property
+    def _output(self) -> JobOutput | None:
+        output = self.attempt(lambda: find(self._cluster, self.record), None, "the output was not read")
+        return output.of_trial(self.tuned.best) if output and self.tuned else output
+
+    @cached_property
+    def scalars(self) -> dict[str, list[tuple[int, float]]]:
+        """The scalars of summaries, by `run/tag`; empty if the logs report steps."""
+        lines = (line for log in self.logs.values() for line in log)
+        output, none = self._output, dict[str, list[tuple[int, float]]]()
+        if output is None or any(progress.trained(line.message) or progress.evaluated(line.message) for line in lines):
+            return none
+        return self.attempt(lambda: scalars(self._cluster, output, _POINTS), none, "the summaries were not read")
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """The trainer's final evaluation."""
+        output = self._output
+        if output is None or EVALUATION not in output.files:
+            return None
+        return self.attempt(lambda: _evaluation(output), None, f"{EVALUATION} was not used")
+
+    @property
+    def _chief_messages(self) -> list[str]:
+        return [line.message for line in self.logs.get(next(iter(replica_names(self.record)), ""), [])]
+
+    @cached_property
+    def metrics(self) -> dict[str, str]:
+        """The final metrics, from the chief's log if it has them, which saves a second read."""
+        metrics = progress.final_metrics(iter(self._chief_messages))
+        return metrics or (final_metrics(self._cluster, self.record) if self.record.final else {})
+
+    @cached_property
+    def planned(self) -> Planned | None:
+        """The stored plan's forecast for the job, or None if there is none that fits the stack."""
+        if self.record.state is not JobState.SUCCEEDED or not any(plan.PLANS.glob("*.json")):
+            return None
+        job_id = self.record.jobId
+        try:
+            whole = read_manifest(self._cluster.bucket, job_id)
+            checked = planned.compare(self._cluster.inventory, job_id, whole, lambda: self._chief_messages)
+        except (OpsError, StoreError, OSError):
+            return None
+        forecast = checked.found
+        figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))
+        return Planned(checked.made["createTime"], *figures, forecast.bound)
+
+
+def _evaluation(output: JobOutput) -> Evaluation:
+    if output.files[EVALUATION] > LARGEST_FILE:
+        raise EvaluationError(f"it has {terminal.size(output.files[EVALUATION])}; {terminal.size(LARGEST_FILE)} is the most")
+    return parse(output.read(EVALUATION))
