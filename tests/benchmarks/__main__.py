@@ -26,7 +26,7 @@ SUITE = (
     "jobs",
     "logs",
     "parts",
-    "truth",
+    "reaction_time",
     "serving",
     "batch",
     "requests",
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for number in _SIGNALS:
-        # Ctrl-C too: a shell lets what it starts in the background ignore it, and the commands that we start would as well.
+        # Ctrl-C too: a shell's background processes ignore it, and so would the commands that they start.
         signal.signal(number, _interrupt)
     measured: list[tuple[Benchmark, results.Entry]] = []
     failed: list[str] = []
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 _measure(rows, stack, measured, failed)
             finally:
-                # What is up must come down, however often Ctrl-C is pressed.
+                # The stack must be destroyed, however often Ctrl-C is pressed.
                 for number in _SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
-"""Query the model server of this host, and print the result as JSON; standard library only.
+"""Query model servers from a host, and print the result as JSON; standard library only.
 
-`python - PATH CLIENTS SECONDS`, the program on stdin; TensorFlow Serving's address is the host's own.
+`python - PATH CLIENTS SECONDS ADDRESS …`, the program on stdin. If there are two addresses, half of the clients begin with
+either server, and a client repeats a failed request once at the other server, which it keeps.
 """
 
 import http.client
@@ -9,37 +10,59 @@ import sys
 import threading
 import time
 
-PATH, CLIENTS, SECONDS = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+PATH, CLIENTS, SECONDS, ADDRESSES = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
 BODY = json.dumps({"instances": [{"key": 1, "image": [place % 7 / 7 for place in range(784)]}]})
 took: list[float] = []
 failed: list[str] = []
+failed_twice: list[str] = []
 
 
-def ask(until: float) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", 8501, timeout=60)
-    while time.monotonic() < until:
-        began = time.perf_counter()
+def ask(connection: http.client.HTTPConnection) -> str:
+    """Send a request and return its error; empty for an answer."""
+    began = time.perf_counter()
+    try:
         connection.request("POST", PATH, BODY)
         answer = connection.getresponse()
         content = answer.read()
-        took.append(time.perf_counter() - began)
-        if answer.status != 200:
-            failed.append(content.decode())
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+    took.append(time.perf_counter() - began)
+    return "" if answer.status == 200 else f"{answer.status}: {content.decode()}"
 
 
-ask(time.monotonic() + 0.5)
-took.clear()
+def load(server: int, until: float) -> None:
+    connections = [http.client.HTTPConnection(address, 8501, timeout=60) for address in ADDRESSES]
+    while time.monotonic() < until:
+        if why := ask(connections[server]):
+            failed.append(why)
+            connections[server].close()
+            server = (server + 1) % len(connections)
+            if len(connections) > 1 and (why := ask(connections[server])):
+                failed_twice.append(why)
+                connections[server].close()
+
+
+load(0, time.monotonic() + 0.5)
+for values in (took, failed, failed_twice):
+    values.clear()
 began = time.monotonic()
-threads = [threading.Thread(target=ask, args=(began + SECONDS,)) for _ in range(CLIENTS)]
+threads = [threading.Thread(target=load, args=(number % len(ADDRESSES), began + SECONDS)) for number in range(CLIENTS)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 seconds = time.monotonic() - began
 took.sort()
-p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
 print(
     json.dumps(
-        {"rate": len(took) / seconds, "p50": p50, "p99": p99, "asked": len(took), "failed": len(failed), "why": failed[:1]}
+        {
+            "rate": len(took) / seconds,
+            "p50": took[len(took) // 2],
+            "p99": took[len(took) * 99 // 100],
+            "asked": len(took) + len(failed),
+            "failed": len(failed),
+            "failedTwice": len(failed_twice),
+            "why": [*failed_twice, *failed][:1],
+        }
     )
 )

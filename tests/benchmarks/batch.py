@@ -1,4 +1,4 @@
-"""Batch predictions: what a job, its replicas and its output add to one process that does the same."""
+"""Batch predictions: the time of a job against one process that predicts the same."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import shlex
 import time
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 from benchmarks.jobs import upload_data
-from benchmarks.measure import MeasureError, must
-from benchmarks.registry import Figure, benchmark
+from benchmarks.measure import MeasureError
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.serving import MODEL, deployed, stop_server
 from benchmarks.stack import BenchStack, job_id, say
 from infra.spec import ScaleTier
@@ -27,11 +26,11 @@ _NOT_EQUAL = (
 
 @cache
 def _input(stack: BenchStack, copies: int) -> str:
-    """A pattern of so many copies of MNIST's 10,000 test images in the bucket."""
+    """Put copies of MNIST's 10,000 test images into the bucket, and return their pattern."""
     upload_data(stack.require(ScaleTier.STANDARD_1))
     folder = f"/bucket/data/bench{copies}"
     copy = f"for n in $(seq {copies}); do cp /bucket/data/mnist/{_TEST} {folder}/part-$n.tfrecord; done"
-    must(stack.run(*stack.ssh(_HOST, f"mkdir -p {folder} && {copy}")), "laying out the input")
+    stack.on(_HOST, f"mkdir -p {folder} && {copy}")
     return f"{folder}/*.tfrecord"
 
 
@@ -39,31 +38,25 @@ def _batch(stack: BenchStack, copies: int) -> Figure:
     folder = deployed(stack)
     stop_server(stack)
     pattern = _input(stack, copies)
-    ours, theirs = [], []
-    for number in range(_TIMES[copies]):
-        say(f"a batch of {copies} times 10,000, {number + 1} of {_TIMES[copies]}")
+
+    def ours() -> float:
+        say(f"a batch of {copies} times 10,000")
         job = job_id("batch")
-        began = time.monotonic()
-        stack.fab("predict", MODEL, "--batch", "--input", pattern, "--output", f"/bucket/predictions/{job}", "--job", job)
-        ours.append(time.monotonic() - began)
-        theirs.append(_one_process(stack, folder, pattern, copies))
-    say(f"ours {_spread(ours)}, one process {_spread(theirs)}")
-    return Figure(median(ours), median(theirs))
+        output = ("--output", f"/bucket/predictions/{job}")
+        return stack.fab("predict", MODEL, "--batch", "--input", pattern, *output, "--job", job).seconds
+
+    return in_turn(_TIMES[copies], ours, lambda: _one_process(stack, folder, pattern, copies))
 
 
 def _one_process(stack: BenchStack, folder: str, pattern: str, copies: int) -> float:
     line = f"env TF_CPP_MIN_LOG_LEVEL=3 {PYTHON} - {shlex.quote(folder)} /tmp/predicted {pattern}"
     program = Path(__file__).with_name("batch_once.py").read_bytes()
     began = time.monotonic()
-    ran = must(stack.run(*stack.ssh(_HOST, line), stdin=program), "batch_once.py")
+    out = stack.on(_HOST, line, program)
     seconds = time.monotonic() - began
-    if ran.out.split() != [str(copies * 10_000)]:
-        raise MeasureError(f"one process predicted {ran.out.strip()} of {copies} times 10,000")
+    if out.split() != [str(copies * 10_000)]:
+        raise MeasureError(f"one process predicted {out.strip()} of {copies} times 10,000")
     return seconds
-
-
-def _spread(seconds: list[float]) -> str:
-    return f"{min(seconds):.1f} to {max(seconds):.1f} s"
 
 
 @benchmark(
@@ -74,7 +67,7 @@ def _spread(seconds: list[float]) -> str:
     aim=1.05,
 )
 def batch_10000(stack: BenchStack) -> Figure:
-    """Most of it is the start: fab, TensorFlow, and the same again for the peer without fab."""
+    """Most of it is the start: of fab and TensorFlow, and of TensorFlow for the peer."""
     return _batch(stack, 1)
 
 
@@ -86,5 +79,5 @@ def batch_10000(stack: BenchStack) -> Figure:
     aim=0.8,
 )
 def batch_100000(stack: BenchStack) -> Figure:
-    """The predictions are most of it, and the replicas have every processor between them."""
+    """Most of it are the predictions; the replicas share all processors."""
     return _batch(stack, 10)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.beats FOLDER`: keep a bucket as 31 hosts do, until this process is ended.
+"""`python -m benchmarks.beats FOLDER`: write the records of 31 hosts into a bucket, until this process is ended.
 
-One job has all hosts of PREMIUM_1. Each replica's record is written every 5 s, each at a moment of its own, by the code that
-writes it on hosts; the leader renews the job's record as often.
+One job has all hosts of PREMIUM_1. Each replica's record is written every 5 s, at different moments, by the code of the hosts;
+the job's record is renewed as often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EVERY = Plan.heartbeatSeconds
 
 
 def main() -> None:
-    """Write records for ever."""
+    """Write records without end."""
     ledger = Ledger(LocalStore(Path(sys.argv[1])))
     names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
     ledger.change_queue(lambda _: Queue([QueueEntry(JOB, names, held=True)]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.measure import first_byte, medians, must, peak_memory
-from benchmarks.registry import Figure, benchmark
+from benchmarks.measure import first_byte, must, peak_memory
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, TINY, BenchStack, job_id, say
 from infra.spec import ScaleTier
 
@@ -28,7 +28,7 @@ def fab_list(stack: BenchStack) -> Figure:
         return must(stack.run(sys.executable, "-c", "import fabric"), "import fabric").seconds
 
     ours(), peer()
-    return Figure(*medians(9, ours, peer))
+    return in_turn(9, ours, peer)
 
 
 @benchmark(
@@ -49,7 +49,7 @@ def logs_first_line(stack: BenchStack) -> Figure:
         return first_byte(command, stack.env, ROOT)
 
     one(ours), one(peer)
-    return Figure(*medians(9, lambda: one(ours), lambda: one(peer)))
+    return in_turn(9, lambda: one(ours), lambda: one(peer))
 
 
 @benchmark(

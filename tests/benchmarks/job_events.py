@@ -21,7 +21,7 @@ from ops.cluster.cluster import Cluster
 _PAUSE = 0.1
 _SSH_SECONDS = 20.0
 _STARTED = re.compile(r"started trainer pid (\d+):")
-# Waits for the end of a process without looking at it again and again: these hosts have two cores together.
+# Waits for the end of a process without polling: these hosts share two cores.
 _WATCH = (
     "python3 -I -S -c 'import os, select, time; ends = os.pidfd_open({pid}); print(0, flush=True); "
     "select.select([ends], [], []); print(time.time(), flush=True)'"
@@ -29,7 +29,7 @@ _WATCH = (
 
 
 @dataclass(frozen=True)
-class Said:
+class LoggedLine:
     """A line of a job's log."""
 
     at: float
@@ -37,10 +37,10 @@ class Said:
     message: str
 
 
-def parse_log(text: str) -> list[Said]:
+def parse_log(text: str) -> list[LoggedLine]:
     """Return the lines of `fab logs --json` with their Unix times, in the order of time."""
     lines = (json.loads(line) for line in text.splitlines())
-    parsed = (Said(seconds_of(line["time"]), line["replica"], line["message"]) for line in lines)
+    parsed = (LoggedLine(seconds_of(line["time"]), line["replica"], line["message"]) for line in lines)
     return sorted(parsed, key=lambda line: line.at)
 
 
@@ -49,23 +49,23 @@ def seconds_of(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def starts(log: Iterable[Said]) -> list[tuple[str, int, float]]:
+def starts(log: Iterable[LoggedLine]) -> list[tuple[str, int, float]]:
     """Return every start of a trainer: replica, process id on its host, Unix time."""
     return [(line.replica, int(match[1]), line.at) for line in log if (match := _STARTED.match(line.message))]
 
 
-def trainers(log: Iterable[Said]) -> dict[str, int]:
+def trainers(log: Iterable[LoggedLine]) -> dict[str, int]:
     """Return the process id of each replica's latest trainer."""
     return {replica: pid for replica, pid, _ in starts(log)}
 
 
-def first_after(log: Iterable[Said], replica: str, beginning: str, moment: float) -> float | None:
+def first_after(log: Iterable[LoggedLine], replica: str, beginning: str, moment: float) -> float | None:
     """Return the Unix time of a replica's first line with this beginning after a moment, or None."""
     times = (line.at for line in log if line.replica == replica and line.message.startswith(beginning) and line.at > moment)
     return min(times, default=None)
 
 
-def log_of(stack: BenchStack, job: str, replica: str = "all") -> list[Said]:
+def log_of(stack: BenchStack, job: str, replica: str = "all") -> list[LoggedLine]:
     """Return the present log of a job."""
     return parse_log(stack.fab("logs", replica, "--job", job, "--lines", "all", "--json").out)
 
@@ -102,7 +102,7 @@ def runs(state: JobState) -> bool:
 
 
 def last_gone(stack: BenchStack, processes: Mapping[str, int], action: Callable[[], object], limit: float) -> float:
-    """Return seconds from the start of an action until the last of these processes, one a host, is gone.
+    """Return seconds from the start of an action until the last of these processes, one per host, has ended.
 
     Local hosts and this machine have one clock.
 
@@ -117,12 +117,12 @@ def last_gone(stack: BenchStack, processes: Mapping[str, int], action: Callable[
         ready = time.monotonic() + _SSH_SECONDS
         for host, lines in watched.items():
             if next(lines.until(ready), None) is None:
-                raise MeasureError(f"the trainer on {host} is gone too early, or the host does not answer")
+                raise MeasureError(f"the trainer on {host} ended too early, or the host does not answer")
         began = time.time()
         action()
         deadline = time.monotonic() + limit
         ends = {host: next(lines.until(deadline), None) for host, lines in watched.items()}
     late = [host for host, end in ends.items() if end is None]
     if late:
-        raise MeasureError(f"after {limit:.0f} s the trainers on {', '.join(late)} were still there")
+        raise MeasureError(f"after {limit:.0f} s the trainers on {', '.join(late)} still ran")
     return max(float(end[1]) for end in ends.values() if end) - began

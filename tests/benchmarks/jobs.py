@@ -1,17 +1,15 @@
-"""What a user sees of a job: its first training step, its lines as they come, and what its replicas take of memory."""
+"""What a user sees of a job: its first training step, its lines as they come, and the memory of its agents."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
 from collections.abc import Iterable
-from datetime import datetime
 
-from benchmarks.measure import Lines, MeasureError, end, must, percentile, run, running
-from benchmarks.measure import medians as in_turn
-from benchmarks.registry import Figure, benchmark
+from benchmarks.job_events import LoggedLine, log_of
+from benchmarks.measure import Lines, MeasureError, end, percentile, running
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
 from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
@@ -30,21 +28,22 @@ _AT = re.compile(r"step \d+: at (\d+\.\d+)$")
     aim=1.3,
 )
 def first_step(stack: BenchStack) -> Figure:
-    """From the command's start to the time that the log line itself bears."""
+    """From the command's start to the time of the log line itself."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     upload_data(inventory)
-    imports = [stack.ssh(name, f"{PYTHON} -c 'import tensorflow'") for name in inventory.names]
-    must(run(imports[0], stack.env, ROOT), "import tensorflow")  # from the disk into memory, for both alike
+    command = f"{PYTHON} -c 'import tensorflow'"
+    imports = [stack.ssh(name, command) for name in inventory.names]
+    stack.on(inventory.names[0], command)  # from the disk into memory, for both alike
 
     def peer() -> float:
         say("import tensorflow on all hosts")
-        return together(stack, imports)
+        return in_parallel(stack, imports)
 
-    return Figure(*in_turn(2, lambda: _first_step(stack), peer))
+    return in_turn(2, lambda: _first_step(stack), peer)
 
 
 def upload_data(inventory: Inventory) -> None:
-    """Puts MNIST into the bucket, which `fab train` otherwise does for the first job of a cluster."""
+    """Upload MNIST to the bucket, which `fab train` otherwise does for the first job of a cluster."""
     from ops.cluster.cluster import Cluster
 
     cluster = Cluster(inventory)
@@ -56,8 +55,12 @@ def upload_data(inventory: Inventory) -> None:
     cluster.fleet.close()
 
 
-def together(stack: BenchStack, commands: Iterable[list[str]]) -> float:
-    """Seconds until the last of these commands, all started at once, has ended; MeasureError where one fails."""
+def in_parallel(stack: BenchStack, commands: Iterable[list[str]]) -> float:
+    """Return seconds until the last of these commands, all started at once, has ended.
+
+    Raises:
+        MeasureError: one fails.
+    """
     began = time.monotonic()
     processes = [
         subprocess.Popen(
@@ -85,16 +88,19 @@ def _first_step(stack: BenchStack) -> float:
         with running(command, stack.env, ROOT, subprocess.DEVNULL) as process:
             deadline = time.monotonic() + _STEP_SECONDS
             if not any("Train [" in line for _, line in Lines(process).until(deadline)):
-                raise MeasureError(f"{' '.join(command)} came to no step within {_STEP_SECONDS:.0f} s")
-        return first_train_line(stack.fab("logs", "all", "--job", job, "--lines", "all", "--json").out) - began
+                raise MeasureError(f"{' '.join(command)} reached no step within {_STEP_SECONDS:.0f} s")
+        return first_train_line(log_of(stack, job)) - began
     finally:
         stack.run("fab", "cancel", job)
 
 
-def first_train_line(log: str) -> float:
-    """The Unix time of the first training step in a log as `fab logs --json` prints it; MeasureError where there is none."""
-    lines = [json.loads(line) for line in log.splitlines()]
-    times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["message"].startswith("Train [")]
+def first_train_line(log: Iterable[LoggedLine]) -> float:
+    """Return the Unix time of the first training step in a log.
+
+    Raises:
+        MeasureError: there is none.
+    """
+    times = [line.at for line in log if line.message.startswith("Train [")]
     if not times:
         raise MeasureError("the log has no training step")
     return min(times)
@@ -102,27 +108,30 @@ def first_train_line(log: str) -> float:
 
 @benchmark(
     "memory-replica",
-    what="MB of resident memory (RSS) of the replica process of a running job, the largest of 8",
+    what="MB of resident memory (RSS) of the agent of a running job, the largest of 8",
     against=None,
     bar=40,
     unit="MB",
 )
 def memory_replica(stack: BenchStack) -> Figure:
-    """The unit's main process, after 5 s of a job that prints; its trainer is not part of it."""
+    """The unit's main process, after 5 s of a job that prints, without its trainer."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     read = f"sudo -n sh -c 'cat /proc/$(systemctl show -P MainPID {JOBS_UNIT})/status'"
     with stack.tiny_job("memory", "--seconds 60 --rate 5"):
         time.sleep(5)
-        answers = [must(run(stack.ssh(name, read), stack.env, ROOT), f"reading {name}") for name in inventory.names]
-    return Figure(max(resident(answer.out) for answer in answers))
+        return Figure(max(resident(stack.on(name, read)) for name in inventory.names))
 
 
 def resident(status: str) -> float:
-    """MB of VmRSS in the text of /proc/PID/status; MeasureError for a process that is none of `replica`."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-    if not found or not re.search(r"^Name:\s+(python|replica)", status):
-        raise MeasureError(f"no replica runs: {status[:80]!r}")
-    return int(found[1]) * 1024 / 1e6
+    """Return the MB of VmRSS in the text of /proc/PID/status.
+
+    Raises:
+        MeasureError: the process is no agent.
+    """
+    rss = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    if not rss or not re.search(r"^Name:\s+(python|replica)", status):
+        raise MeasureError(f"no agent runs: {status[:80]!r}")
+    return int(rss[1]) * 1024 / 1e6
 
 
 @benchmark(
@@ -133,7 +142,7 @@ def resident(status: str) -> float:
     aim=0.2,
 )
 def follow_latency(stack: BenchStack) -> Figure:
-    """One machine and one clock: each line says when it was printed."""
+    """One machine and one clock: each line has the time of its print."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.tiny_job("follow", "--seconds 120 --rate 5") as job:
         command = ["fab", "logs", "all", "--job", job, "--follow", "--lines", "0"]
@@ -144,9 +153,9 @@ def follow_latency(stack: BenchStack) -> Figure:
 
 
 def latencies(shown: Iterable[tuple[float, str]]) -> list[float]:
-    """Seconds between print and show of each line that was printed when others were already shown."""
-    pairs = [(came, float(found[1])) for came, line in shown if (found := _AT.search(line))]
+    """Return the seconds between print and display of each line that was printed when others were already shown."""
+    pairs = [(arrived, float(printed[1])) for arrived, line in shown if (printed := _AT.search(line))]
     if not pairs:
         raise MeasureError("no line of the trainer was shown")
     first = pairs[0][0]
-    return [came - printed for came, printed in pairs if printed >= first]
+    return [arrived - printed for arrived, printed in pairs if printed >= first]

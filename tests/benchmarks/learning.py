@@ -1,7 +1,7 @@
-"""How soon it learns, and how well: what a test accuracy of 0.99 takes of time and of the network, and what it comes to.
+"""The time and the network traffic to a test accuracy of 0.99, and the final accuracy.
 
-In the rows `own-…` and `sync-to-accuracy` each host, the one that they are compared to as well, has a fixed part of a core:
-only so can more hosts be seen to help. In the others the hosts share this machine's processors, with their peer too.
+In the rows `own-…` and `sync-to-accuracy` each host, also the peer's, has a fixed part of a core, so that more hosts can help.
+In the others the hosts share this machine's processors, as does their peer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.measure import MeasureError
-from benchmarks.registry import Figure, benchmark
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, say
 from benchmarks.trained import Trained, alone, fetched, seconds_to, step_to, together
 from infra.spec import ScaleTier
 
-# The same grid for all, and enough steps that each comes to the target well before its rate is at nothing.
+# The same grid for all, and enough steps that each reaches the target well before its learning rate is near 0.
 _CURVE = (
     "--model cnn --checkpoint-steps 100 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
@@ -34,7 +34,7 @@ _SECONDS = f"seconds from the first step to {_TARGET} of test accuracy, cnn"
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS = 1000, 1200, 1500, 2500
 _OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
-# As ours has it: the rate grows fivefold with five replicas, and so does the time in which it comes to that.
+# As ours: with five replicas the learning rate and the warm-up are five times those of one.
 _MWMS = (
     f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 400"
@@ -50,7 +50,7 @@ _SEEDS = (1, 2, 3)
 
 
 class Reached(NamedTuple):
-    """What a training took until the target: seconds from its first Train line, and bytes that all hosts sent."""
+    """The cost of a training until the target: seconds from its first Train line, and bytes that all hosts sent."""
 
     seconds: float
     sent: float
@@ -70,7 +70,7 @@ def _reached(
 def _reached_by(stack: BenchStack, trained: Trained) -> Reached:
     with fetched(stack, trained.job) as folder:
         step = step_to(_TARGET, Path(folder))
-    # So many checkpoints the bucket has no room for many times.
+    # The bucket has no space for the checkpoints of many jobs.
     stack.fab("delete", trained.job, "--yes")
     return Reached(trained.time_of(step), trained.sent_until(step))
 
@@ -78,27 +78,27 @@ def _reached_by(stack: BenchStack, trained: Trained) -> Reached:
 def _seconds(
     stack: BenchStack, label: str, arguments: str, *options: str, tier: ScaleTier = ScaleTier.STANDARD_1
 ) -> list[float]:
-    """Of three seeds: when a curve crosses a line is partly chance."""
+    """Return the seconds of three seeds: a curve crosses a line partly by chance."""
     return [_reached(stack, label, f"{arguments} --seed {seed}", *options, tier=tier).seconds for seed in _SEEDS]
 
 
 @cache
 def _shared(stack: BenchStack, seed: int) -> Reached:
-    """async STANDARD_1, whose hosts share all processors."""
+    """Return the cost of async on STANDARD_1, whose hosts share all processors."""
     return _reached(stack, "curve", f"{_OURS} --seed {seed}")
 
 
 @cache
 def _five(stack: BenchStack, strategy: str) -> list[float]:
-    """STANDARD_1, while its hosts have shares of their own."""
+    """Return the seconds of STANDARD_1 while its hosts have shares of their own."""
     return _seconds(stack, strategy, f"{_OURS} --strategy {strategy}")
 
 
 @cache
 def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
-    """One host of a cluster, while each has this share of a core.
+    """Return the seconds of one host of a cluster while each has this share of a core.
 
-    All seeds at once: each has a host, and so a share, of its own.
+    The seeds run at once, each on a host, and so a share, of its own.
     """
     say(f"one host with {share} of a core, of each seed")
 
@@ -110,16 +110,16 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
     return [_reached_by(stack, each).seconds for each in trained]
 
 
-def _told(replicas: str, steps: int) -> str:
+def _unequal(replicas: str, steps: int) -> str:
     grid = "a checkpoint every 100 in both, on the master"
-    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of the one, as each needs; {grid}"
+    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of one, as each needs; {grid}"
 
 
-_FIVE_TOLD = _told("all five", _FIVE_STEPS)
-_ONES = "the three seeds of the one train at once, each on a host of its own"
-_SERVERS = "the parameter servers have such a share each besides"
+_FIVE_UNEQUAL = _unequal("all five", _FIVE_STEPS)
+_ONES = "the peer's three seeds train at once, each on a host of its own"
+_SERVERS = "each parameter server has such a share, too"
 _UNDISTURBED = f"the same undisturbed, {_SHARE} core a host"
-_NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"
+_NOT_IN_TURN = "only the order: the peer's runs are those of own-async"
 
 
 @benchmark(
@@ -128,16 +128,17 @@ _NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"
     against="one process on the same cores",
     bar=1.3,
     aim=1.0,
-    unequal=_FIVE_TOLD,
+    unequal=_FIVE_UNEQUAL,
 )
 def async_to_accuracy(stack: BenchStack) -> Figure:
-    """In turn, as the machine is not equally fast all the time."""
-    ours, peers = [], []
-    for seed in _SEEDS:
-        ours.append(_shared(stack, seed).seconds)
+    """In turn, as the machine's speed varies."""
+    ours, peers = iter(_SEEDS), iter(_SEEDS)
+
+    def peer() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            peers.append(seconds_to(_TARGET, alone(f"{_PEERS} --seed {seed}", Path(folder)), Path(folder)))
-    return Figure.of(ours, peers)
+            return seconds_to(_TARGET, alone(f"{_PEERS} --seed {next(peers)}", Path(folder)), Path(folder))
+
+    return in_turn(len(_SEEDS), lambda: _shared(stack, next(ours)).seconds, peer)
 
 
 @benchmark(
@@ -164,7 +165,7 @@ def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=f"{_FIVE_TOLD}; {_ONES}; {_SERVERS}",
+    unequal=f"{_FIVE_UNEQUAL}; {_ONES}; {_SERVERS}",
 )
 def own_async(stack: BenchStack) -> Figure:
     """Five replicas and three parameter servers."""
@@ -177,10 +178,10 @@ def own_async(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=f"{_FIVE_TOLD}; {_ONES}",
+    unequal=f"{_FIVE_UNEQUAL}; {_ONES}",
 )
 def own_sync(stack: BenchStack) -> Figure:
-    """The parameter servers stand idle."""
+    """The parameter servers are idle."""
     return _on_own_cores(stack, lambda: _five(stack, "sync"))
 
 
@@ -190,10 +191,10 @@ def own_sync(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.7,
     aim=0.55,
-    unequal=f"{_told('both', _TWO_STEPS)}; {_ONES}; {_SERVERS}",
+    unequal=f"{_unequal('both', _TWO_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_two(stack: BenchStack) -> Figure:
-    """All three parameter servers, as the others have."""
+    """With all three parameter servers, as the others."""
     return _on_own_cores(stack, lambda: _seconds(stack, "two", _TWO, "--replicas", "worker=1,ps=3"))
 
 
@@ -204,10 +205,10 @@ def own_two(stack: BenchStack) -> Figure:
     bar=0.25,
     aim=0.143,
     tier=ScaleTier.CUSTOM,
-    unequal=f"{_told('all ten', _TEN_STEPS)}; {_ONES}; {_SERVERS}",
+    unequal=f"{_unequal('all ten', _TEN_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_ten(stack: BenchStack) -> Figure:
-    """A tenth of a core, as ten of a fifth are more than this machine has."""
+    """A tenth of a core: ten hosts of a fifth need more than this machine has."""
     tier = ScaleTier.CUSTOM
     return _on_own_cores(stack, lambda: _seconds(stack, "ten", _TEN, tier=tier), tier, _SMALL_SHARE)
 
@@ -232,7 +233,7 @@ def _on_own_cores(
     unequal=_NOT_IN_TURN,
 )
 def own_slowed(stack: BenchStack) -> Figure:
-    """As a host whose neighbours take its processor from it."""
+    """Like a host whose neighbours use its processor."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         peers = _five(stack, "async")
@@ -249,7 +250,7 @@ def own_slowed(stack: BenchStack) -> Figure:
     unequal=_NOT_IN_TURN,
 )
 def own_killed(stack: BenchStack) -> Figure:
-    """By SIGKILL; the seed of a training chooses the workers, too."""
+    """By SIGKILL; the seed of a training also chooses the workers."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         return Figure.of([_killed(stack, seed) for seed in _SEEDS], _five(stack, "async"))
@@ -264,21 +265,21 @@ def _killed(stack: BenchStack, seed: int) -> float:
 
 
 def victims(seed: int, workers: Sequence[str]) -> Iterator[str]:
-    """Whose trainer is killed next: any worker, each as likely, without end, and the same ones for one seed."""
+    """Yield without end whose trainer is killed next: each worker with the same chance, and equal for a seed."""
     chance = np.random.default_rng(seed)
     while True:
         yield workers[int(chance.integers(len(workers)))]
 
 
 class Killer:
-    """Kills a worker's trainer again and again; `kills` are how often there was one."""
+    """Kills a worker's trainer repeatedly; `kills` is the number of successful kills."""
 
     def __init__(self, stack: BenchStack, victims: Iterator[str], seconds: float = _KILL_SECONDS) -> None:
         self.kills = 0
         self._stack, self._victims, self._seconds = stack, victims, seconds
 
     def run(self, over: threading.Event) -> None:
-        """Until the training is over; the first time after the same seconds as all others."""
+        """Kill one each `seconds` until the training is over."""
         while not over.wait(self._seconds):
             worker = next(self._victims)
             code = self._stack.run(*self._stack.ssh(worker, _KILL)).code
@@ -292,8 +293,8 @@ class Killer:
     against="examples/mwms, tf-keras and MultiWorkerMirroredStrategy with steps_per_execution, on the same hosts",
     bar=0.7,
     aim=0.5,
-    unequal="ours meets every 4 steps, and the peer at each; the peer's clock begins after its first 10 updates, in which it "
-    "builds its graph, and ours after its first; ours saves the optimizer's variables, too",
+    unequal="ours synchronizes every 4 steps, the peer at each; the peer's clock begins after its first 10 updates, in which "
+    "it builds its graph, ours after its first; ours saves the optimizer's variables, too",
 )
 def sync_to_accuracy(stack: BenchStack) -> Figure:
     """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 100."""
@@ -313,7 +314,7 @@ def sync_to_accuracy(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def accuracy_cnn(stack: BenchStack) -> Figure:
-    """As evaluation.json of the job's output has it."""
+    """By evaluation.json of the job's output."""
     runs = []
     for seed in _SEEDS:
         job = together(stack, "accuracy", f"{_ACCURACY} --seed {seed}").job
@@ -323,8 +324,12 @@ def accuracy_cnn(stack: BenchStack) -> Figure:
 
 
 def evaluated(folder: Path) -> float:
-    """The test accuracy of the finished model in a job's output; MeasureError where there is none."""
+    """Return the test accuracy of the finished model in a job's output.
+
+    Raises:
+        MeasureError: there is none.
+    """
     try:
         return float(json.loads((folder / "evaluation.json").read_text())["accuracy"])
     except (OSError, ValueError, KeyError) as error:
-        raise MeasureError(f"the job's evaluation.json tells no accuracy: {error}") from None
+        raise MeasureError(f"the job's evaluation.json has no accuracy: {error}") from None

@@ -1,4 +1,4 @@
-"""What logs cost: the merging of many lines, and the last lines of a log that is large."""
+"""The cost of logs: merging many lines, following a loud job, and the last lines of a large log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from benchmarks.measure import running
-from benchmarks.registry import Figure, benchmark
+from benchmarks.measure import high_water, running
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier
 from jobs.chunks import LARGEST, Chunk, ChunkFolder, LogFilter, newest
@@ -37,25 +38,23 @@ _SECONDS, _CUT_SECONDS = 60, 10
     unit="µs",
 )
 def logs_merge(_: BenchStack) -> Figure:
-    """One line comes and one is taken, again and again."""
-    pairs = [(_merged(_MANY), _merged(_FEW)) for _ in range(5)]
-    many, few = zip(*pairs, strict=True)
-    return Figure.of(many, few)
+    """Lines are added and taken one by one."""
+    return in_turn(5, lambda: _merged(_MANY), lambda: _merged(_FEW))
 
 
 def _merged(waiting: int) -> float:
-    """µs a line where so many wait all the time."""
+    """Return µs per line while `waiting` others wait."""
     names = [f"worker-{n}" for n in range(_LOGS)]
     lines: follow.Merge[LogLine, None] = follow.Merge(names, window=0.0)
     total = waiting + _TAKEN
-    made = [(0, LogLine(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
+    added = [(0, LogLine(f"{n:012}", "INFO", names[n % _LOGS], "x")) for n in range(total)]
     for place, name in enumerate(names):
-        lines.put(name, made[place:waiting:_LOGS])
+        lines.put(name, added[place:waiting:_LOGS])
     batch, follow._BATCH_LINES = follow._BATCH_LINES, 1
     try:
         began = time.perf_counter()
         for n in range(waiting, total):
-            lines.put(names[n % _LOGS], made[n : n + 1])
+            lines.put(names[n % _LOGS], added[n : n + 1])
             lines.take(0)
         return (time.perf_counter() - began) / _TAKEN * 1e6
     finally:
@@ -64,8 +63,7 @@ def _merged(waiting: int) -> float:
 
 @dataclass(frozen=True)
 class _Followed:
-    """What came of following: lines, those of them that were lost or came twice, MB of `fab` at its peak, and by how many
-    seconds the latest heartbeat was late."""
+    """The result of following: lines, wrong (lost or repeated) ones, peak MB of `fab`, and the longest delay of a heartbeat."""
 
     lines: int
     wrong: int
@@ -73,40 +71,32 @@ class _Followed:
     late: float
 
 
-_RUNS: dict[int, _Followed] = {}
 _NUMBER = re.compile(r" (\S+-\d+)  number (\d+) of so many")
 _CUT = "for p in $(pgrep -f '^python3 -I -S -c '); do sudo -n kill -9 $(ps -o ppid= -p $p); done; true"
-# Until its stdin ends: how long the record of each replica stayed as it was, at most, once the job runs.
+# Prints the longest time for which a running replica's record did not change, until its stdin ends.
 _BEATS = """
 import glob, json, select, sys, time
-seen, worst = {}, 0.0
+beats, longest = {}, 0.0
 while not select.select([0], [], [], 0.05)[0]:
     for path in glob.glob(sys.argv[1]):
         try:
-            told = json.load(open(path))
+            record = json.load(open(path))
         except (OSError, ValueError):
             continue
         now = time.monotonic()
-        beat, since = seen.get(path, (None, now))
-        if told["state"] == "RUNNING":
-            worst = max(worst, now - since)
-        if beat != told["beat"]:
-            seen[path] = told["beat"], now
-print(worst)
+        beat, since = beats.get(path, (None, now))
+        if record["state"] == "RUNNING":
+            longest = max(longest, now - since)
+        if beat != record["beat"]:
+            beats[path] = record["beat"], now
+print(longest)
 """
 
 
+@cache
 def _followed(stack: BenchStack) -> _Followed:
-    """One job of 8 replicas, of each of which every connection is killed on its host every _CUT_SECONDS; followed once for all
-    rows."""
-    if id(stack) not in _RUNS:
-        stack.require(ScaleTier.STANDARD_1)
-        _RUNS[id(stack)] = _follow(stack)
-    return _RUNS[id(stack)]
-
-
-def _follow(stack: BenchStack) -> _Followed:
-    names = stack.inventory.replicas
+    """Follow one job of 8 replicas once for all rows; every connection is killed on its host every _CUT_SECONDS."""
+    names = stack.require(ScaleTier.STANDARD_1).replicas
     over = threading.Event()
 
     def cut() -> None:
@@ -136,22 +126,16 @@ def _follow(stack: BenchStack) -> _Followed:
 
 
 def _numbers(fab: subprocess.Popen[bytes]) -> tuple[dict[str, list[int]], float]:
-    """By replica the numbers of the lines that it shows, and MB that it had at most."""
+    """Return the numbers of the shown lines by replica, and the peak MB of the process."""
     numbers: dict[str, list[int]] = defaultdict(list)
     peak = 0.0
     assert fab.stdout is not None
     for count, line in enumerate(fab.stdout):
-        if found := _NUMBER.search(line.decode()):
-            numbers[found[1]].append(int(found[2]))
+        if match := _NUMBER.search(line.decode()):
+            numbers[match[1]].append(int(match[2]))
         if count % 10_000 == 0:
-            peak = max(peak, _peak(fab.pid))
+            peak = max(peak, high_water(Path(f"/proc/{fab.pid}/status").read_text()))
     return numbers, peak
-
-
-def _peak(pid: int) -> float:
-    """MB that a process had at most so far."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 / 1e6 if found else 0.0
 
 
 _LOUD = f"8 replicas that print 10,000 lines/s each for {_SECONDS} s, every connection killed each {_CUT_SECONDS} s"
@@ -161,7 +145,7 @@ _LOUD = f"8 replicas that print 10,000 lines/s each for {_SECONDS} s, every conn
     "logs-follow", what=f"lines lost or shown twice by `fab logs --follow` of {_LOUD}", against=None, bar=0, unit="lines"
 )
 def logs_follow(stack: BenchStack) -> Figure:
-    """Each line has a number: what is there is counted, whatever the order."""
+    """Each line has a number, and is counted in any order."""
     return Figure(_followed(stack).wrong)
 
 
@@ -173,32 +157,32 @@ def logs_memory(stack: BenchStack) -> Figure:
 
 @benchmark("logs-heartbeat", what=f"seconds by which the latest heartbeat was late, of {_LOUD}", against=None, bar=5, aim=1)
 def logs_heartbeat(stack: BenchStack) -> Figure:
-    """As the bucket had them, seen from a host."""
+    """By the bucket's records, read on a host."""
     return Figure(_followed(stack).late)
 
 
 class _Counting(ChunkFolder):
-    """Chunks in a directory; `bytes_read` of them."""
+    """Chunks in a directory that count the bytes read."""
 
     bytes_read = 0
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        found = super().read(name, start, end)
-        self.bytes_read += len(found)
-        return found
+        content = super().read(name, start, end)
+        self.bytes_read += len(content)
+        return content
 
 
 @benchmark(
     "logs-bytes",
     what="bytes of a log of 5 GB that are read for its last 100 lines, of some 150 bytes each",
-    against="tail -n 100 of the same in one file, all that it reads",
+    against="tail -n 100 of the same in one file, all bytes that it reads",
     bar=24,
     aim=2.4,
     tier=None,
     unit="bytes",
 )
 def logs_bytes(_: BenchStack) -> Figure:
-    """A log whose beginning is a hole in the file, as nobody is to read that."""
+    """A log whose beginning is a hole in the file: it must not be read."""
     line = LogLine(
         "2026-01-31T12:00:00.000Z", "INFO", "master-0", "Train [master/0], step 348: loss: 0.729 (1.037 sec)"
     ).to_json()
@@ -207,15 +191,14 @@ def logs_bytes(_: BenchStack) -> Figure:
         folder, whole = Path(name) / "job01", Path(name) / "whole"
         folder.mkdir()
         for at in range(0, _HUGE, LARGEST):
-            os.truncate(_made(folder / Chunk(1, at, at // len(line), 0).name), LARGEST)
+            _truncate(folder / Chunk(1, at, at // len(line), 0).name, LARGEST)
         last = Chunk(1, -(-_HUGE // LARGEST) * LARGEST, _HUGE // len(line), 0)
         (folder / last.name).write_bytes(content)
-        os.truncate(_made(whole), _HUGE)
+        _truncate(whole, _HUGE)
         with whole.open("ab") as file:
             file.write(content)
         source = _Counting(folder)
-        found, _behind = newest(source, LogFilter(100))
-        assert len(found) == 100
+        assert len(newest(source, LogFilter(100))[0]) == 100
         before = _read_by_children()
         subprocess.run(["tail", "-n", "100", str(whole)], check=True, stdout=subprocess.DEVNULL)
         peer = _read_by_children() - before
@@ -223,12 +206,12 @@ def logs_bytes(_: BenchStack) -> Figure:
     return Figure(source.bytes_read, peer)
 
 
-def _made(path: Path) -> Path:
+def _truncate(path: Path, size: int) -> None:
     path.touch()
-    return path
+    os.truncate(path, size)
 
 
 def _read_by_children() -> int:
-    """Bytes that this process and those of its children that have ended have read."""
+    """Return the bytes that this process and its ended children have read."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])

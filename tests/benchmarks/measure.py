@@ -7,11 +7,10 @@ import os
 import queue
 import re
 import signal
-import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +105,10 @@ def run(
 
 
 def must(ran: Ran, what: str) -> Ran:
-    """Run a command that must succeed.
+    """Return a command's result, which must be a success.
 
     Raises:
-        MeasureError: it fails; the message has the end of its output.
+        MeasureError: it failed; the message has the end of its output.
     """
     if ran.code:
         tail = " ".join((ran.err.strip() or ran.out.strip()).split())[-600:]
@@ -134,7 +133,7 @@ def first_byte(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> flo
 
 
 class Lines:
-    """Lines of a running command's stdout, each with the clock's time at which it came."""
+    """Lines of a running command's stdout, each with the Unix time of its arrival."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._queue: queue.SimpleQueue[tuple[float, str] | None] = queue.SimpleQueue()
@@ -143,7 +142,7 @@ class Lines:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with suppress(ValueError, OSError):  # the pipe is closed when nobody wants more
+        with suppress(ValueError, OSError):  # the pipe is closed once no more is read
             for line in self._process.stdout:
                 self._queue.put((time.time(), line.decode("utf-8", "replace").rstrip("\n")))
         self._queue.put(None)
@@ -162,18 +161,22 @@ class Lines:
 
 def peak_memory(command: Sequence[str], env: Mapping[str, str], cwd: Path, limit: float = LIMIT_SECONDS) -> float:
     """Return the peak resident MB of a command's process (VmHWM); it must succeed."""
-    peak, deadline = 0, time.monotonic() + limit
-    # The rusage of a child begins with the memory of its parent, so it is not asked.
+    peak, deadline = 0.0, time.monotonic() + limit
+    # The rusage of a child begins with the memory of its parent, so it is not used.
     with running(command, env, cwd, subprocess.DEVNULL) as process:
         Lines(process)
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
-                match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-                peak = max(peak, int(match[1]) if match else 0)
+                peak = max(peak, high_water(Path(f"/proc/{process.pid}/status").read_text()))
             time.sleep(0.02)
         if process.poll() != 0:
             raise MeasureError(f"{' '.join(command)} ended with {process.poll()}")
-    return peak * 1024 / 1e6
+    return peak
+
+
+def high_water(status: str) -> float:
+    """Return the largest peak resident MB (VmHWM) in texts of /proc/PID/status; 0 if there is none."""
+    return max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", status)), default=0.0)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -185,9 +188,3 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("no values")
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
-
-
-def medians(repetitions: int, ours: Callable[[], float], peer: Callable[[], float]) -> tuple[float, float]:
-    """Return the medians of ours and the peer's, measured in turn, A B A B."""
-    pairs = [(ours(), peer()) for _ in range(repetitions)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)

@@ -1,4 +1,4 @@
-"""Jobs that take a part of a cluster: how soon a script runs, and what five of them side by side take."""
+"""Jobs that take a part of a cluster: how soon a script runs, and the time of five jobs in parallel."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import together
-from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, run, running
-from benchmarks.registry import Figure, benchmark
+from benchmarks.jobs import in_parallel
+from benchmarks.measure import Lines, MeasureError, first_byte, must, running
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
 from ops.package.push import PYTHON
 
 _HELLO = "print('hello', flush=True)\n"
 _JOBS = 5
-# A training as short as anybody would start five of.
+# A short training.
 _TRAINING = "--model mlp --max-steps 5000 --seed 1"
 _SECONDS = 120.0
 
@@ -31,7 +31,7 @@ _SECONDS = 120.0
 def script_first_line(stack: BenchStack) -> Figure:
     """A plain script on one host."""
     stack.require(ScaleTier.STANDARD_1)
-    must(run(stack.ssh("master-0", "cat >/tmp/hello.py"), stack.env, ROOT, _HELLO.encode()), "bringing the script")
+    stack.on("master-0", "cat >/tmp/hello.py", _HELLO.encode())
     peer = stack.ssh("master-0", f"{PYTHON} /tmp/hello.py")
     with TemporaryDirectory() as folder:
         script = Path(folder, "hello.py")
@@ -42,7 +42,7 @@ def script_first_line(stack: BenchStack) -> Figure:
             began = time.monotonic()
             with running(command, stack.env, ROOT, subprocess.DEVNULL) as process:
                 if not any(line.endswith(" hello") for _, line in Lines(process).until(began + _SECONDS)):
-                    raise MeasureError("the script never said hello")
+                    raise MeasureError("the script never printed hello")
                 seconds = time.monotonic() - began
                 process.wait(_SECONDS)
             return seconds
@@ -51,7 +51,7 @@ def script_first_line(stack: BenchStack) -> Figure:
             return first_byte(peer, stack.env, ROOT)
 
         ours(), theirs()
-        return Figure(*medians(7, ours, theirs))
+        return in_turn(7, ours, theirs)
 
 
 @benchmark(
@@ -63,31 +63,30 @@ def script_first_line(stack: BenchStack) -> Figure:
     aim=0.9,
 )
 def side_by_side(stack: BenchStack) -> Figure:
-    """All hosts share the processors of this machine, so the work is the same; what is added is what starting jobs costs."""
+    """All hosts share the processors of this machine, so the work is the same, plus the cost of starting jobs."""
     stack.require(ScaleTier.STANDARD_1)
     train = ["fab", "train", "--scale-tier", "BASIC"]
     arguments = ["--", *_TRAINING.split()]
     first = job_id("first")
     must(stack.run(*train, "--job", first, *arguments), "the first training")  # it brings the package and the data
-    peer = stack.ssh(
-        "master-0",
+    peer = (
         f"{unpacked(first)} && rm -rf /tmp/peer && SCALETIER_DATA=/bucket/{DATA} "
-        f"{PYTHON} -m trainer.task --job-dir /tmp/peer {_TRAINING}",
+        f"{PYTHON} -m trainer.task --job-dir /tmp/peer {_TRAINING}"
     )
 
     def ours() -> float:
         say("five jobs at once")
         jobs = [f"{job_id('side')}_{number}" for number in range(_JOBS)]
         began = time.monotonic()
-        together(stack, ([*train, "--no-follow", "--job", job, *arguments] for job in jobs))
-        together(stack, (["fab", "wait", job] for job in jobs))
+        in_parallel(stack, ([*train, "--no-follow", "--job", job, *arguments] for job in jobs))
+        in_parallel(stack, (["fab", "wait", job] for job in jobs))
         return time.monotonic() - began
 
     def theirs() -> float:
         say("five runs one after another")
         began = time.monotonic()
         for _ in range(_JOBS):
-            must(run(peer, stack.env, ROOT), "a run by ssh")
+            stack.on("master-0", peer)
         return time.monotonic() - began
 
-    return Figure(*medians(3, ours, theirs))
+    return in_turn(3, ours, theirs)

@@ -1,4 +1,4 @@
-"""From nothing to hosts that answer: `pulumi up` against plain `lxc launch`, and what an idle host takes of memory."""
+"""From nothing to hosts that answer: `pulumi up` against plain `lxc launch`, and the memory of an idle host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.launch import launched
-from benchmarks.registry import Figure, benchmark
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, BenchStack, say
 from infra.lxd.api import client
 from infra.lxd.orphans import own
@@ -23,14 +23,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
     aim=1.2,
 )
 def up(stack: BenchStack) -> Figure:
-    """Both begin with no host on the machine; the last cluster stays for the figures that follow."""
-    values, peers = [], []
-    for _ in range(3):
+    """Both begin with no host on the machine."""
+
+    def peer() -> float:
         stack.down()
         say("lxc launch of the same hosts")
-        peers.append(launched(ScaleTier.STANDARD_1))
-        values.append(stack.up(ScaleTier.STANDARD_1))
-    return Figure(statistics.median(values), statistics.median(peers))
+        return launched(ScaleTier.STANDARD_1)
+
+    return in_turn(3, lambda: stack.up(ScaleTier.STANDARD_1), peer)
 
 
 @benchmark(
@@ -41,19 +41,23 @@ def up(stack: BenchStack) -> Figure:
     unit="MB",
 )
 def memory_host(stack: BenchStack) -> Figure:
-    """Read from outside, so that no login counts. In a whole run it comes right after `up`, before any job."""
+    """Read from outside, so that no login counts. In a whole run it follows `up`, before any job."""
     stack.require(ScaleTier.STANDARD_1)
     return Figure(max(used_memory(cgroup_of(host)) for host in stack.inventory.names) / 1e6)
 
 
 def cgroup_of(host: str) -> Path:
-    """The folder of a host's memory controller on this machine, of cgroup version 2 or 1."""
+    """Return the folder of a host's memory controller on this machine, of cgroup version 2 or 1."""
     init = client(own(NAME)[0].project).instances.get(host).state().pid
     return cgroup_folder(Path(f"/proc/{init}/cgroup").read_text(), _CGROUPS)
 
 
 def cgroup_folder(table: str, root: Path) -> Path:
-    """The host's own cgroup, not one that its systemd made below, by /proc/PID/cgroup; ValueError where there is none."""
+    """Return the host's own cgroup by /proc/PID/cgroup, not one of its systemd below.
+
+    Raises:
+        ValueError: there is none.
+    """
     groups = {controllers: path for _, controllers, path in (line.split(":", 2) for line in table.splitlines())}
     base, path = (root / "memory", groups["memory"]) if "memory" in groups else (root, groups[""])
     parts = Path(path).parts[1:]
@@ -64,7 +68,7 @@ def cgroup_folder(table: str, root: Path) -> Path:
 
 
 def used_memory(folder: Path) -> int:
-    """Bytes that a cgroup holds, without its page cache of files; memory files, which are in that cache too, count."""
+    """Return the bytes of a cgroup without its page cache of files; memory files, which are in that cache too, count."""
     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     if (folder / "memory.current").exists():
         return int((folder / "memory.current").read_text()) - int(stat["file"]) + int(stat["shmem"])
@@ -73,7 +77,7 @@ def used_memory(folder: Path) -> int:
 
 @benchmark(
     "up-premium",
-    what="seconds a host of `pulumi up` of PREMIUM_1 (31 hosts) from nothing to ssh on all, once",
+    what="seconds per host of `pulumi up` of PREMIUM_1 (31 hosts) from nothing to ssh on all, once",
     against="the same of STANDARD_1 (8 hosts), median of the run",
     bar=1.2,
     aim=1.0,

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: when it draws, and what it takes of a processor."""
+"""A command on a terminal of its own: the times of its pictures, and its processor time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Watched:
-    """The Unix times at which a picture came, and processor seconds in how many seconds."""
+    """The monotonic times of the pictures, the processor seconds, and the seconds of the whole run."""
 
     pictures: Sequence[float]
     cpu: float
@@ -37,7 +37,7 @@ class Watched:
 
 
 def watch(command: Sequence[str], env: Mapping[str, str], cwd: Path, seconds: float) -> Watched:
-    """Run a command on a terminal for so long, then Ctrl-C; its processor time is that of all its life."""
+    """Run a command on a terminal for `seconds`, then Ctrl-C; its processor time is that of the whole run."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
     on_terminal = {**env, "TERM": "xterm-256color", "PYTHONUTF8": "1"}

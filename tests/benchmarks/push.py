@@ -1,7 +1,6 @@
-"""Our push of package, files and unit to all hosts, against OpenSSH, pyinfra and Ansible that bring the same bytes.
+"""Our push of package, files and unit to all hosts, against OpenSSH, pyinfra and Ansible with the same bytes.
 
-Each side is a whole command, from its start to its end, over connections that it opens itself. The peers find their archives
-ready; ours packs them.
+Each side is a whole command, over connections that it opens itself. The peers' archives are packed before; ours packs them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import medians, must, run
-from benchmarks.registry import Benchmark, Figure, add
+from benchmarks.measure import must, run
+from benchmarks.registry import Benchmark, Figure, add, in_turn
 from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
@@ -25,7 +24,7 @@ from ops.package.push import code, take_in_command
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64
-# What a push restarts starts, does nothing and counts as running, so that each push restarts it. systemd looks here first.
+# A unit that does nothing and counts as running, so that each push restarts it. systemd reads this folder first.
 _PLACE = f"/run/systemd/system.control/{JOBS_UNIT}"
 _UNIT = """[Unit]
 Description=What a push restarts
@@ -43,7 +42,7 @@ Command = tuple[list[str], dict[str, str]]
 
 
 def by_ssh(inventory: Inventory, folder: Path) -> Command:
-    """OpenSSH, one process a host, all at once, the archive on stdin."""
+    """Return the command of OpenSSH: one process per host, all at once, the archive on stdin."""
     ssh = f"ssh -F {shlex.quote(str(inventory.folder / 'ssh_config'))}"
     command = shlex.quote(take_in_command(code(ROOT)[1]))
     starts = "\n".join(
@@ -53,7 +52,7 @@ def by_ssh(inventory: Inventory, folder: Path) -> Command:
 
 
 def by_pyinfra(inventory: Inventory, folder: Path) -> Command:
-    """pyinfra: put the archive, unpack it, reload and restart."""
+    """Return the command of pyinfra: put the archive, unpack it, reload and restart."""
     data = {
         "ssh_config_file": str(inventory.folder / "ssh_config"),
         "ssh_known_hosts_file": str(inventory.folder / "known_hosts"),
@@ -69,7 +68,7 @@ def by_pyinfra(inventory: Inventory, folder: Path) -> Command:
 
 
 def by_ansible(inventory: Inventory, folder: Path) -> Command:
-    """ansible-core with pipelining, a fork a host, and its own shared connections, none of which is there at its start."""
+    """Return the command of ansible-core with pipelining, a fork per host, and shared connections that it opens itself."""
     hosts = {name: {"archive": str(folder / f"{name}.tar.gz")} for name in inventory.names}
     (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts}}))
     (folder / "ansible.cfg").write_text("")
@@ -88,13 +87,17 @@ def by_ansible(inventory: Inventory, folder: Path) -> Command:
 
 
 def forget(folder: Path) -> None:
-    """Ends the connections that Ansible keeps open."""
+    """End the connections that Ansible keeps open."""
     for socket in (folder / "cm").glob("*"):
         run(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "host"], {}, ROOT)
 
 
 def measure(stack: BenchStack, tier: ScaleTier, peer: Callable[[Inventory, Path], Command], repetitions: int) -> Figure:
-    """Ours and a peer's in turn; MeasureError where one of them fails on a host."""
+    """Measure ours and a peer's in turn.
+
+    Raises:
+        MeasureError: one of them fails on a host.
+    """
     inventory = stack.require(tier)
     ours = [sys.executable, "-m", "benchmarks.push_once"]
 
@@ -115,21 +118,21 @@ def measure(stack: BenchStack, tier: ScaleTier, peer: Callable[[Inventory, Path]
 
         try:
             _on_each(stack, inventory, _PUT)
-            timed(ours, {})  # the hosts' first push, and the first use of every file here
-            return Figure(*medians(repetitions, lambda: timed(ours, {}), theirs))
+            timed(ours, {})  # the first push to these hosts, and the first use of every file here
+            return in_turn(repetitions, lambda: timed(ours, {}), theirs)
         finally:
-            # What was restarted counts as running, so the next job would only wake it, and nothing is there to be woken.
+            # The restarted unit counts as running, so the next job would only wake it, and there is no agent to wake.
             _on_each(stack, inventory, _TAKE_AWAY)
 
 
 def _on_each(stack: BenchStack, inventory: Inventory, command: str) -> None:
     with ThreadPoolExecutor(len(inventory.names)) as pool:
-        list(pool.map(lambda name: must(stack.run(*stack.ssh(name, command)), f"preparing {name}"), inventory.names))
+        list(pool.map(lambda name: stack.on(name, command), inventory.names))
 
 
 def _rows() -> Iterable[Benchmark]:
     peers = (
-        ("ssh", by_ssh, "ssh in parallel, an OpenSSH process a host, the archive on stdin", 1.1, 0.9, {8: 5, 31: 3}),
+        ("ssh", by_ssh, "ssh in parallel, an OpenSSH process per host, the archive on stdin", 1.1, 0.9, {8: 5, 31: 3}),
         ("pyinfra", by_pyinfra, "pyinfra: files.put, server.shell, systemd.service", 0.7, 0.5, {8: 5, 31: 3}),
         ("ansible", by_ansible, "ansible-core, pipelining, 64 forks: unarchive, systemd_service", 0.15, 0.1, {8: 2, 31: 1}),
     )

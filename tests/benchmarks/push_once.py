@@ -22,13 +22,13 @@ JOB = "bench_push"
 _SECONDS = 300.0
 
 
-def unlike(file: RemoteFile) -> RemoteFile:
-    """Return the file with a new line for the unit each time, so that systemd must reload."""
+def vary(file: RemoteFile) -> RemoteFile:
+    """Return the unit's file with a new line each time, so that systemd must reload; any other file as it is."""
     return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT_CONF else file
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; an error is raised as it is."""
+    """Run the command and return its exit code; an error is raised as it is."""
     inventory = load()
     submission = prepare(inventory, JobFlags(JOB), None)
     code, version = push.code(ROOT)
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     files = render(inventory)
 
     def stream(name: str) -> bytes:
-        return shared + push.host_stream(unlike(file) for file in files[name])
+        return shared + push.host_stream(vary(file) for file in files[name])
 
     if arguments:
         for name in inventory.names:

@@ -2,9 +2,9 @@
 
     @benchmark("fab-list", what="seconds of `fab --list`, median of 9", against="python -c 'import fabric'", bar=1.5, aim=1.2)
     def fab_list(stack: BenchStack) -> Figure:
-        return interleaved(9, lambda: ..., lambda: ...)
+        return in_turn(9, lambda: ..., lambda: ...)
 
-Add the module to SUITE in tests/benchmarks/__main__.py, and the row is run, shown and written with the others.
+Add the module to SUITE in tests/benchmarks/__main__.py: then the row is run, shown and written with the others.
 """
 
 from __future__ import annotations
@@ -42,12 +42,18 @@ class Figure:
         return None if self.peer is None else self.value / self.peer
 
 
+def in_turn(repetitions: int, ours: Callable[[], float], peer: Callable[[], float]) -> Figure:
+    """Return the medians of ours and the peer's, measured in turn, A B A B."""
+    pairs = [(ours(), peer()) for _ in range(repetitions)]
+    return Figure.of([value for value, _ in pairs], [value for _, value in pairs])
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """One row. Bar and aim are of the ratio, or the value without a peer; `at_least`: more is better.
 
-    `tier` is the cluster that it runs on, None for none: rows of one tier run after each other, so that it comes up once.
-    `unequal` says in a line what differs between ours and the peer beside the measured property.
+    `tier` is the cluster that it runs on, None for none: rows of one tier run consecutively, so that it comes up once.
+    `unequal` lists in a line what differs between ours and the peer besides the measured property.
     """
 
     name: str
@@ -63,8 +69,8 @@ class Benchmark:
 
     @property
     def code(self) -> str:
-        """The hash of the module that measures: a figure of other code is none of this row's."""
-        module = inspect.getmodule(self.measure)
+        """The hash of the module that measures: a figure that other code measured does not belong to this row."""
+        module = inspect.getmodule(getattr(self.measure, "func", self.measure))  # the function of a partial
         return hashlib.sha256((inspect.getsource(module) if module else "").encode()).hexdigest()[:12]
 
     @property
@@ -77,7 +83,7 @@ _TIERS = (None, *ScaleTier)
 
 
 class UnknownError(ValueError):
-    """A name that no row has; the message lists those that there are."""
+    """A name that no row has; the message lists the valid names."""
 
 
 def add(row: Benchmark) -> None:

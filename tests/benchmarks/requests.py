@@ -1,6 +1,6 @@
-"""Requests to the bucket, which cost money on Google Cloud: of PREMIUM_1's 31 hosts in a minute, by the hosts' own code.
+"""Requests to the bucket, which cost money on Google Cloud: of PREMIUM_1's 31 hosts per minute, by the hosts' own code.
 
-Time is simulated, the trainers do nothing, and the bucket is a dictionary that counts.
+Time is simulated, the trainers do nothing, and the bucket is a dictionary that counts its requests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from jobs.store import Conflict, Item
 from ops.cluster.host_files import beat_seconds, idle_seconds
 
 _JOB = "counted"
-_AGAINST = "the same with a look each second, a heartbeat each 5 s, and a look of an idle host each minute"
-# A job is under way by then.
+_AGAINST = "the same with a poll each second, a heartbeat each 5 s, and a poll of an idle host each minute"
+# A job runs by then.
 _SETTLED, _MINUTE = 60.0, 60.0
-_NOT_EQUAL = "the logs' archive, the trainers' own requests and who follows the job are not in it; in both alike"
+_NOT_EQUAL = "without the logs' archive, the trainers' own requests and followers of the job, on both sides"
 
 
 class _Bucket:
-    """A store that counts."""
+    """A store that counts its requests."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -45,8 +45,8 @@ class _Bucket:
         return self._objects.get(name)
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        found = {name: self.read(name) for name in names}
-        return {name: item for name, item in found.items() if item}
+        items = {name: self.read(name) for name in names}
+        return {name: item for name, item in items.items() if item}
 
     def scan(self, pattern: str) -> dict[str, bytes]:
         fit = [name for name in self._objects if fnmatchcase(name, pattern)]
@@ -61,15 +61,15 @@ class _Bucket:
 
     def _write(self, name: str, content: bytes, expected: str | None) -> str:
         self.requests += 1
-        there = self._objects.get(name)
-        if (there and there.version) != expected:
+        current = self._objects.get(name)
+        if (current and current.version) != expected:
             raise Conflict(name)
         self._objects[name] = Item(content, str(int(expected or 0) + 1))
         return self._objects[name].version
 
 
 class _Trainer:
-    """One that runs for ever."""
+    """A trainer that never ends."""
 
     pid, lines, tail, stopping = 1, 0, "", False
     first_error, progress = None, None
@@ -78,14 +78,14 @@ class _Trainer:
         return None
 
     def stop(self, _: float) -> None:
-        raise MeasureError("nobody stops this trainer")
+        raise MeasureError("this trainer is never stopped")
 
     def due(self) -> float:
         return 1.0
 
 
 class _Site:
-    """Files, log and facts, of which there are none."""
+    """Files, log and facts; all are empty."""
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         return Assignment(plan, replica, Path(), {}, "python", self)
@@ -113,27 +113,27 @@ class _Site:
 
 
 class _World:
-    """Hosts whose time is their turns'."""
+    """Hosts in simulated time, which advances from one event to the next."""
 
     def __init__(self, poll: float) -> None:
-        self.time, self.bucket, self._turns = 0.0, _Bucket(), 0
-        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self.time, self.bucket, self._count = 0.0, _Bucket(), 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._poll = poll
 
-    def at(self, moment: float, what: Callable[[], None]) -> None:
-        self._turns += 1
-        heapq.heappush(self._waiting, (moment, self._turns, what))
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (moment, self._count, action))
 
     def run(self, until: float) -> None:
-        while self._waiting and self._waiting[0][0] <= until:
-            self.time, _, what = heapq.heappop(self._waiting)
-            what()
+        while self._events and self._events[0][0] <= until:
+            self.time, _, action = heapq.heappop(self._events)
+            action()
         self.time = until
 
     def host(self, name: str) -> None:
-        """A life of the process that a host's unit runs; the timer starts the next."""
+        """Run an agent of a host until it exits; the host's timer starts the next one."""
         ledger = Ledger(self.bucket, lambda _: None)
-        agent = Agent(name, str(self._turns), ledger, _Site(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll)
+        agent = Agent(name, str(self._count), ledger, _Site(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll)
 
         def turn() -> None:
             wait = agent.round()
@@ -149,7 +149,7 @@ class _World:
 
 @cache
 def _minute(poll: float, running: bool) -> int:
-    """Requests in a minute, with or without a job on all hosts."""
+    """Return the requests per minute, with or without a job on all hosts."""
     world, names = _World(poll), [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
     ledger = Ledger(world.bucket, lambda _: None)
     if running:
@@ -164,7 +164,7 @@ def _minute(poll: float, running: bool) -> int:
         world.at(place / len(names) * poll, lambda name=name: world.host(name))  # type: ignore[misc]
     world.run(_SETTLED)
     before = world.bucket.requests
-    # As many minutes as it takes for each host to have had its turn alike.
+    # Long enough that each host has taken its turn equally often.
     minutes = 12
     world.run(_SETTLED + minutes * _MINUTE)
     if running and (job := ledger.job(_JOB)) and job.record.state is not JobState.RUNNING:
@@ -172,17 +172,21 @@ def _minute(poll: float, running: bool) -> int:
     return round((world.bucket.requests - before) / minutes)
 
 
+def _figure(running: bool) -> Figure:
+    return Figure(_minute(POLL_SECONDS, running), _minute(1.0, running))
+
+
 @benchmark(
-    "requests-running", what=f"requests to the bucket of 31 hosts in a minute of a job; {_NOT_EQUAL}", against=_AGAINST,
+    "requests-running", what=f"requests to the bucket of 31 hosts per minute of a job; {_NOT_EQUAL}", against=_AGAINST,
     bar=0.3, aim=0.1, tier=None, unit="requests",
 )  # fmt: skip
 def requests_running(_: BenchStack) -> Figure:
-    return Figure(_minute(POLL_SECONDS, True), _minute(1.0, True))
+    return _figure(running=True)
 
 
 @benchmark(
-    "requests-idle", what="requests to the bucket of 31 hosts in a minute without a job", against=_AGAINST,
+    "requests-idle", what="requests to the bucket of 31 hosts per minute without a job", against=_AGAINST,
     bar=0.3, aim=0.1, tier=None, unit="requests",
 )  # fmt: skip
 def requests_idle(_: BenchStack) -> Figure:
-    return Figure(_minute(POLL_SECONDS, False), _minute(1.0, False))
+    return _figure(running=False)

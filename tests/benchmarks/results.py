@@ -1,4 +1,4 @@
-"""The output of figures: tests/benchmarks/results.json, and a table."""
+"""The output of the figures: tests/benchmarks/results.json, and a table."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def write(new: Entry, rows: Mapping[str, Benchmark], path: Path = PATH) -> None:
 
 
 def current(entry: Entry, rows: Mapping[str, Benchmark]) -> bool:
-    """Return True for an entry of a row's present code; without a hash of it, the row's words must be equal."""
+    """Return True for an entry of a row with the present words and code, if it has a hash of the code."""
     row = rows.get(entry["name"])
     if row is None or (entry["what"], entry["against"]) != (row.what, row.against):
         return False
@@ -96,16 +96,16 @@ def current(entry: Entry, rows: Mapping[str, Benchmark]) -> bool:
     return code == row.code
 
 
-def verdict(found: Mapping[str, Any], at_least: bool = False) -> str:
+def verdict(entry: Mapping[str, Any], at_least: bool = False) -> str:
     """Return `aim met`, `bar met` or `bar missed`, by the ratio, or the value if there is no peer."""
-    score = found["value"] if found["ratio"] is None else found["ratio"]
+    score = entry["value"] if entry["ratio"] is None else entry["ratio"]
 
     def reached(limit: float) -> bool:
         return bool(score >= limit if at_least else score <= limit)
 
-    if not reached(found["bar"]):
+    if not reached(entry["bar"]):
         return "bar missed"
-    return "aim met" if found["aim"] is not None and reached(found["aim"]) else "bar met"
+    return "aim met" if entry["aim"] is not None and reached(entry["aim"]) else "bar met"
 
 
 def table(rows: Iterable[tuple[Benchmark, Entry]]) -> Table:

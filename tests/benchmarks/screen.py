@@ -1,4 +1,4 @@
-"""Screens: how often the cluster is seen anew, what that takes of a processor, and what usage costs those who tell it."""
+"""Screens: how often they are refreshed, their processor time, and the cost of reading usage on a host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.measure import MeasureError, must, running
+from benchmarks.measure import MeasureError, running
 from benchmarks.pty import Watched, watch
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
@@ -23,9 +23,9 @@ from ops.package.push import CODE_DIR, PYTHON
 
 _SECONDS = 30.0
 _STACK = "bench-top"
-_NOT_EQUAL = "31 hosts' records in a folder of this machine, renewed every 5 s by a process beside it: records, and no machines"
+_HOSTS = "31 hosts that are only records in a folder of this machine, which another process renews every 5 s"
 _READS = 2000
-# Of the replica's own code, on a host; the group is that of who asks, which has the same files.
+# The agent's own code, on a host; the cgroup is that of the login, which has the same files.
 _METER = f"""
 import sys, time
 sys.path.insert(0, {CODE_DIR!r})
@@ -41,7 +41,7 @@ print((time.process_time() - began) / {_READS})
 
 @contextmanager
 def _cluster(stack: BenchStack) -> Iterator[dict[str, str]]:
-    """The environment in which `fab` sees 31 hosts that are nothing but records."""
+    """Yield the environment in which `fab` reads the records of 31 hosts that do not exist."""
     folder = ROOT / ".scaletier" / _STACK
     with tempfile.TemporaryDirectory() as bucket:
         hosts = [
@@ -74,15 +74,15 @@ def _cluster(stack: BenchStack) -> Iterator[dict[str, str]]:
 def _top(stack: BenchStack) -> Watched:
     with _cluster(stack) as env:
         say(f"fab top for {_SECONDS:g} s")
-        seen = watch(["fab", "top"], env, ROOT, _SECONDS)
-    if len(seen.pictures) < _SECONDS / 5:
-        raise MeasureError(f"fab top drew {len(seen.pictures)} pictures")
-    return seen
+        watched = watch(["fab", "top"], env, ROOT, _SECONDS)
+    if len(watched.pictures) < _SECONDS / 5:
+        raise MeasureError(f"fab top drew {len(watched.pictures)} pictures")
+    return watched
 
 
 @benchmark(
     "top-refresh",
-    what=f"seconds from a picture of `fab top` to the next, median of {_SECONDS:g} s; {_NOT_EQUAL}",
+    what=f"seconds from a picture of `fab top` to the next, median of {_SECONDS:g} s; {_HOSTS}",
     against=None,
     bar=1.0,
     aim=0.5,
@@ -95,7 +95,7 @@ def top_refresh(stack: BenchStack) -> Figure:
 
 @benchmark(
     "top-cpu",
-    what="percent of a processor that this fab top takes, its start and its end too",
+    what="percent of a processor of this fab top, with its start and end",
     against=None,
     bar=25,
     aim=10,
@@ -109,14 +109,14 @@ def top_cpu(stack: BenchStack) -> Figure:
 
 @benchmark(
     "screen-cpu",
-    what=f"percent of a processor that the screen of a followed job takes beyond --plain, 8 hosts, 5 lines/s each, on a "
-    f"terminal for {_SECONDS:g} s, start and end too",
+    what=f"percent of a processor of a followed job's screen beyond that of --plain, 8 hosts, 5 lines/s each, on a "
+    f"terminal for {_SECONDS:g} s, with its start and end",
     against=None,
     bar=15,
     unit="%",
 )
 def screen_cpu(stack: BenchStack) -> Figure:
-    """As `fab train` shows a job, but of one that runs, so that both follow the same one."""
+    """As `fab train` shows a job, but of a running job, so that both follow the same one."""
     stack.require(ScaleTier.STANDARD_1)
     follow = ["fab", "logs", "all", "--follow", "--lines", "0", "--job"]
     with stack.tiny_job("screen", "--seconds 300 --rate 5") as job:
@@ -129,15 +129,15 @@ def screen_cpu(stack: BenchStack) -> Figure:
 
 @benchmark(
     "usage-cpu",
-    what=f"percent of a processor that a replica takes to see what its unit uses, twice a heartbeat; mean of {_READS} readings",
+    what=f"percent of a processor that an agent takes to read its unit's usage twice per heartbeat; mean of {_READS} readings",
     against=None,
     bar=1,
     aim=0.1,
     unit="%",
 )
 def usage_cpu(stack: BenchStack) -> Figure:
-    """That three numbers more are written with each heartbeat is not in it: no write is added."""
+    """Without the three numbers in each heartbeat: they add no write."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.tiny_job("usage", "--seconds 60"):
-        ran = must(stack.run(*stack.ssh("master-0", f"{PYTHON} -"), stdin=_METER.encode()), "reading usage")
-    return Figure(100 * float(ran.out) / (Plan.heartbeatSeconds / 2))
+        seconds = float(stack.on("master-0", f"{PYTHON} -", _METER.encode()))
+    return Figure(100 * seconds / (Plan.heartbeatSeconds / 2))

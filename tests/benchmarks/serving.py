@@ -1,21 +1,21 @@
-"""Models that answer: what the server adds to a model, how much it answers, and how soon it does."""
+"""Served models: what the server adds to a call of a model, its rate, and the time to the first answer."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from benchmarks.measure import LIMIT_SECONDS, MeasureError, must
-from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import ROOT, BenchStack, job_id, say
+from benchmarks.measure import LIMIT_SECONDS, MeasureError
+from benchmarks.registry import Figure, benchmark, in_turn
+from benchmarks.stack import BenchStack, job_id, say
 from infra.spec import Role, ScaleTier
 from ops.cluster.fanout import Background
 from ops.package.push import PYTHON
@@ -23,61 +23,67 @@ from ops.package.push import PYTHON
 _HERE = Path(__file__).parent
 MODEL = "bench"
 _HOST = "master-0"
+_CLIENTS_PROGRAM = "asking_once.py"
 _SECONDS = 5.0
 _CLIENTS = 32
 _TIMES = 3
 _SWAPS = 20
 _KILLS, _KILL_SECONDS = 4, 20.0
-_ASKER = "worker-0"
+_CLIENT_HOST = "worker-0"
 _KILL = "sudo -n systemctl kill --signal SIGKILL scaletier-serving"
 _PREDICT = f"/v1/models/{MODEL}:predict"
-# The server on one core and who asks it on the other: so that it has just the core that the peer has.
-_SERVER_CORE, _ASKING_CORE = "0", "1"
+# The server has one core, like the peer, and its clients the other.
+_SERVER_CORE, _CLIENT_CORE = "0", "1"
 
 
 @cache
 def deployed(stack: BenchStack) -> str:
-    """A cnn that was trained for a moment, deployed twice; where its job left it, as the hosts see it."""
+    """Train a cnn for a few steps, deploy it twice, and return its folder on the hosts."""
     stack.require(ScaleTier.STANDARD_1)
     job = job_id("served")
     stack.fab("train", job, "--scale-tier", "BASIC", "--", "--model", "cnn", "--max-steps", "20")
     for version in ("v1", "v2"):
         stack.fab("deploy", "--job", job, "--model", MODEL, "--version", version)
-    (found,) = [v for v in json.loads(stack.fab("versions", MODEL, "--json").out) if v["version"] == "v1"]
-    return str(found["origin"])
+    return next(str(each["origin"]) for each in _versions(stack) if each["version"] == "v1")
+
+
+def _versions(stack: BenchStack) -> list[dict[str, Any]]:
+    versions: list[dict[str, Any]] = json.loads(stack.fab("versions", MODEL, "--json").out)
+    return versions
 
 
 def stop_server(stack: BenchStack) -> None:
-    """Until something is deployed again: what is measured beside it has the processors for itself."""
-    must(stack.run(*stack.ssh(_HOST, "sudo -n systemctl stop scaletier-serving")), "stopping the server")
+    """Stop the server until the next deployment, so that other measurements have the processors."""
+    stack.on(_HOST, "sudo -n systemctl stop scaletier-serving")
 
 
-def _on_host(stack: BenchStack, program: str, core: str, *arguments: object) -> dict[str, Any]:
-    """What one of the programs beside this one says, run on the host and one of its cores."""
-    line = shlex.join(["env", "TF_CPP_MIN_LOG_LEVEL=3", "taskset", "-c", core, PYTHON, "-", *map(str, arguments)])
-    ran = must(stack.run(*stack.ssh(_HOST, line), stdin=(_HERE / program).read_bytes()), program)
-    found: dict[str, Any] = json.loads(ran.out.strip().splitlines()[-1])
-    if found.get("failed"):
-        raise MeasureError(f"{found['failed']} of {found['asked']} requests failed: {found['why']}")
-    return found
+def _result(stack: BenchStack, host: str, program: str, *arguments: object, core: str = "") -> dict[str, Any]:
+    """Run a program of this folder on a host, perhaps on one of its cores, and return the JSON that it prints."""
+    pin = ["taskset", "-c", core] if core else []
+    line = shlex.join(["env", "TF_CPP_MIN_LOG_LEVEL=3", *pin, PYTHON, "-", *map(str, arguments)])
+    result: dict[str, Any] = json.loads(stack.on(host, line, (_HERE / program).read_bytes()).strip().splitlines()[-1])
+    return result
 
 
-def _pin_server(stack: BenchStack) -> None:
-    pid = "$(systemctl show scaletier-serving -p MainPID --value)"
-    must(stack.run(*stack.ssh(_HOST, f"sudo -n taskset -apc {_SERVER_CORE} {pid}")), "pinning the server")
+def _requests(stack: BenchStack, clients: int) -> dict[str, Any]:
+    """Return the result of requests to the server of the host, none of which may fail."""
+    result = _result(stack, _HOST, _CLIENTS_PROGRAM, _PREDICT, clients, _SECONDS, "127.0.0.1", core=_CLIENT_CORE)
+    if result["failed"]:
+        raise MeasureError(f"{result['failed']} of {result['asked']} requests failed: {result['why']}")
+    return result
 
 
 @cache
 def _compared(stack: BenchStack) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """In turn, `_TIMES` times: one client's requests, many clients' requests, and the model called in its own process."""
+    """Measure in turn, `_TIMES` times: requests of one client, of many clients, and the model called in its own process."""
     folder = deployed(stack)
-    _pin_server(stack)
+    stack.on(_HOST, f"sudo -n taskset -apc {_SERVER_CORE} $(systemctl show scaletier-serving -p MainPID --value)")
     one, many, called = [], [], []
     for number in range(_TIMES):
-        say(f"asking, {number + 1} of {_TIMES}")
-        one.append(_on_host(stack, "asking_once.py", _ASKING_CORE, _PREDICT, 1, _SECONDS))
-        many.append(_on_host(stack, "asking_once.py", _ASKING_CORE, _PREDICT, _CLIENTS, _SECONDS))
-        called.append(_on_host(stack, "called_once.py", _SERVER_CORE, folder, _SECONDS))
+        say(f"requests and calls, {number + 1} of {_TIMES}")
+        one.append(_requests(stack, 1))
+        many.append(_requests(stack, _CLIENTS))
+        called.append(_result(stack, _HOST, "called_once.py", folder, _SECONDS, core=_SERVER_CORE))
     return one, many, called
 
 
@@ -88,8 +94,8 @@ def _added(stack: BenchStack, which: str) -> Figure:
 
 @benchmark(
     "predict-p50",
-    what="ms that one client's request (one image, cnn, on the host) takes longer than the model called in a process of its "
-    "own, the median of 5 s; medians of 3",
+    what="ms of one client's request (one image, cnn, on the host) beyond a call of the model in a process of its own, "
+    "the median of 5 s; medians of 3",
     against=None,
     bar=4.0,
     aim=1.5,
@@ -123,91 +129,89 @@ def predict_p99(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def predict_rate(stack: BenchStack) -> Figure:
-    """What batching gives back of what HTTP takes."""
+    """Batching against the cost of HTTP."""
     _, many, called = _compared(stack)
     return Figure(median(m["rate"] for m in many), median(c["rate"] for c in called))
 
 
 @benchmark(
     "swap-failures",
-    what=f"requests of 4 clients that fail while the default changes {_SWAPS} times, without asking again",
+    what=f"requests of 4 clients that fail while the default changes {_SWAPS} times, without retries",
     against=None,
     bar=0,
     aim=0,
     unit="",
 )
 def swap_failures(stack: BenchStack) -> Figure:
-    """Asked all along by clients that never ask twice."""
+    """The clients send requests all the time."""
     deployed(stack)
-    ended: list[dict[str, Any]] = []
     seconds = 3.0 * _SWAPS
-
-    def load() -> None:
-        line = shlex.join([PYTHON, "-", _PREDICT, "4", str(seconds)])
-        ran = must(stack.run(*stack.ssh(_HOST, line), stdin=(_HERE / "asking_once.py").read_bytes()), "asking")
-        ended.append(json.loads(ran.out.strip().splitlines()[-1]))
-
-    asking = threading.Thread(target=load)
-    asking.start()
+    clients = Background(lambda: _result(stack, _HOST, _CLIENTS_PROGRAM, _PREDICT, 4, seconds, "127.0.0.1"))
     began, swaps = time.monotonic(), 0
     while swaps < _SWAPS or time.monotonic() - began < seconds:
         stack.fab("set-default", MODEL, "v2" if swaps % 2 == 0 else "v1")
         swaps += 1
         time.sleep(max(0.0, began + swaps * seconds / _SWAPS - time.monotonic()))
-    asking.join()
-    if not ended or ended[0]["asked"] < 100:
-        raise MeasureError(f"too few requests were asked to say anything: {ended}")
-    say(f"{ended[0]['asked']} requests while the default changed {swaps} times")
-    return Figure(ended[0]["failed"])
+    result = _many(clients.join(LIMIT_SECONDS))
+    say(f"{result['asked']} requests while the default changed {swaps} times")
+    return Figure(result["failed"])
+
+
+def _many(result: dict[str, Any]) -> dict[str, Any]:
+    if result["asked"] < 100:
+        raise MeasureError(f"too few requests for a figure: {result}")
+    return result
 
 
 @benchmark(
     "kill-failures",
-    what=f"requests of 4 clients that fail while two servers are killed in turn, {_KILLS} times in all, and a "
-    "client asks the other once more",
+    what=f"requests of 4 clients that fail while two servers are killed in turn, {_KILLS} times in all, with one "
+    "retry at the other",
     against=None,
     bar=0,
     aim=0,
     unit="",
 )
 def kill_failures(stack: BenchStack) -> Figure:
-    """SIGKILL for the unit's process, which systemd starts again; the next one when both answer. Clients are on a worker."""
+    """SIGKILL for the unit's process, which systemd restarts; the next one when both answer. Clients are on a worker."""
     deployed(stack)
     with _two_servers(stack) as addresses:
-        line = shlex.join([PYTHON, "-", _PREDICT, "4", str(_KILL_SECONDS * _KILLS), *addresses])
-        asking = Background(
-            lambda: must(stack.run(*stack.ssh(_ASKER, line), stdin=(_HERE / "asking_two_once.py").read_bytes()), "asking")
-        )
+        seconds = _KILL_SECONDS * _KILLS
+        clients = Background(lambda: _result(stack, _CLIENT_HOST, _CLIENTS_PROGRAM, _PREDICT, 4, seconds, *addresses))
         began = time.monotonic()
         for number in range(_KILLS):
             time.sleep(max(0.0, began + (number + 0.2) * _KILL_SECONDS - time.monotonic()))
             _await_both(stack)
-            killed = must(stack.run(*stack.ssh(f"serving-{number % 2}", _KILL)), "killing the server")
-            if time.monotonic() - began > _KILL_SECONDS * _KILLS:
-                raise MeasureError(f"the last server was killed when the clients had ended ({killed.seconds:.0f} s)")
-        ran = asking.join(LIMIT_SECONDS)
-    found = json.loads(ran.out.strip().splitlines()[-1])
-    if found["asked"] < 100:
-        raise MeasureError(f"too few requests were asked to say anything: {found}")
-    say(f"{found['asked']} requests while servers were killed {_KILLS} times; without asking again {found['once']} had failed")
-    return Figure(found["failed"])
+            stack.on(f"serving-{number % 2}", _KILL)
+            if time.monotonic() - began > seconds:
+                raise MeasureError("the last server was killed when the clients had ended")
+        result = _many(clients.join(LIMIT_SECONDS))
+    say(f"{result['asked']} requests while servers were killed {_KILLS} times; without retries {result['failed']} had failed")
+    return Figure(result["failedTwice"])
 
 
 @contextmanager
 def _two_servers(stack: BenchStack) -> Iterator[list[str]]:
-    """The addresses of two hosts that answer for the models; then the master does again."""
-    request = ROOT / ".cache" / "bench-request.json"
-    request.write_text(json.dumps({"key": 1, "image": [0.0] * 784}))
-    ask = ("predict", "--model", MODEL, "--json-instances", str(request))
-    try:
-        _servers(stack, 2)
-        stack.fab(*ask)
-        _await_both(stack)
-        yield [host.address for host in stack.inventory.of_role(Role.SERVING)]
-    finally:
-        _servers(stack, 0)
-        stack.fab(*ask)
-        request.unlink()
+    """Yield the addresses of two hosts that serve the models; then the master serves them again."""
+    with _request() as request:
+        ask = ("predict", "--model", MODEL, "--json-instances", request)
+        try:
+            _servers(stack, 2)
+            stack.fab(*ask)
+            _await_both(stack)
+            yield [host.address for host in stack.inventory.of_role(Role.SERVING)]
+        finally:
+            _servers(stack, 0)
+            stack.fab(*ask)
+
+
+@contextmanager
+def _request() -> Iterator[str]:
+    """Yield the path of a file with one instance."""
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"key": 1, "image": [0.0] * 784}, file)
+        file.flush()
+        yield file.name
 
 
 def _servers(stack: BenchStack, count: int) -> None:
@@ -218,11 +222,10 @@ def _servers(stack: BenchStack, count: int) -> None:
 def _await_both(stack: BenchStack) -> None:
     deadline = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline:
-        found = json.loads(stack.fab("versions", MODEL, "--json").out)
-        if all(on["state"] == "AVAILABLE" for version in found for on in version["servers"]):
+        if all(on["state"] == "AVAILABLE" for version in _versions(stack) for on in version["servers"]):
             return
         time.sleep(0.5)
-    raise MeasureError("one of the servers does not come back")
+    raise MeasureError("one of the servers does not answer again")
 
 
 @benchmark(
@@ -236,24 +239,23 @@ def deploy_first_answer(stack: BenchStack) -> Figure:
     """Ours also starts two commands, copies 13 MB into the bucket and starts a unit; the peer has the files already."""
     folder = deployed(stack)
     job = folder.split("/")[3]
-    ours, theirs = [], []
-    for version in ("v1", "v2", "v1"):  # the default goes last, whichever it is
+    for version in ("v1", "v2", "v1"):  # the default version must be deleted last
         stack.run("fab", "delete-version", MODEL, version, "--yes")
-    request = ROOT / ".cache" / "bench-request.json"
-    request.write_text(json.dumps({"key": 1, "image": [0.0] * 784}))
-    try:
-        for number in range(_TIMES):
-            stop_server(stack)
-            model = f"first{number}_{job_id('m')}"
-            began = time.monotonic()
-            stack.fab("deploy", "--job", job, "--model", model, "--version", "v1")
-            stack.fab("predict", "--model", model, "--json-instances", str(request))
-            ours.append(time.monotonic() - began)
-            stack.fab("delete-version", model, "v1", "--yes")
-            began = time.monotonic()
-            line = shlex.join(["env", "TF_CPP_MIN_LOG_LEVEL=3", PYTHON, "-", folder, "0.01"])
-            must(stack.run(*stack.ssh(_HOST, line), stdin=(_HERE / "called_once.py").read_bytes()), "called_once.py")
-            theirs.append(time.monotonic() - began)
-    finally:
-        request.unlink()
-    return Figure(median(ours), median(theirs))
+
+    def ours(request: str) -> float:
+        stop_server(stack)
+        model = job_id("first")
+        began = time.monotonic()
+        stack.fab("deploy", "--job", job, "--model", model, "--version", "v1")
+        stack.fab("predict", "--model", model, "--json-instances", request)
+        seconds = time.monotonic() - began
+        stack.fab("delete-version", model, "v1", "--yes")
+        return seconds
+
+    def theirs() -> float:
+        began = time.monotonic()
+        _result(stack, _HOST, "called_once.py", folder, "0.01")
+        return time.monotonic() - began
+
+    with _request() as request:
+        return in_turn(_TIMES, lambda: ours(request), theirs)

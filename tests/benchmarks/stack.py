@@ -46,24 +46,24 @@ CONFIG: Mapping[ScaleTier, Mapping[str, str]] = {
 
 
 class BenchStack:
-    """One stack of this checkout; leaving the context destroys and removes it, where it came to be at all."""
+    """One stack of this checkout; leaving the context destroys and removes it, if it was created."""
 
     def __init__(self) -> None:
         self.env = {**os.environ, "PULUMI_STACK": NAME, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
         self.folder = ROOT / ".scaletier" / NAME
         self.tier: ScaleTier | None = None
         self.seconds: dict[ScaleTier, list[float]] = {}
-        self._made = False
+        self._created = False
         self._config: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._made:
+        if self._created:
             say("destroying what is left")
             self._remove()
-            self._made = False
+            self._created = False
 
     def run(self, *command: str, stdin: bytes | None = None) -> Ran:
         """Run a command like a user of this stack, outside a terminal."""
@@ -81,6 +81,10 @@ class BenchStack:
         """Return a command line on a host as a list for run and Popen; its user is that of `fab shell`."""
         return ["ssh", "-F", str(self.folder / "ssh_config"), "-l", USER, host, command]
 
+    def on(self, host: str, command: str, stdin: bytes | None = None) -> str:
+        """Run a command on a host that must succeed, and return its stdout."""
+        return must(self.run(*self.ssh(host, command), stdin=stdin), f"{host}: {command[:200]}").out
+
     @property
     def inventory(self) -> Inventory:
         return parse((self.folder / "inventory.json").read_bytes(), self.folder)
@@ -97,8 +101,8 @@ class BenchStack:
         An earlier cluster is destroyed first.
         """
         self.down()
-        if not self._made:
-            self._make()
+        if not self._created:
+            self._create()
         for arguments in changes(self._config, CONFIG[tier]):
             self.pulumi("config", *arguments)
         self._config = CONFIG[tier]
@@ -113,13 +117,13 @@ class BenchStack:
 
     @contextmanager
     def own_cores(self, share: float) -> Iterator[None]:
-        """Give every host exactly this part of a core, until the context is left."""
+        """Give every host exactly this part of a core during the context."""
         with self.limited("cpus", str(share)):
             yield
 
     @contextmanager
     def limited(self, key: str, value: str) -> Iterator[None]:
-        """Set this limit, `cpus` or `memory`, on every host, until the context is left."""
+        """Set this limit, `cpus` or `memory`, on every host during the context."""
         self._limit(key, value)
         try:
             yield
@@ -135,7 +139,7 @@ class BenchStack:
 
     @contextmanager
     def slowed(self, host: str, part: float) -> Iterator[None]:
-        """Give a host this part of its share of a core, unknown to Pulumi, until the context is left."""
+        """Give a host this part of its share of a core, unknown to Pulumi, during the context."""
         project = own(NAME)[0].project
         before: str = client(project).instances.get(host).config[ALLOWANCE]
 
@@ -158,8 +162,8 @@ class BenchStack:
             self.pulumi("destroy", "--yes", "--skip-preview")
             self.tier = None
 
-    def _make(self) -> None:
-        self._made = True
+    def _create(self) -> None:
+        self._created = True
         init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
         if init.code and "already exists" in init.err + init.out:
             say(f"destroying the stack {NAME} that an earlier run left")
@@ -177,7 +181,7 @@ class BenchStack:
 
     @contextmanager
     def tiny_job(self, label: str, arguments: str) -> Iterator[str]:
-        """Run the tests' tiny trainer, which prints without TensorFlow, until the context is left."""
+        """Run the tests' tiny trainer, which prints without TensorFlow, during the context."""
         job = job_id(label)
         self.fab("train", "--job", job, "--package", TINY, "--args", arguments, "--no-follow")
         try:
@@ -234,6 +238,3 @@ def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
 def say(text: str) -> None:
     """Print a line of progress on stderr."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-__all__ = ["BIN", "DATA", "MNIST", "ROOT", "BenchStack", "MeasureError", "job_id", "login", "say"]

@@ -20,12 +20,12 @@ from trainer.model import make_model
 import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
 
-# What a rate that begins at its highest can be without harm.
+# A learning rate without warm-up must be low.
 _RATE, _MOMENTUM = 0.01, 0.9
 
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]
-    """A Train line as often as the library has one."""
+    """Prints a Train line as often as the library does."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

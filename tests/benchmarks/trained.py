@@ -1,4 +1,4 @@
-"""A training as its log tells it, on the cluster or as one process, and what it took of the hosts."""
+"""A training by its log, on the cluster or as one process, and its use of the hosts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Self
 
-from benchmarks.measure import Lines, MeasureError, must, run, running
+from benchmarks.job_events import log_of
+from benchmarks.measure import Lines, MeasureError, high_water, must, run, running
 from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
 
 BATCH = 100
 _LIMIT_SECONDS = 580.0
-# A host with a tenth of a core takes its time.
+# For a host with a tenth of a core.
 _JOB_SECONDS = 3600.0
 _END_SECONDS = 30.0
 _TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+): ")
@@ -64,7 +64,7 @@ class Trained:
         part = [(at, step) for at, _, step in self.steps if at >= begin]
         (start, low), (end, high) = part[0], max(part, key=lambda pair: pair[1])
         if end <= start:
-            raise MeasureError("the training was too short to tell its speed")
+            raise MeasureError("the training was too short for its speed")
         return (high - low) * BATCH / (end - start)
 
     def time_of(self, step: int) -> float:
@@ -93,7 +93,7 @@ def parse(lines: Sequence[tuple[float, str]]) -> Trained:
     steps = sorted((at, match[1], int(match[2])) for at, line in lines if (match := _TRAIN.search(line)))
     finals = [float(match[2]) for _, line in lines if (match := _FINAL.search(line))]
     if not steps or not finals:
-        raise MeasureError(f"the log tells of no training: {' | '.join(line for _, line in lines[-3:])}")
+        raise MeasureError(f"the log has no training: {' | '.join(line for _, line in lines[-3:])}")
     return Trained(steps, finals[-1])
 
 
@@ -141,21 +141,21 @@ def together(
 ) -> Trained:
     """Run a job on the cluster by `fab train`, which must succeed.
 
-    `beside` runs from its first Train line on, until the event that it is given is set at the job's end. On the hosts
-    `watched` the trainers' memory is looked at every so many seconds, which takes some of their processor.
+    `beside` runs from the first Train line on; its event is set at the job's end. On the hosts `watched` the trainers' memory
+    is read every `every` seconds, which takes some of their processor.
     """
     inventory = stack.require(tier)
     job = job_id(label)
     say(f"fab train --job {job} {' '.join(options)} -- {arguments}")
-    before = sum(_sent(stack, name) for name in inventory.names)
+    before = sum(int(stack.on(name, _SENT)) for name in inventory.names)
     try:
         with _Memory(stack, watched, every) as memory:
             _follow(stack, ["fab", "train", "--job", job, *options, "--", *arguments.split()], beside)
     except BaseException:
         stack.run("fab", "cancel", job)
         raise
-    sent_bytes = sum(_sent(stack, name) for name in inventory.names) - before
-    result = parse(_log(stack, job))
+    sent_bytes = sum(int(stack.on(name, _SENT)) for name in inventory.names) - before
+    result = parse([(line.at, line.message) for line in log_of(stack, job)])
     return Trained(result.steps, result.accuracy, sent_bytes, memory.peaks, job)
 
 
@@ -216,18 +216,8 @@ def fetched(stack: BenchStack, job: str) -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def _log(stack: BenchStack, job: str) -> list[tuple[float, str]]:
-    out = stack.fab("logs", "all", "--job", job, "--lines", "all", "--json").out
-    lines = [json.loads(line) for line in out.splitlines()]
-    return [(datetime.fromisoformat(line["time"]).timestamp(), line["message"]) for line in lines]
-
-
-def _sent(stack: BenchStack, host: str) -> int:
-    return int(must(run(stack.ssh(host, _SENT), stack.env, ROOT), f"reading {host}").out)
-
-
 class _Memory:
-    """Looks at the trainers' memory on some hosts now and then."""
+    """Samples the trainers' memory on some hosts."""
 
     def __init__(self, stack: BenchStack, hosts: Sequence[str], every: float) -> None:
         self.peaks: dict[str, float] = {}
@@ -248,6 +238,5 @@ class _Memory:
     def _watch(self) -> None:
         while not self._over.wait(self._every):
             for host in self._hosts:
-                output = run(self._stack.ssh(host, _PEAKS), self._stack.env, ROOT).out
-                peak = max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", output)), default=0.0)
+                peak = high_water(self._stack.run(*self._stack.ssh(host, _PEAKS)).out)
                 self.peaks[host] = max(peak, self.peaks.get(host, 0.0))

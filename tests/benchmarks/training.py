@@ -1,17 +1,17 @@
-"""How fast the cluster trains, and what it takes for it, against one process and against what a user would have otherwise.
+"""The training speed of the cluster and its cost, against one process and against TensorFlow's own ways to distribute.
 
-STANDARD_1's eight hosts share this machine's processors with the one process that they are compared to.
+STANDARD_1's eight hosts share this machine's processors; the one process has all of them, too.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.registry import Figure, benchmark
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, say
 from benchmarks.trained import BATCH, Trained, alone, process, seconds_a_step, together
 from infra.spec import ScaleTier
@@ -20,7 +20,7 @@ from infra.spec import ScaleTier
 _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
 _CNN = f"--model cnn --max-steps 900 --log-interval 0.2 {_STEADY}"
 _MLP = f"--model mlp --max-steps 5000 --log-interval 0.2 {_STEADY}"
-_SEEDS_STEPS, _MWMS_STEPS = 2000, 900
+_TF1_STEPS, _MWMS_STEPS = 2000, 900
 _SEEDS = (1, 2, 3)
 # A model of 9,610 by 9,610 and a little more, and one of next to nothing, in the same program.
 _LARGE_MB, _LARGE, _SMALL = 400, "9610,9610", "8,8"
@@ -33,22 +33,22 @@ _PAIRS, _STEPS, _TRACED = len(_SEEDS), 400, 100
 
 
 class Turn(NamedTuple):
-    """One after the other, as the machine is not equally fast all the time: the cluster, one process, the seeds' design."""
+    """The cluster, one process and TensorFlow 1's design, consecutively, as the machine's speed varies."""
 
     ours: Trained
     alone: Trained
-    seeds: Trained
+    tf1: Trained
 
 
 @cache
 def _turns(stack: BenchStack) -> list[Turn]:
-    """The cnn, of each seed; run once, whichever row asks."""
-    return [Turn(_together(stack, "async", cnn), _alone(cnn), _seeds_design(stack)) for cnn in _repeated(_CNN)]
+    """Return the trainings of the cnn by seed, run once for all rows."""
+    return [Turn(_together(stack, "async", cnn), _alone(cnn), _tf1_design(stack)) for cnn in _repeated(_CNN)]
 
 
 @cache
 def _mlps(stack: BenchStack) -> list[tuple[Trained, Trained]]:
-    """The mlp on the cluster and as one process, of each seed; run once, whichever row asks."""
+    """Return the trainings of the mlp on the cluster and as one process by seed, run once for all rows."""
     return [(_together(stack, "mlp", mlp), _alone(mlp)) for mlp in _repeated(_MLP)]
 
 
@@ -61,10 +61,10 @@ def _together(stack: BenchStack, label: str, arguments: str, *options: str) -> T
     return together(stack, label, arguments, *options, watched=_WATCHED, every=_SAMPLE_SECONDS)
 
 
-def _seeds_design(stack: BenchStack) -> Trained:
+def _tf1_design(stack: BenchStack) -> Trained:
     package = "examples/cloudml"
-    arguments = f"--model cnn --max-steps {_SEEDS_STEPS}"
-    return _together(stack, "seeds", arguments, "--package", package, "--config", f"{package}/config.yaml")
+    arguments = f"--model cnn --max-steps {_TF1_STEPS}"
+    return _together(stack, "tf1", arguments, "--package", package, "--config", f"{package}/config.yaml")
 
 
 def _repeated(arguments: str) -> list[str]:
@@ -72,7 +72,7 @@ def _repeated(arguments: str) -> list[str]:
 
 
 def _medians(pairs: Iterable[tuple[float, float]]) -> Figure:
-    """Ours and the peer's, as they were measured in turn."""
+    """Return the medians of ours and the peer's."""
     return Figure.of(*zip(*pairs, strict=True))
 
 
@@ -86,7 +86,7 @@ def _medians(pairs: Iterable[tuple[float, float]]) -> Figure:
     at_least=True,
 )
 def async_rate(stack: BenchStack) -> Figure:
-    """Neither evaluates nor saves meanwhile."""
+    """Without evaluations and checkpoints."""
     return _medians((turn.ours.examples_per_second, turn.alone.examples_per_second) for turn in _turns(stack))
 
 
@@ -100,13 +100,13 @@ def async_rate(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def async_rate_seeds(stack: BenchStack) -> Figure:
-    """Its workers come half a minute after its master; only what follows counts."""
-    return _medians((turn.ours.examples_per_second, turn.seeds.examples_per_second) for turn in _turns(stack))
+    """The peer's workers start half a minute after its master; only the time after that counts."""
+    return _medians((turn.ours.examples_per_second, turn.tf1.examples_per_second) for turn in _turns(stack))
 
 
 @benchmark(
     "async-bytes",
-    what="bytes that all hosts send for each example, cnn, strategy async, a whole job, median of 3",
+    what="bytes that all hosts send per example, cnn, strategy async, a whole job, median of 3",
     against="examples/cloudml on the same hosts",
     bar=0.35,
     aim=0.15,
@@ -114,7 +114,7 @@ def async_rate_seeds(stack: BenchStack) -> Figure:
 )
 def async_bytes(stack: BenchStack) -> Figure:
     """By the counters of the hosts' network interfaces."""
-    return _medians((_sent(turn.ours), _sent(turn.seeds)) for turn in _turns(stack))
+    return _medians((_sent(turn.ours), _sent(turn.tf1)) for turn in _turns(stack))
 
 
 def _sent(trained: Trained) -> float:
@@ -141,7 +141,7 @@ def last_worker(stack: BenchStack) -> Figure:
     aim=1.9,
     unit="examples/s",
     at_least=True,
-    unequal="ours meets every 4 steps, and the peer, whose optimizer is Adam, at each",
+    unequal="ours synchronizes every 4 steps, and the peer, whose optimizer is Adam, at each",
 )
 def sync_rate(stack: BenchStack) -> Figure:
     """The same batch of 100 a replica; in turn."""
@@ -161,7 +161,7 @@ def sync_rate(stack: BenchStack) -> Figure:
     aim=1.0,
 )
 def mlp_seconds(stack: BenchStack) -> Figure:
-    """A model of 105,000 parameters: a step takes a millisecond, and all else shows."""
+    """A model of 105,000 parameters: a step takes a millisecond, so every other cost shows."""
     return _medians((ours.seconds, peer.seconds) for ours, peer in _mlps(stack))
 
 
@@ -175,7 +175,7 @@ def mlp_seconds(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def accuracy_mlp(stack: BenchStack) -> Figure:
-    """As the job's last line has it."""
+    """By the job's last line."""
     return Figure.of([ours.accuracy for ours, _ in _mlps(stack)])
 
 
@@ -191,7 +191,7 @@ def accuracy_mlp(stack: BenchStack) -> Figure:
 def job_step(stack: BenchStack) -> Figure:
     """In turn, each in a process of its own."""
     del stack
-    return _medians((_step("job"), _step("fit")) for _ in range(_PAIRS))
+    return in_turn(_PAIRS, lambda: _step("job"), lambda: _step("fit"))
 
 
 def _step(way: str, steps: int = _STEPS, after: int = _TRACED) -> float:
@@ -202,38 +202,24 @@ def _step(way: str, steps: int = _STEPS, after: int = _TRACED) -> float:
 
 
 def _memory(stack: BenchStack, host: str) -> Figure:
-    return _medians(((turn.ours.memory or {})[host], (turn.seeds.memory or {})[host]) for turn in _turns(stack))
+    return _medians(((turn.ours.memory or {})[host], (turn.tf1.memory or {})[host]) for turn in _turns(stack))
 
 
-@benchmark(
-    "memory-ps",
-    what="MB of the trainer's process at its peak on ps-0, cnn, strategy async, median of 3",
-    against="examples/cloudml on the same host",
-    bar=1.0,
-    aim=0.7,
-    unit="MB",
-)
-def memory_ps(stack: BenchStack) -> Figure:
-    """VmHWM, looked at every 4 s."""
-    return _memory(stack, "ps-0")
-
-
-@benchmark(
-    "memory-worker",
-    what="MB of the trainer's process at its peak on worker-0, cnn, strategy async, median of 3",
-    against="examples/cloudml on the same host",
-    bar=1.0,
-    aim=0.7,
-    unit="MB",
-)
-def memory_worker(stack: BenchStack) -> Figure:
-    """VmHWM, looked at every 4 s."""
-    return _memory(stack, "worker-0")
+for _name, _host in (("ps", "ps-0"), ("worker", "worker-0")):
+    # VmHWM, sampled every 4 s.
+    benchmark(
+        f"memory-{_name}",
+        what=f"MB of the trainer's process at its peak on {_host}, cnn, strategy async, median of 3",
+        against="examples/cloudml on the same host",
+        bar=1.0,
+        aim=0.7,
+        unit="MB",
+    )(partial(_memory, host=_host))
 
 
 @cache
 def _large(stack: BenchStack) -> list[Mapping[str, float]]:
-    """How many times a large model each host's trainer holds, of each seed."""
+    """Return each host's memory for a large model as a multiple of the model, by seed."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.limited("memory", _ROOM):
         return [
@@ -250,44 +236,21 @@ def _peaks(stack: BenchStack, arguments: str) -> Mapping[str, float]:
 
 
 def times(large: Mapping[str, float], small: Mapping[str, float], size: float) -> dict[str, float]:
-    """What hosts hold more of with a large model than with a small one, as a multiple of its size; all in MB."""
+    """Return each host's memory with a large model beyond that with a small one, as a multiple of its size; all in MB."""
     return {host: (large[host] - small[host]) / size for host in large}
 
 
-_OF_LARGE = f"mlp with one matrix that is most of its {_LARGE_MB} MB, async, master, 1 worker and 1 ps; median of 3"
+def _multiple(stack: BenchStack, host: str) -> Figure:
+    return Figure.of([large[host] for large in _large(stack)])
 
 
-@benchmark(
-    "memory-chief-400",
-    what=f"times the model that the master's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
-    against=None,
-    bar=3.0,
-    unit="times",
-)
-def memory_chief_400(stack: BenchStack) -> Figure:
-    """VmHWM, which the kernel keeps, looked at twice a second until the end."""
-    return Figure.of([large["master-0"] for large in _large(stack)])
-
-
-@benchmark(
-    "memory-worker-400",
-    what=f"times the model that a worker's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
-    against=None,
-    bar=3.0,
-    unit="times",
-)
-def memory_worker_400(stack: BenchStack) -> Figure:
-    """As memory-chief-400."""
-    return Figure.of([large["worker-0"] for large in _large(stack)])
-
-
-@benchmark(
-    "memory-ps-400",
-    what=f"times the model that the ps's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
-    against=None,
-    bar=1.0,
-    unit="times",
-)
-def memory_ps_400(stack: BenchStack) -> Figure:
-    """As memory-chief-400."""
-    return Figure.of([large["ps-0"] for large in _large(stack)])
+for _name, _host, _bar in (("chief", "master-0", 3.0), ("worker", "worker-0", 3.0), ("ps", "ps-0", 1.0)):
+    # VmHWM, sampled twice a second until the end.
+    benchmark(
+        f"memory-{_name}-400",
+        what=f"peak memory of the trainer on {_host}, as times the model, beyond that with a tiny model: mlp with one matrix "
+        f"that is most of its {_LARGE_MB} MB, async, master, 1 worker and 1 ps; median of 3",
+        against=None,
+        bar=_bar,
+        unit="times",
+    )(partial(_multiple, host=_host))

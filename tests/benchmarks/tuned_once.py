@@ -41,15 +41,15 @@ def read(pattern: str, most: int) -> tuple[Array, Array]:
     return (pixels / 255).astype(np.float32), np.array([label for _, label in examples])
 
 
-def trained(told: dict[str, str], train: tuple[Array, Array], test: tuple[Array, Array]) -> float:
+def trained(hyperparameters: dict[str, str], train: tuple[Array, Array], test: tuple[Array, Array]) -> float:
     """Return the error rate after a training with these hyperparameters; 1 if it diverges."""
-    rate, momentum = float(told["learning-rate"]), float(told["momentum"])
-    units, batch = int(told["hidden-units"]), int(told["batch-size"])
+    rate, momentum = float(hyperparameters["learning-rate"]), float(hyperparameters["momentum"])
+    units, batch = int(hyperparameters["hidden-units"]), int(hyperparameters["batch-size"])
     chance = np.random.default_rng(1)
     layers = [
         chance.normal(0, (2 / size) ** 0.5, (size, width)).astype(np.float32) for size, width in ((784, units), (units, 10))
     ]
-    walked = [np.zeros_like(layer) for layer in layers]
+    velocities = [np.zeros_like(layer) for layer in layers]
     x, y = train
     with np.errstate(all="ignore"):
         for _ in range(STEPS):
@@ -61,8 +61,8 @@ def trained(told: dict[str, str], train: tuple[Array, Array], test: tuple[Array,
             wrong[np.arange(batch), y[chosen]] -= 1
             back = (wrong @ layers[1].T) * (hidden > 0)
             slopes = [x[chosen].T @ back / batch, hidden.T @ wrong / batch]
-            walked = [momentum * before + slope for before, slope in zip(walked, slopes, strict=True)]
-            layers = [layer - rate * walk for layer, walk in zip(layers, walked, strict=True)]
+            velocities = [momentum * velocity + slope for velocity, slope in zip(velocities, slopes, strict=True)]
+            layers = [layer - rate * velocity for layer, velocity in zip(layers, velocities, strict=True)]
         scores = np.maximum(test[0] @ layers[0], 0) @ layers[1]
     return float(np.mean(scores.argmax(1) != test[1])) if np.isfinite(scores).all() else 1.0
 
@@ -70,22 +70,22 @@ def trained(told: dict[str, str], train: tuple[Array, Array], test: tuple[Array,
 def main() -> None:
     train, test = read("train*.tfrecord", IMAGES), read("test*.tfrecord", 10_000)
 
-    def played(told: Study) -> float:
+    def best_rate(study: Study) -> float:
         trials: list[Trial] = []
         while len(trials) < TRIALS:
             started = list[Trial]()
             for number in range(len(trials) + 1, min(len(trials) + AT_ONCE, TRIALS) + 1):
-                started.append(Trial(number, propose(told, [*trials, *started], number), ""))
+                started.append(Trial(number, propose(study, [*trials, *started], number), ""))
             for trial in started:
                 final = Measurement(STEPS, trained(trial.hyperparameters, train, test))
                 trials.append(replace(trial, state=TrialState.SUCCEEDED, finalMetric=final))
-        first = best(told, trials)
+        first = best(study, trials)
         assert first is not None
         assert first.finalMetric is not None
         return first.finalMetric.objectiveValue
 
     rates = {
-        name: [played(replace(STUDY, algorithm=algorithm, seed=seed)) for seed in range(SEEDS)]
+        name: [best_rate(replace(STUDY, algorithm=algorithm, seed=seed)) for seed in range(SEEDS)]
         for name, algorithm in (("ours", Algorithm.ALGORITHM_UNSPECIFIED), ("random", Algorithm.RANDOM_SEARCH))
     }
     print(json.dumps({**{name: fmean(each) for name, each in rates.items()}, "each": rates}))

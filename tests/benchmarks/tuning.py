@@ -1,4 +1,4 @@
-"""Tuning hyperparameters: what sixteen trials on five hosts take, and what 24 trials come to."""
+"""Tuning hyperparameters: the time of sixteen trials on five hosts, and the result of 24 trials."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from benchmarks.measure import medians, must, run
-from benchmarks.registry import Figure, benchmark
+from benchmarks.measure import must, run
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
 from ops.package.push import PYTHON
@@ -58,31 +58,31 @@ def tuning_trials(stack: BenchStack) -> Figure:
             return time.monotonic() - began
 
         def theirs() -> float:
-            told = json.loads(stack.fab("describe", jobs[-1], "--json").out)["trainingOutput"]["trials"]
-            rates = [trial["hyperparameters"]["learning-rate"] for trial in sorted(told, key=lambda trial: trial["trialId"])]
+            trials = json.loads(stack.fab("describe", jobs[-1], "--json").out)["trainingOutput"]["trials"]
+            rates = [trial["hyperparameters"]["learning-rate"] for trial in sorted(trials, key=lambda trial: trial["trialId"])]
             say(f"{_TRIALS} runs one after another")
             package = unpacked(jobs[-1])
             train = f"{PYTHON} -m trainer.task --job-dir /tmp/peer {' '.join(_TRAINING)}"
             began = time.monotonic()
             for rate in rates:
                 line = f"{package} && rm -rf /tmp/peer && SCALETIER_DATA=/bucket/{DATA} {train} --learning-rate {rate}"
-                must(run(stack.ssh("master-0", line), stack.env, ROOT), "a run by ssh")
+                stack.on("master-0", line)
             return time.monotonic() - began
 
-        return Figure(*medians(3, ours, theirs))
+        return in_turn(3, ours, theirs)
 
 
 @benchmark(
     "tuning-best",
     what="error rate of the best of 24 trials, five at once: a small mlp of NumPy on MNIST, 4 hyperparameters; mean of 5 seeds",
-    against="RANDOM_SEARCH with the same 24 trials and seeds; that nothing runs on hosts is alike",
+    against="RANDOM_SEARCH with the same 24 trials and seeds, likewise not on hosts",
     bar=1.0,
     tier=None,
     unit="",
 )
 def tuning_best(stack: BenchStack) -> Figure:
-    """What is proposed, and what it comes to: the tuner's own proposals, and trainings in one process."""
+    """The tuner's own suggestions, and trainings in one process."""
     say("2 times 5 studies of 24 trials")
     ran = must(run([sys.executable, "-m", "benchmarks.tuned_once"], stack.env, ROOT), "the studies")
-    found = json.loads(ran.out.strip().splitlines()[-1])
-    return Figure(found["ours"], found["random"])
+    rates = json.loads(ran.out.strip().splitlines()[-1])
+    return Figure(rates["ours"], rates["random"])

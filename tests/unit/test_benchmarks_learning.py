@@ -95,9 +95,9 @@ def test_the_accuracy_of_a_job_is_in_its_output(tmp_path: Path) -> None:
     assert evaluated(tmp_path) == 0.99421
     for content in ("{}", "{"):
         (tmp_path / "evaluation.json").write_text(content)
-        with pytest.raises(MeasureError, match="tells no accuracy"):
+        with pytest.raises(MeasureError, match="has no accuracy"):
             evaluated(tmp_path)
-    with pytest.raises(MeasureError, match="tells no accuracy"):
+    with pytest.raises(MeasureError, match="has no accuracy"):
         evaluated(tmp_path / "gone")
 
 

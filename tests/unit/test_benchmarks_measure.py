@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+from benchmarks.job_events import parse_log
 from benchmarks.jobs import first_train_line, latencies, resident
 from benchmarks.launch import hosts_of, launch_command, login_command
-from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, peak_memory, percentile, run, running
+from benchmarks.measure import Lines, MeasureError, first_byte, must, peak_memory, percentile, run, running
 from benchmarks.provision import cgroup_folder, used_memory
 from benchmarks.push import by_ansible, by_pyinfra, by_ssh
-from benchmarks.push_once import unlike
+from benchmarks.push_once import vary
+from benchmarks.registry import in_turn
 from benchmarks.stack import job_id
 
 from infra.inventory import Inventory
@@ -36,7 +38,8 @@ def test_ours_and_the_peer_take_turns() -> None:
         calls.append("B")
         return 5.0
 
-    assert medians(3, ours, peer) == (2.0, 5.0)
+    figure = in_turn(3, ours, peer)
+    assert (figure.value, figure.peer, figure.runs) == (2.0, 5.0, (3.0, 1.0, 2.0))
     assert "".join(calls) == "ABABAB"
 
 
@@ -91,9 +94,10 @@ def test_the_first_step_is_the_earliest_of_any_replica() -> None:
         {"time": "1970-01-01T00:00:12.500Z", "message": "Train [worker/1], step 9: loss"},
         {"time": "1970-01-01T00:00:11.250Z", "message": "Train [master/0], step 3: loss"},
     ]
-    assert first_train_line("\n".join(map(json.dumps, lines))) == 11.25
+    log = parse_log("\n".join(json.dumps({**line, "replica": "master-0"}) for line in lines))
+    assert first_train_line(log) == 11.25
     with pytest.raises(MeasureError):
-        first_train_line(json.dumps(lines[0]))
+        first_train_line(log[:1])
 
 
 def test_latency_counts_from_the_first_line_that_was_shown() -> None:
@@ -105,7 +109,7 @@ def test_latency_counts_from_the_first_line_that_was_shown() -> None:
 
 def test_the_memory_of_a_replica_is_read_in_mb() -> None:
     assert resident("Name:\tpython\nVmRSS:\t   1000 kB\n") == 1.024
-    with pytest.raises(MeasureError, match="no replica runs"):
+    with pytest.raises(MeasureError, match="no agent runs"):
         resident("Name:\tsystemd\nVmRSS:\t   1000 kB\n")
 
 
@@ -167,10 +171,10 @@ def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_pushed_is_never_the_same_twice() -> None:
     unit = RemoteFile("/etc/systemd/system/scaletier.service.d/host.conf", "[Service]\n")
-    assert unlike(unit).content.startswith("[Service]\n# ")
-    assert unlike(unit) != unlike(unit)
+    assert vary(unit).content.startswith("[Service]\n# ")
+    assert vary(unit) != vary(unit)
     other = RemoteFile("/etc/scaletier/host.json", "{}")
-    assert unlike(other) is other
+    assert vary(other) is other
 
 
 def test_the_peers_of_a_push_reach_every_host(inventory: Inventory, tmp_path: Path) -> None:

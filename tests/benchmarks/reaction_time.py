@@ -1,6 +1,6 @@
-"""How soon what is true of a job has its effect: a restart, the next of the queue, a cancel; and whether it stays true.
+"""The time from an event to its effect on a job: a restart, the next in the queue, a cancel; and violations in simulations.
 
-What is timed on hosts begins and ends by one clock: local hosts have this machine's.
+Local hosts have the clock of this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.job_events import first_after, last_gone, ledger_of, log_of, record_in, runs, seconds_of, starts, trainers
 from benchmarks.jobs import upload_data
 from benchmarks.measure import MeasureError, must, run
-from benchmarks.registry import Figure, benchmark
+from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, ROOT, TINY, BenchStack, job_id, login, say
 from infra.lxd.api import client
 from infra.lxd.orphans import own
@@ -38,7 +38,7 @@ from jobs.states import JobState
 from ops.package.push import PYTHON, STATE_DIR
 
 SECONDS = float(os.environ.get("SCALETIER_BENCH_SECONDS", "60"))
-"""How long schedules are played."""
+"""The duration of the simulations."""
 JOBS = 500
 _SOAK = "tests/simulation/soak.py"
 _PLAYED = re.compile(r"^(\d+) schedules from seed \d+, (\d+) with a violation$", re.MULTILINE)
@@ -49,11 +49,11 @@ _TRIES = 3
 # The first of a queue lasts until the others are in it.
 _FIRST_SECONDS = "60"
 _WORKERS = ("worker-0", "worker-1", "worker-2")
-# The times are the log's own, and looking takes a part of the processors that the trainers share.
-_LOOK_SECONDS = 4.0
-# A job has begun, and a worker that was killed before trains again.
+# The times are those of the log, and polls use the processors that the trainers share.
+_POLL_SECONDS = 4.0
+# Until the job runs steadily, and a worker that was killed before trains again.
 _BEGUN_SECONDS = 10.0
-# What a worker imports of TensorFlow, in a process that does nothing else.
+# A worker's import of TensorFlow, in a process of its own.
 _IMPORT = (
     "cd {package} && {python} -c 'import time; t = time.monotonic(); from trainer.server import _server_library; "
     "_server_library(); print(time.monotonic() - t)'"
@@ -69,7 +69,7 @@ _IMPORT = (
     unit="violations",
 )
 def schedules(stack: BenchStack) -> Figure:
-    """Other schedules each time, as `make soak` plays them."""
+    """New schedules each time, like `make soak`."""
     first = int(time.time())
     ran = stack.run(sys.executable, _SOAK, "--seconds", f"{SECONDS:g}", "--first", str(first))
     count, broken = played(ran.out)
@@ -78,11 +78,15 @@ def schedules(stack: BenchStack) -> Figure:
 
 
 def played(out: str) -> tuple[int, int]:
-    """How many schedules were played and how many of them had a violation, as soak.py says; MeasureError where it does not."""
-    found = _PLAYED.search(out)
-    if not found or found[1] == "0":
+    """Return the number of schedules that soak.py played, and of those with a violation.
+
+    Raises:
+        MeasureError: it played none.
+    """
+    counts = _PLAYED.search(out)
+    if not counts or counts[1] == "0":
         raise MeasureError(f"no schedule was played: {out[-200:]!r}")
-    return int(found[1]), int(found[2])
+    return int(counts[1]), int(counts[2])
 
 
 @benchmark(
@@ -94,15 +98,14 @@ def played(out: str) -> tuple[int, int]:
     tier=None,
 )
 def restart_hanging(stack: BenchStack) -> Figure:
-    """A real `python -m hosts.agent` on this machine, in front of a bucket whose every call hangs from before the kill."""
-    found = [(_restarted(stack), _started(stack)) for _ in range(5)]
-    seconds, alone = (statistics.median(pair[place] for pair in found) for place in (0, 1))
-    say(f"{seconds:.2f} s, of which {alone:.2f} s are what the same trainer takes for its start")
-    return Figure(seconds)
+    """A real `python -m hosts.agent` on this machine, with a bucket whose every call hangs before the kill."""
+    figure = in_turn(5, lambda: _restarted(stack), lambda: _started(stack))
+    say(f"{figure.value:.2f} s, of which {figure.peer:.2f} s are the start of the same trainer")
+    return Figure(figure.value)
 
 
 def _started(stack: BenchStack) -> float:
-    """Seconds from the start of the trainer without anybody to its first line by its own clock."""
+    """Return the seconds from the start of the trainer alone to its first line by its own clock."""
     with tempfile.TemporaryDirectory(prefix="st") as name:
         task = {"TF_CONFIG": '{"cluster": {}, "task": {}}', "TYPE": "master", "INDEX": "0", "JOB_DIR": name}
         env = {**stack.env, **task, "PYTHONPATH": str((ROOT / TINY).parent)}
@@ -126,8 +129,8 @@ def _restarted(stack: BenchStack) -> float:
         process = subprocess.Popen(command, env=env, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         pids: list[int] = []
 
-        def said(count: int) -> float:
-            """The time of the first line of the trainer of this number."""
+        def first_line(count: int) -> float:
+            """Return the time of the first line of the trainer with this number."""
             log = root / "state" / "logs" / "newest"
             deadline = time.monotonic() + _START_SECONDS
             while time.monotonic() < deadline:
@@ -137,15 +140,15 @@ def _restarted(stack: BenchStack) -> float:
                 if len(times) >= count:
                     return float(times[count - 1])
                 time.sleep(0.01)
-            raise MeasureError(f"trainer {count} said nothing within {_START_SECONDS:.0f} s")
+            raise MeasureError(f"trainer {count} printed nothing within {_START_SECONDS:.0f} s")
 
         try:
-            said(1)
+            first_line(1)
             (root / "bucket.off").touch()
             _until((root / "bucket.hangs").exists, "no call of the bucket hangs")
             killed = time.time()
             os.killpg(pids[-1], signal.SIGKILL)
-            return said(2) - killed
+            return first_line(2) - killed
         finally:
             process.kill()
             process.wait()
@@ -154,7 +157,7 @@ def _restarted(stack: BenchStack) -> float:
 
 
 def make_host(root: Path) -> None:
-    """A host and a bucket that are directories, and a job of the tiny trainer that has this host."""
+    """Write a host and a bucket as directories, and a job of the tiny trainer that has this host."""
     bucket, home, job = root / "bucket", root / "state" / "jobs" / "bench", "bench"
     config = {"cluster": {}, "task": {"type": "master", "index": 0}}
     task = Task(json.dumps(config), {"TYPE": "master", "INDEX": "0", "JOB_DIR": str(bucket / paths.output(job))})
@@ -176,14 +179,14 @@ def make_host(root: Path) -> None:
 
 @benchmark(
     "worker-killed",
-    what="seconds from the kill of a worker's trainer (mlp, async, under way for 10 s) to its next Train line, less its import "
-    "of TensorFlow on that host, median of 3",
+    what="seconds from the kill of a worker's trainer (mlp, async, after 10 s) to its next Train line, without its import of "
+    "TensorFlow on that host, median of 3",
     against=None,
     bar=3.0,
     aim=1.0,
 )
 def worker_killed(stack: BenchStack) -> Figure:
-    """Of three workers in turn, so that none is killed twice."""
+    """Three workers, each killed once."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     upload_data(inventory)
     job = job_id("worker_killed")
@@ -202,22 +205,22 @@ def worker_killed(stack: BenchStack) -> Figure:
 def _trains_again(stack: BenchStack, job: str, worker: str) -> float:
     package = f"{STATE_DIR}/jobs/{job}/package"
     time.sleep(_BEGUN_SECONDS)
-    imports = float(_on(stack, worker, _IMPORT.format(package=package, python=PYTHON)))
+    imports = float(stack.on(worker, _IMPORT.format(package=package, python=PYTHON)))
     pid = trainers(log_of(stack, job, worker))[worker]
-    killed = float(_on(stack, worker, f"date +%s.%N && sudo -n kill -KILL {pid}"))
+    killed = float(stack.on(worker, f"date +%s.%N && sudo -n kill -KILL {pid}"))
     trained = _train_line(stack, job, worker, killed)
     say(f"{worker}: {trained - killed:.2f} s, of which {imports:.2f} s are the import of TensorFlow")
     return trained - killed - imports
 
 
 def _train_line(stack: BenchStack, job: str, worker: str, moment: float) -> float:
-    """The time of a worker's first step after a moment."""
+    """Return the time of a worker's first step after a moment."""
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
-        if found := first_after(log_of(stack, job, worker), worker, "Train [", moment):
-            return found
-        time.sleep(_LOOK_SECONDS)
-    raise MeasureError(f"{worker} trains nothing within {_END_SECONDS:.0f} s")
+        if step := first_after(log_of(stack, job, worker), worker, "Train [", moment):
+            return step
+        time.sleep(_POLL_SECONDS)
+    raise MeasureError(f"{worker} trains no step within {_END_SECONDS:.0f} s")
 
 
 @benchmark(
@@ -228,7 +231,7 @@ def _train_line(stack: BenchStack, job: str, worker: str, moment: float) -> floa
     aim=2.0,
 )
 def queue_next(stack: BenchStack) -> Figure:
-    """Four jobs, one behind the other; nobody but the hosts takes part."""
+    """Four jobs in a queue; only the hosts start them."""
     stack.require(ScaleTier.STANDARD_1)
     jobs = [job_id(f"queue_{number}") for number in range(4)]
     try:
@@ -253,7 +256,7 @@ def queue_next(stack: BenchStack) -> Figure:
 
 @benchmark(
     "cancel-8",
-    what="seconds from `fab cancel` as it is typed until the last trainer on 8 hosts is gone, median of 3",
+    what="seconds from the start of `fab cancel` until the last trainer on 8 hosts has ended, median of 3",
     against=None,
     bar=6.0,
     aim=3.0,
@@ -266,13 +269,13 @@ def cancel_8(stack: BenchStack) -> Figure:
 
 @benchmark(
     "cancel-chief-off",
-    what="seconds from `fab cancel` until the last trainer on the others is gone, the chief's host off, median of 3",
+    what="seconds from `fab cancel` until the last trainer on the others has ended, the chief's host off, median of 3",
     against=None,
     bar=60.0,
     aim=25.0,
 )
 def cancel_chief_off(stack: BenchStack) -> Figure:
-    """The chief's host loses its power the moment before, and with it the process that leads the job."""
+    """The chief's host, whose agent leads the job, is stopped just before."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     chief = client(own(NAME)[0].project).instances.get(inventory.chief.name)
 
@@ -289,21 +292,21 @@ def cancel_chief_off(stack: BenchStack) -> Figure:
 
 
 def _cancelled(stack: BenchStack, off: str = "", before: Callable[[], object] = lambda: None) -> float:
-    """`off` is the host that `before` turns off, which must lead."""
+    """Return the seconds of a cancel; `off` is the host that `before` stops, whose agent must lead."""
     for _ in range(_TRIES):
         with stack.tiny_job("cancel", "--seconds 600 --rate 1") as job:
             with ledger_of(stack) as ledger:
                 leader = record_in(ledger, job, runs, _START_SECONDS).lease.holder
             if not leader.startswith(off):
-                say(f"{leader} leads, another job")
+                say(f"{leader} leads: next job")
                 continue
             time.sleep(_STEADY_SECONDS)
             processes = {name: pid for name, pid in trainers(log_of(stack, job)).items() if name != off}
             before()
             seconds = last_gone(stack, processes, lambda: stack.fab("cancel", job), _END_SECONDS)
-        say(f"the last of {len(processes)} trainers was gone after {seconds:.2f} s")
+        say(f"the last of {len(processes)} trainers had ended after {seconds:.2f} s")
         return seconds
-    raise MeasureError(f"of {_TRIES} jobs {off} led none")
+    raise MeasureError(f"{off} led none of {_TRIES} jobs")
 
 
 @benchmark(
@@ -314,17 +317,15 @@ def _cancelled(stack: BenchStack, off: str = "", before: Callable[[], object] = 
     aim=0.7,
 )
 def jobs_500(stack: BenchStack) -> Figure:
-    """The record of a job that ran here, under as many ids."""
+    """With the record of one job that ran here, under 500 ids."""
     chief = stack.require(ScaleTier.STANDARD_1).chief.name
     job = job_id("jobs")
     stack.fab("train", "--job", job, "--package", TINY, "--args", "--seconds 1")
     with ledger_of(stack) as ledger:
         record = record_in(ledger, job, lambda state: state.final, _END_SECONDS)
-    folder = f"{stack.inventory.bucket}/{paths.JOBS}"
-    put = stack.ssh(chief, f"sudo -n tar -xf - -C {stack.inventory.bucket}")
-    remove = stack.ssh(chief, f"sudo -n sh -c 'rm -rf {folder}/bench_many_*'")
+    bucket = stack.inventory.bucket
     try:
-        must(run(put, stack.env, ROOT, packed(record, JOBS)), "writing the jobs")
+        stack.on(chief, f"sudo -n tar -xf - -C {bucket}", packed(record, JOBS))
 
         def once() -> float:
             ran = must(stack.run("fab", "jobs"), "fab jobs")
@@ -335,25 +336,21 @@ def jobs_500(stack: BenchStack) -> Figure:
         once()
         return Figure(statistics.median(once() for _ in range(5)))
     finally:
-        must(run(remove, stack.env, ROOT), "removing the jobs")
+        stack.on(chief, f"sudo -n sh -c 'rm -rf {bucket}/{paths.JOBS}/bench_many_*'")
 
 
 def packed(record: JobRecord, count: int) -> bytes:
-    """A tar archive of the bucket's part with this record under so many ids, each made a minute after the one before."""
+    """Return a tar archive for the bucket with this record under `count` ids, created a minute apart."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for number in range(count):
-            made = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number)).isoformat().replace("+00:00", "Z")
-            one = replace(record, jobId=f"bench_many_{number:04}", createTime=made)
+            created = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number)).isoformat().replace("+00:00", "Z")
+            one = replace(record, jobId=f"bench_many_{number:04}", createTime=created)
             content = one.to_json()
             entry = tarfile.TarInfo(paths.job(one.jobId))
             entry.size, entry.mode = len(content), 0o664
             tar.addfile(entry, io.BytesIO(content))
     return out.getvalue()
-
-
-def _on(stack: BenchStack, host: str, command: str) -> str:
-    return must(run(stack.ssh(host, command), stack.env, ROOT), f"{host}: {command}").out.strip()
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.hanging_once import Hanging
-from benchmarks.job_events import Said, first_after, parse_log, record_in, runs, seconds_of, starts, trainers
+from benchmarks.job_events import LoggedLine, first_after, parse_log, record_in, runs, seconds_of, starts, trainers
 from benchmarks.measure import MeasureError
-from benchmarks.truth import make_host, packed, played
+from benchmarks.reaction_time import make_host, packed, played
 from waiting import wait_for
 
 from jobs import paths
@@ -22,14 +22,14 @@ from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 
 LOG = [
-    Said(1.0, "worker-0", "started trainer pid 41: python -m tiny.task"),
-    Said(1.5, "worker-1", "started trainer pid 42: python -m tiny.task"),
-    Said(2.0, "worker-0", "Train [worker/0], step 1: at 2.0"),
-    Said(3.0, "worker-1", "Train [worker/1], step 1: at 3.0"),
-    Said(4.0, "worker-0", "restarting after signal 9 (SIGKILL) (1 of 5)"),
-    Said(5.0, "worker-0", "started trainer pid 57: python -m tiny.task"),
-    Said(6.0, "worker-0", "it started trainer pid 58: a line of the trainer's own"),
-    Said(7.0, "worker-0", "Train [worker/0], step 9: at 7.0"),
+    LoggedLine(1.0, "worker-0", "started trainer pid 41: python -m tiny.task"),
+    LoggedLine(1.5, "worker-1", "started trainer pid 42: python -m tiny.task"),
+    LoggedLine(2.0, "worker-0", "Train [worker/0], step 1: at 2.0"),
+    LoggedLine(3.0, "worker-1", "Train [worker/1], step 1: at 3.0"),
+    LoggedLine(4.0, "worker-0", "restarting after signal 9 (SIGKILL) (1 of 5)"),
+    LoggedLine(5.0, "worker-0", "started trainer pid 57: python -m tiny.task"),
+    LoggedLine(6.0, "worker-0", "it started trainer pid 58: a line of the trainer's own"),
+    LoggedLine(7.0, "worker-0", "Train [worker/0], step 9: at 7.0"),
 ]
 
 
@@ -38,7 +38,7 @@ def test_a_log_is_read_in_the_order_of_time() -> None:
         {"time": "1970-01-01T00:00:02.500Z", "severity": "INFO", "replica": "ps-0", "message": "b"},
         {"time": "1970-01-01T00:00:01.250Z", "severity": "INFO", "replica": "ps-1", "message": "a"},
     ]
-    assert parse_log("\n".join(map(json.dumps, lines))) == [Said(1.25, "ps-1", "a"), Said(2.5, "ps-0", "b")]
+    assert parse_log("\n".join(map(json.dumps, lines))) == [LoggedLine(1.25, "ps-1", "a"), LoggedLine(2.5, "ps-0", "b")]
 
 
 def test_a_moment_has_its_unix_time() -> None:
