@@ -48,13 +48,13 @@ class Damage(NamedTuple):
         return f"byte {self.offset} (record {self.number})"
 
 
-def tensors(found: Sequence[Segment]) -> tuple[Any, ...]:
+def tensors(parts: Sequence[Segment]) -> tuple[Any, ...]:
     """Return the segments, [N], as the columns; `read` takes one row of them."""
     return (
-        tf.constant([segment.file for segment in found], tf.string),
-        tf.constant([segment.offset for segment in found], tf.int64),
-        tf.constant([segment.records for segment in found], tf.int64),
-        tf.constant([segment.compression for segment in found], tf.string),
+        tf.constant([segment.file for segment in parts], tf.string),
+        tf.constant([segment.offset for segment in parts], tf.int64),
+        tf.constant([segment.records for segment in parts], tf.int64),
+        tf.constant([segment.compression for segment in parts], tf.string),
     )
 
 

@@ -42,7 +42,7 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
 
 
 @functools.cache
-def found(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[Segment]:
+def find_segments(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[Segment]:
     """Return the segments of these paths.
 
     Raises:
@@ -79,9 +79,9 @@ def _segments(files: Files) -> list[Segment]:
     return [Segment(file) if isinstance(file, str) else file for file in files]
 
 
-def _chain(found: Sequence[Segment]) -> Any:
+def _chain(parts: Sequence[Segment]) -> Any:
     """Return the serialized examples of the segments, one segment after the other."""
-    return tf.data.Dataset.from_tensor_slices(tensors(found)).flat_map(read)
+    return tf.data.Dataset.from_tensor_slices(tensors(parts)).flat_map(read)
 
 
 def _parse(serialized: Any) -> tuple[Any, Any]:

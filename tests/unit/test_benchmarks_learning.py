@@ -133,7 +133,7 @@ def test_a_part_of_a_share_of_a_core() -> None:
 
 
 def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
-    from trainer.schedule import WarmupCosineDecay
+    from trainer.model import WarmupCosineDecay
 
     defaults = flags.parse(["--train-data", "x", "--eval-data", "x"])
     told = {name: flag(learning._MWMS, name) for name in ("--learning-rate", "--warmup-steps", "--max-steps", "--momentum")}
@@ -143,7 +143,7 @@ def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
         fall = 0.5 + 0.5 * math.cos(math.pi * (step + 1) / told["--max-steps"])
         assert float(ours(step)) == pytest.approx(told["--learning-rate"] * rise * fall, rel=1e-4, abs=1e-6)
     assert defaults.momentum == told["--momentum"]
-    assert flag(learning._MWMS, "--clip") == task._LONGEST
+    assert flag(learning._MWMS, "--clip") == task._CLIP_NORM
 
 
 def test_all_that_comes_to_an_accuracy_is_looked_at_on_one_grid() -> None:

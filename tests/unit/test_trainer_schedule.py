@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaletier.runtime import import_tensorflow
-from trainer.schedule import WarmupCosineDecay
+from trainer.model import WarmupCosineDecay
 
 tf = import_tensorflow()
 

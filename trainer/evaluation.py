@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from scaletier.runtime import import_tensorflow, one_line, say
-from trainer.manifest import MANIFEST
-from trainer.mnist import LABELS
+from trainer.mnist import LABELS, MANIFEST
 
 tf = import_tensorflow()
 
@@ -36,7 +35,7 @@ def classes(file: str) -> list[str]:
     return [*names, *digits[len(names) :]][:LABELS]
 
 
-class Findings:
+class ImageEvaluation:
     """The evaluation of images besides the loss; a `scaletier.Inspector`.
 
     `confusion`, int64 [10, 10], counts the records by label, the row, and prediction, the column. Of the misclassified images
@@ -51,12 +50,12 @@ class Findings:
 
     def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
         """Add a batch: images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
-        taken_for = np.argmax(outputs, 1)
-        np.add.at(self.confusion, (targets, taken_for), 1)
-        wrong = np.flatnonzero(taken_for != targets)[: _MISTAKES - len(self.labels)]
+        predictions = np.argmax(outputs, 1)
+        np.add.at(self.confusion, (targets, predictions), 1)
+        wrong = np.flatnonzero(predictions != targets)[: _MISTAKES - len(self.labels)]
         pictures = np.rint(inputs[wrong] * 255).astype(np.uint8).reshape(-1, 28, 28)
         self.pictures = np.concatenate([self.pictures, pictures])
-        self.predicted, self.labels = np.append(self.predicted, taken_for[wrong]), np.append(self.labels, targets[wrong])
+        self.predicted, self.labels = np.append(self.predicted, predictions[wrong]), np.append(self.labels, targets[wrong])
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
         """Write summaries of the mistakes, by label and prediction; after the last evaluation, write the file."""
@@ -69,8 +68,8 @@ class Findings:
 
     def content(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Return the file's content, without the classes behind the last one in use."""
-        met = [label for label in range(LABELS) if self.confusion[label].any() or self.confusion[:, label].any()]
-        size = max([2, *(label + 1 for label in met)])
+        used = [label for label in range(LABELS) if self.confusion[label].any() or self.confusion[:, label].any()]
+        size = max([2, *(label + 1 for label in used)])
         mistakes = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
         return {
             "step": step,

@@ -15,20 +15,20 @@ from tensorboard.util.tensor_util import make_ndarray
 from ops.report.evaluation import parse
 from scaletier.runtime import import_tensorflow
 from scaletier.summaries import Summaries
-from trainer import findings
+from trainer import evaluation
 
 tf = import_tensorflow()
 DIGITS = [str(digit) for digit in range(10)]
 
 
-def found(size: int = 10, classes: Sequence[str] = DIGITS) -> findings.Findings:
-    """Return findings of `size` digits, 5 records each, of which the first was once predicted as the last."""
+def found(size: int = 10, classes: Sequence[str] = DIGITS) -> evaluation.ImageEvaluation:
+    """Return the evaluation of `size` digits, 5 records each, of which the first was once predicted as the last."""
     labels = np.repeat(np.arange(size), 5)
     taken_for = labels.copy()
     taken_for[0] = size - 1
     pictures = np.zeros((len(labels), 784), np.float32)
     pictures[0] = np.arange(784, dtype=np.uint8) / np.float32(255)
-    seen = findings.Findings(classes)
+    seen = evaluation.ImageEvaluation(classes)
     for batch in (slice(0, 7), slice(7, None)):
         seen.batch(pictures[batch], labels[batch], np.eye(10, dtype=np.float32)[taken_for[batch]])
     return seen
@@ -61,7 +61,7 @@ def test_it_is_replaced_and_has_the_classes_that_there_are(tmp_path: Path) -> No
 
 
 def test_nothing_but_one_class_is_a_matrix_all_the_same(tmp_path: Path) -> None:
-    seen = findings.Findings(DIGITS)
+    seen = evaluation.ImageEvaluation(DIGITS)
     seen.batch(np.zeros((7, 784), np.float32), np.zeros(7, np.int64), np.eye(10, dtype=np.float32)[[0] * 7])
     assert seen.content(1, {"loss": 0.0, "accuracy": 1.0}) == {
         "step": 1,
@@ -78,7 +78,7 @@ def test_the_first_mistakes_are_kept_with_what_they_were_taken_for(wrong: int) -
     numbers = np.arange(40)
     taken_for = (numbers + (numbers < wrong)) % 10  # the first digits are taken for the next one
     pictures = np.repeat(numbers[:, None], 784, 1).astype(np.float32) / np.float32(255)
-    seen = findings.Findings(DIGITS)
+    seen = evaluation.ImageEvaluation(DIGITS)
     for begin in range(0, 40, 15):
         batch = slice(begin, begin + 15)
         seen.batch(pictures[batch], numbers[batch] % 10, 100 * np.eye(10, dtype=np.float32)[taken_for[batch]])
@@ -101,7 +101,7 @@ def shown(folder: Path) -> EventMultiplexer:
 
 
 def test_mistaken_digits_are_named_and_put_together(tmp_path: Path) -> None:
-    seen = findings.Findings(DIGITS)
+    seen = evaluation.ImageEvaluation(DIGITS)
     pictures = np.stack([np.full(784, shade, np.float32) for shade in (10, 20, 30)]) / np.float32(255)
     seen.batch(pictures, np.array([9, 4, 9]), np.eye(10, dtype=np.float32)[[4, 9, 4]])
     seen.done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=False)
@@ -115,7 +115,7 @@ def test_mistaken_digits_are_named_and_put_together(tmp_path: Path) -> None:
 
 
 def test_without_mistakes_there_is_no_picture_and_the_last_evaluation_leaves_the_file(tmp_path: Path) -> None:
-    findings.Findings(DIGITS).done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=True)
+    evaluation.ImageEvaluation(DIGITS).done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=True)
     assert shown(tmp_path).PluginRunToTagToContent("images") == {}
     assert json.loads((tmp_path / "evaluation.json").read_text())["mistakes"] == []
 
@@ -142,4 +142,4 @@ def test_a_folder_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
 def test_classes_are_named_by_the_manifest_beside_the_records(tmp_path: Path, manifest: str | None, names: list[str]) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
-    assert findings.classes(str(tmp_path / "test-00000-of-00001.tfrecord")) == names
+    assert evaluation.classes(str(tmp_path / "test-00000-of-00001.tfrecord")) == names

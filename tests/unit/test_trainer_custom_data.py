@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer import own, records, table
+from trainer import custom_data, records
 from trainer.mnist import InputError, Split
 
 PIXELS = 784
@@ -86,7 +86,7 @@ def test_folders_of_train_and_test_stay_what_they_are(tmp_path: Path) -> None:
     save(tmp_path / "train" / ".thumbnails" / "0.png", picture(9))
     save(tmp_path / "train" / "1" / ".hidden.png", picture(9))
     (tmp_path / "train" / "1" / "notes.txt").write_text("of no interest")
-    splits, classes = own.load([tmp_path], 0.5)
+    splits, classes = custom_data.load([tmp_path], 0.5)
     assert classes == ["0", "1"]
     assert sorted(pairs(splits["test"])) == sorted((picture(number).tobytes(), number % 2) for number in (6, 7))
     assert len(splits["train"].labels) == 6
@@ -107,7 +107,7 @@ def test_images_of_any_kind_become_gray_and_small(tmp_path: Path) -> None:
     for name, pixels in kinds.items():
         save(tmp_path / "a" / name, pixels)
     save(tmp_path / "b" / "black.png", gray * 0)
-    splits, _ = own.load([tmp_path], 0.01)
+    splits, _ = custom_data.load([tmp_path], 0.01)
     levels = sorted({pixel for split in splits.values() for image, _ in pairs(split) for pixel in image})
     assert {0, 200} <= set(levels) <= {0, 200, *range(74, 79)}  # red is 76 in gray, JPEG's about that
 
@@ -119,16 +119,16 @@ def test_no_image_is_in_both_splits(examples: list[tuple[bytes, int]], share: fl
     different = {image for image, _ in examples}
     if len(different) < 2:
         with pytest.raises(InputError, match="all images are the same"):
-            own.split_off(examples, share)
+            custom_data.split_off(examples, share)
         return
-    splits = own.split_off(examples, share)
+    splits = custom_data.split_off(examples, share)
     assert sorted(splits["train"] + splits["test"]) == sorted(examples)
     images = {name: {image for image, _ in split} for name, split in splits.items()}
     assert images["train"]
     assert images["test"]
     assert not images["train"] & images["test"]
     assert abs(len(images["test"]) - share * len(different)) <= 1
-    assert {name: sorted(split) for name, split in own.split_off(examples[::-1], share).items()} == {
+    assert {name: sorted(split) for name, split in custom_data.split_off(examples[::-1], share).items()} == {
         name: sorted(split) for name, split in splits.items()
     }
 
@@ -145,7 +145,7 @@ def test_csv_is_read_however_it_was_written(
     lines += [[f"{around}{value}{around}" for value in (label, *pixels)] for label, pixels in rows]
     path = tmp_path_factory.getbasetemp() / "written.csv"
     path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + "".join(",".join(line) + end for line in lines).encode())
-    assert table.read(path) == [(pixels, label) for label, pixels in rows]
+    assert custom_data.read_csv(path) == [(pixels, label) for label, pixels in rows]
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
@@ -153,7 +153,7 @@ def test_csv_that_is_none_is_one_line(tmp_path_factory: pytest.TempPathFactory, 
     path = tmp_path_factory.getbasetemp() / "none.csv"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
-        table.read(path)
+        custom_data.read_csv(path)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
 
@@ -182,7 +182,7 @@ def test_csv_of_both_splits(tmp_path: Path) -> None:
     train, test = tmp_path / "train.csv", tmp_path / "test.csv"
     train.write_text("\n".join(row(number, [number] * PIXELS) for number in range(10)))
     test.write_text(row(3, [33] * PIXELS))
-    splits, classes = own.load(own.paths(f"{train},{test}"), 0.1)
+    splits, classes = custom_data.load(custom_data.paths(f"{train},{test}"), 0.1)
     assert classes == [str(number) for number in range(10)]
     assert pairs(splits["test"]) == [(bytes([33] * PIXELS), 3)]
     assert len(splits["train"].labels) == 10

@@ -1,12 +1,17 @@
-"""The user's own data, a folder of images or CSV, as splits like MNIST's: 28×28 gray, labels 0 to 9."""
+"""The user's own data, a folder of images or CSV, as splits like MNIST's: 28×28 gray, labels 0 to 9.
+
+A row of the CSV is a label, 0 to 9, then 784 pixels, 0 to 255; a header is skipped.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from pathlib import Path
 
-from trainer import images, table
-from trainer.mnist import LABELS, Example, InputError, Split
+from trainer import images
+from trainer.mnist import LABELS, PIXELS, Example, InputError, Split
+from trainer.progress import counted
 
 
 def paths(source: str) -> list[Path]:
@@ -22,20 +27,20 @@ def paths(source: str) -> list[Path]:
     return files
 
 
-def digest(found: list[Path]) -> str:
+def digest(sources: list[Path]) -> str:
     """Return the sha256 of all files read from there, names and contents.
 
     Raises:
         InputError: a folder's layout is invalid.
     """
-    files = images.find(found[0]).files if found[0].is_dir() else found
+    files = images.find(sources[0]).files if sources[0].is_dir() else sources
     total = hashlib.sha256()
     for path in files:
         total.update(f"{path.resolve()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
-def load(found: list[Path], test_share: float) -> tuple[dict[str, Split], list[str]]:
+def load(sources: list[Path], test_share: float) -> tuple[dict[str, Split], list[str]]:
     """Return both splits, and the names of the classes by label.
 
     If there is no test split, `test_share` of the different images become one, the same ones each time.
@@ -43,14 +48,14 @@ def load(found: list[Path], test_share: float) -> tuple[dict[str, Split], list[s
     Raises:
         InputError: the data is invalid.
     """
-    if found[0].is_dir():
-        folder = images.find(found[0])
+    if sources[0].is_dir():
+        folder = images.find(sources[0])
         examples, classes = images.read(folder), list(folder.classes)
     else:
-        examples = {split: table.read(path) for split, path in zip(("train", "test"), found, strict=False)}
+        examples = {split: read_csv(path) for split, path in zip(("train", "test"), sources, strict=False)}
         classes = [str(label) for label in range(LABELS)]
     if len({label for _, label in examples["train"]}) < 2:
-        raise InputError(f"{found[0]} holds one class only: there is nothing to tell apart")
+        raise InputError(f"{sources[0]} holds one class only: there is nothing to tell apart")
     if "test" not in examples:
         examples = split_off(examples["train"], test_share)
     return {split: _mixed(part) for split, part in examples.items()}, classes
@@ -77,3 +82,45 @@ def _mixed(examples: list[Example]) -> Split:
 
 def _order(image: bytes) -> bytes:
     return hashlib.sha256(image).digest()
+
+
+def read_csv(path: Path) -> list[Example]:
+    """Return the images and labels of a file.
+
+    Raises:
+        InputError: a line is invalid; the message has its number.
+    """
+    examples: list[Example] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as source:
+            rows = csv.reader(source)
+            for number, row in enumerate(counted(rows, f"reading {path}, row")):
+                if row and not (number == 0 and _number(row[0]) is None):
+                    examples.append(_example(row, f"{path}:{rows.line_num}"))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not CSV: {error}") from None
+    if not examples:
+        raise InputError(f"{path} holds no images")
+    return examples
+
+
+def _example(row: list[str], place: str) -> Example:
+    if len(row) != 1 + PIXELS:
+        raise InputError(f"{place} has {len(row)} columns; valid are {1 + PIXELS}, a label and {PIXELS} pixels")
+    label = _number(row[0])
+    if label is None or not 0 <= label < LABELS:
+        raise InputError(f"{place} has the label {row[0]!r:.20}; valid are 0 to {LABELS - 1}")
+    try:
+        return bytes(map(int, row[1:])), label
+    except ValueError:
+        column = next(index for index, value in enumerate(row) if _number(value) not in range(256))
+        raise InputError(
+            f"{place} has {row[column]!r:.20} in column {column + 1}; valid are whole numbers of 0 to 255"
+        ) from None
+
+
+def _number(value: str) -> int | None:
+    try:
+        return int(value)
+    except ValueError:
+        return None
