@@ -11,8 +11,7 @@ from infra.spec import ClusterSpec
 from infra.target import TargetError
 from jobs.checked import RecordError
 from jobs.paths import QUEUE, cancel, plan
-from jobs.placement import place
-from jobs.queue import Queue
+from jobs.queue import Queue, place
 from jobs.records import CancelRequest, Plan
 from jobs.times import now
 

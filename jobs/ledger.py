@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from jobs.states import JobState
 from jobs.store import Conflict, Store
 from jobs.study import Trial
 
+K = TypeVar("K", str, int)
 R = TypeVar("R", bound=Record)
 _TRIES = 50
 
@@ -46,13 +47,16 @@ class Ledger:
 
     def jobs_named(self, job_ids: Iterable[str]) -> dict[str, Stored[JobRecord] | RecordError]:
         """Return the records of those jobs that have one, or the error in it; one call of the store."""
-        job_ids_by_path = {paths.job(job_id): job_id for job_id in job_ids}
-        records: dict[str, Stored[JobRecord] | RecordError] = {}
-        for path, item in self.store.read_all(job_ids_by_path).items():
+        return self._read_all({paths.job(job_id): job_id for job_id in job_ids}, _job)
+
+    def _read_all(self, keys: Mapping[str, K], parse: Callable[[K, bytes], R]) -> dict[K, Stored[R] | RecordError]:
+        """Return the objects of these names, by key."""
+        records: dict[K, Stored[R] | RecordError] = {}
+        for name, item in self.store.read_all(keys).items():
             try:
-                records[job_ids_by_path[path]] = Stored(_job(job_ids_by_path[path], item.content), item.version)
+                records[keys[name]] = Stored(parse(keys[name], item.content), item.version)
             except RecordError as error:
-                records[job_ids_by_path[path]] = error
+                records[keys[name]] = error
         return records
 
     def create_job(self, record: JobRecord) -> Stored[JobRecord]:
@@ -109,14 +113,7 @@ class Ledger:
 
     def trials_numbered(self, job_id: str, numbers: Iterable[int]) -> dict[int, Stored[Trial] | RecordError]:
         """Return the records of those trials that have one, or the error in it; one call of the store."""
-        numbers_by_path = {paths.trial(job_id, number): number for number in numbers}
-        trials: dict[int, Stored[Trial] | RecordError] = {}
-        for path, item in self.store.read_all(numbers_by_path).items():
-            try:
-                trials[numbers_by_path[path]] = Stored(_trial(numbers_by_path[path], item.content), item.version)
-            except RecordError as error:
-                trials[numbers_by_path[path]] = error
-        return trials
+        return self._read_all({paths.trial(job_id, number): number for number in numbers}, _trial)
 
     def trial(self, job_id: str, number: int) -> Stored[Trial] | None:
         """Return a trial's record, or None if there is none."""
@@ -203,6 +200,44 @@ class Ledger:
             busy.update(entry.hosts if has_hosts else ())
             entries.append(entry)
         return Queue(entries).promoted()
+
+
+class Trials:
+    """The trials of one job.
+
+    `bad` maps each trial with an unreadable record to its error; its number counts as used.
+    """
+
+    def __init__(self, ledger: Ledger, job_id: str) -> None:
+        self._ledger, self._job_id = ledger, job_id
+        self._known: dict[int, Trial] = {}
+        self.bad: dict[int, str] = {}
+
+    def read(self) -> list[Trial]:
+        """Return all readable trials, in the order of their numbers.
+
+        Raises:
+            StoreError: the bucket fails.
+        """
+        open_ones = [number for number, trial in self._known.items() if not trial.final]
+        ahead = 1
+        while True:
+            first = self.next_number
+            trials = self._ledger.trials_numbered(self._job_id, [*open_ones, *range(first, first + ahead)])
+            for number, stored in trials.items():
+                if isinstance(stored, RecordError):
+                    self._known.pop(number, None)
+                    self.bad[number] = str(stored)
+                else:
+                    self._known[number] = stored.record
+            if not any(number >= first for number in trials):
+                return [self._known[number] for number in sorted(self._known)]
+            open_ones, ahead = [], 2 * ahead
+
+    @property
+    def next_number(self) -> int:
+        """Return the first unused number."""
+        return max((*self._known, *self.bad), default=0) + 1
 
 
 def _job(job_id: str, content: bytes) -> JobRecord:

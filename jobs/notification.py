@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from jobs import shell
+from jobs import variables
 
 VALID = 'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 SCHEMES = {"http": 80, "https": 443}
@@ -60,7 +60,7 @@ def check_target(target: str) -> None:
         words = shlex.split(target)
     except ValueError as error:
         raise ValueError(f"it cannot be split into words ({error})") from None
-    if operator := shell.operator(target, words):
+    if operator := variables.shell_operator(target, words):
         raise ValueError(f"it runs without a shell, and has a shell's {operator}")
 
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 TRAIN_LINE = "Train [master/0], step 348: … (1.037 sec) …"
-_TRAIN = re.compile(r"Train \[\w+/\d+\], step (\d+): .*\((\d+\.\d+) sec\)")
-_TOLD = re.compile(r"Train \[\w+/\d+\], step (\d+): (.*)\(\d+\.\d+ sec\)(.*)")
+_TRAIN = re.compile(r"Train \[\w+/\d+\], step (\d+): (.*)\((\d+\.\d+) sec\)(.*)")
 _LOCAL = re.compile(r"(\d+(?:\.\d+)?) local steps/s")
 _EVAL = re.compile(r"\bEval, step (\d+): (.*)")
 _PERIOD = re.compile(r"Exchange every (\d+) steps")
@@ -50,7 +49,7 @@ class Mark:
 def mark(line: str) -> Mark | None:
     """Read a Train line; None for any other."""
     match = _TRAIN.search(line)
-    return Mark(int(match[1]), float(match[2])) if match else None
+    return Mark(int(match[1]), float(match[3])) if match else None
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ def trained(line: str) -> Told | None:
     """Read the metrics of a Train line or of a report; None for any other line."""
     if report := valid_report(line):
         return Told(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
-    if not (match := _TOLD.search(line)):
+    if not (match := _TRAIN.search(line)):
         return None
-    local = _LOCAL.search(match[3])
+    local = _LOCAL.search(match[4])
     return Told(int(match[1]), _numbers(match[2].strip()), float(local[1]) if local else None)
 
 
@@ -93,7 +92,7 @@ def _numbers(text: str) -> dict[str, float]:
 
 def tells(line: str) -> bool:
     """Return True for a line that any of these functions reads."""
-    return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD, _REPORT))
+    return any(kind.search(line) for kind in (_TRAIN, _EVAL, _FINAL, _PERIOD, _REPORT))
 
 
 def period(lines: Iterable[str]) -> int | None:

@@ -24,9 +24,9 @@ _PAUSE_SECONDS = 3.0
 
 
 class QueueMonitor:
-    """Looks at every entry of the queue, every few seconds, and does what nobody else will.
+    """Poll every entry of the queue every few seconds, and do what no other process will.
 
-    Whoever is silent is given the time of a lease on this tender's own clock. Several may tend at once: each write is
+    A silent process has the time of a lease on this monitor's own clock. Several monitors may run at once: each write is
     conditional.
     """
 
@@ -38,13 +38,13 @@ class QueueMonitor:
         self._starter = starter
         self._next = 0.0
 
-    def now_and_then(self) -> None:
+    def run_if_due(self) -> None:
         """Poll the queue every few seconds, however often this is called."""
         if self._watch.clock() >= self._next:
-            self.tend()
+            self.run_once()
             self._next = self._watch.clock() + _PAUSE_SECONDS
 
-    def tend(self) -> None:
+    def run_once(self) -> None:
         """Poll the queue once; a later poll does what is left.
 
         Raises:
@@ -58,10 +58,10 @@ class QueueMonitor:
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
         if self._starter:
             self._starter.want(
-                host for entry in queue.entries if self._forsaken(entry, jobs.get(entry.jobId)) for host in entry.hosts
+                host for entry in queue.entries if self._all_hosts_silent(entry, jobs.get(entry.jobId)) for host in entry.hosts
             )
 
-    def _forsaken(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+    def _all_hosts_silent(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """Return True if a job has its hosts and all of them are unresponsive.
 
         The first of them that starts leads the job.
@@ -71,7 +71,7 @@ class QueueMonitor:
         job = stored.record
         if job.final or job.lease.submitter or job.state is JobState.CANCELLING:
             return False
-        return self._unled(entry, job) >= 2 * self._seconds
+        return self._leaderless_seconds(entry, job) >= 2 * self._seconds
 
     def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """Return True if an entry is to be removed, after its job was ended if necessary."""
@@ -108,7 +108,7 @@ class QueueMonitor:
 
         As long as one of them lives, that one leads, and decides about the others.
         """
-        silent = self._unled(entry, job)
+        silent = self._leaderless_seconds(entry, job)
         if silent < self._seconds or (plan := self._ledger.plan(job.jobId)) is None:
             return ""
         started = job.state not in (JobState.QUEUED, JobState.PREPARING)
@@ -118,13 +118,13 @@ class QueueMonitor:
         what = "are lost" if started else "have not taken it up, and count as lost"
         return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
 
-    def _unled(self, entry: QueueEntry, job: JobRecord) -> float:
+    def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
         return self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _same(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
         """Return True once this has been so for the time of a lease, or of several."""
-        return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= times * self._seconds
+        return self._watch.see(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:
         return self._watch.see(("waits", entry.jobId, entry.token), True)

@@ -15,15 +15,14 @@ from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.notification import Notification
-from jobs.placement import HostAssignment
 from jobs.progress import JobProgress
+from jobs.queue import HostAssignment
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.study import Study
 from jobs.times import now, seconds_between
+from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 
 EVENTS_KEPT = 50
-MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
-"""Variables that hold an address of another host, the second with a port."""
 STOP_FILE = "SCALETIER_STOP_FILE"
 """The variable that names the file which a program finds when it is told to end: it holds the seconds that are left then."""
 RESTART_CODE = 42
@@ -141,7 +140,7 @@ class JobRecord(HostAssignment, Record):
     """`jobs/<id>/job.json`: written only by the holder of its lease, one version after the other.
 
     `wants` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the job is
-    PREPARING (`jobs.placement`). hourlyCost is the price of these hosts in US dollars an hour when the job was made, None if
+    PREPARING (`jobs.queue`). hourlyCost is the price of these hosts in US dollars an hour when the job was made, None if
     they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts of the
     whole job from 0, `spent` those that count against the limit, `faults` those of `spent` that its programs caused.
     `lost` are the replicas whose hosts are unresponsive, `without` the optional ones that the job continues without.
@@ -399,6 +398,6 @@ class HostFile(Record):
     power: Power | None = None
 
 
-def kept(events: list[Event], event: Event) -> list[Event]:
-    """Return the list with one more event; only the newest ones stay."""
-    return [*events[-EVENTS_KEPT + 1 :], event]
+def with_events(events: list[Event], *new: Event) -> list[Event]:
+    """Return the list with more events; only the newest ones stay."""
+    return [*events, *new][-EVENTS_KEPT:]

@@ -1,16 +1,16 @@
-"""Variables in a job's arguments and environment, such as `${JOB_DIR}`.
+"""Variables in a job's arguments and environment, such as `${JOB_DIR}`, and what only a shell understands in a command line.
 
-They are filled in on the host, as no shell reads them.
+Both run without a shell: the host fills variables in.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from jobs import shell
-from jobs.records import JAX_COORDINATOR, MASTER_ADDR
-
+MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
+"""Variables that hold an address of another host, the second with a port."""
 NAMES = (
     *("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX"),
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
@@ -19,6 +19,14 @@ NAMES = (
 """Their names; a trainer's environment has the first five, and the master's and workers' has all."""
 # `${ANYTHING}`, and `$NAME` of ours alone; with another dollar or a backslash in front it is meant as it is.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
+_SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
+# Of a shell's options, those with a word of their own.
+_WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
+# Outside of quotes and behind no backslash, an operator; the text in double quotes is the second group.
+_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+# A shell substitutes these within double quotes too.
+_SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -39,8 +47,8 @@ def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
     A shell has them in its environment.
     """
-    scripts = set(shell.scripts(argv))
-    return [word if place in scripts else expand(word, values) for place, word in enumerate(argv)]
+    shell_texts = set(scripts(argv))
+    return [word if place in shell_texts else expand(word, values) for place, word in enumerate(argv)]
 
 
 def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
@@ -50,7 +58,39 @@ def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]
 
 def unknown(words: Sequence[str]) -> str | None:
     """Find the first `${NAME}` of a command line that nobody fills in; None if there is none."""
-    scripts = set(shell.scripts(words))
-    texts = (word for place, word in enumerate(words) if place not in scripts)
+    shell_texts = set(scripts(words))
+    texts = (word for place, word in enumerate(words) if place not in shell_texts)
     matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
     return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
+
+
+def shell_operator(text: str, argv: Sequence[str]) -> str | None:
+    """Find the first operator in a command's text that a shell would read: `|`, `>`, `$(` and the like.
+
+    Args:
+        text: the command as it was typed.
+        argv: its words.
+
+    Returns:
+        The operator; None if there is none. The text of a shell that the command itself starts is not searched.
+    """
+    starts_shell = any(True for _ in scripts(argv))
+    for part in _OPERATOR.finditer(text):
+        outside, quoted = part.groups()
+        inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
+        if symbol := outside or next((each[1] for each in inside if each[1]), None):
+            return str(symbol)
+    return None
+
+
+def scripts(argv: Sequence[str]) -> Iterator[int]:
+    """Find the places of texts that a shell runs: `sh -c TEXT`, `timeout 9 bash -o pipefail -ec TEXT`."""
+    for start, word in enumerate(argv):
+        if posixpath.basename(word) not in _SHELLS:
+            continue
+        place, follows = start + 1, False
+        while place < len(argv) and argv[place].startswith(("-", "+")):
+            follows = follows or bool(_SCRIPT_FOLLOWS.fullmatch(argv[place]))
+            place += 2 if _WITH_WORD.fullmatch(argv[place]) else 1
+        if follows and place < len(argv):
+            yield place

@@ -156,7 +156,7 @@ class Agent:
         elif self._terminated:
             self.over = True
         if not self._terminated and (self._reporter is None or not self._reporter.led):
-            self._queue_monitor.now_and_then()
+            self._queue_monitor.run_if_due()
 
     def _find(self) -> None:
         """Take up the job that has this host; where none has it and none waits for it, this process is over."""

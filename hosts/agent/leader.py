@@ -10,7 +10,7 @@ from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.power import HostStarter
 from jobs.progress import of_job
-from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord
+from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 _RANKS = 5
@@ -87,7 +87,7 @@ class Leader:
             lines = self._starter.want(self._plan.hosts[name] for name in to_start(record, view))
             if lines and not record.final:
                 current = new or record
-                new = replace(current, events=[*current.events, *(Event(view.now, line) for line in lines)][-EVENTS_KEPT:])
+                new = replace(current, events=with_events(current.events, *(Event(view.now, line) for line in lines)))
         if record.final:
             self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
         if new is None and not moved and self._clock() < self._renew_at:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import replace
 from typing import NamedTuple
 
-from jobs.records import Event, Plan, ReplicaRecord, kept
+from jobs.records import Event, Plan, ReplicaRecord, with_events
 from jobs.states import ReplicaState
 
 PREEMPTED = "its host was preempted"
@@ -94,7 +94,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
     """
     if (plan.whole and not plan.is_expendable(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
-    events, spent = kept(ended.events, Event(now, cause)), ended.spent + counts
+    events, spent = with_events(ended.events, Event(now, cause)), ended.spent + counts
     pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, spent=spent)
     return replace(pending, events=events)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hosts.agent import missing
 from hosts.agent.restart import PREEMPTED, is_fault, killer
-from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
+from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 CONSEQUENCE_SECONDS = 30.0
@@ -171,14 +171,16 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
         if any(event.cause.startswith(_GRACE) for event in job.events):
             return None
         reason = f"{_GRACE}{_still_work(working)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
-        return replace(job, events=kept(job.events, Event(view.now, reason)))
+        return replace(job, events=with_events(job.events, Event(view.now, reason)))
     events = list(job.events)
     for record in view.of_attempt(job):
         if record.state is ReplicaState.EXITED and record.exitCode and not plan.is_server(record.name):
-            events = kept(events, Event(view.now, _passed_over(record, plan))) if record.name not in job.without else events
+            events = (
+                with_events(events, Event(view.now, _passed_over(record, plan))) if record.name not in job.without else events
+            )
     if working:
         more = "a longer gracePeriod, or successPolicy: all, waits for that"
-        events = kept(events, Event(view.now, f"{_still_work(working)} when the job ended, and were stopped: {more}"))
+        events = with_events(events, Event(view.now, f"{_still_work(working)} when the job ended, and were stopped: {more}"))
     started = job.startTime or view.replicas[plan.chief].startTime
     return _end(replace(job, startTime=started, events=events), view, JobState.SUCCEEDED)
 
@@ -309,7 +311,7 @@ def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
         return None
     events = [_lost_event(name, view) for name in lost_names if name not in job.lost]
     back = [Event(view.now, f"{name} is heard of again") for name in job.lost if name not in lost_names]
-    return replace(job, lost=lost_names, events=[*job.events, *events, *back][-EVENTS_KEPT:])
+    return replace(job, lost=lost_names, events=with_events(job.events, *events, *back))
 
 
 def _lost_event(name: str, view: View) -> Event:
@@ -358,7 +360,7 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     if not view.plan.is_expendable(record.name):
         return None
     event = Event(view.now, f"goes on without {record.name}{why}")
-    return replace(job, without=[*job.without, record.name], events=kept(job.events, event))
+    return replace(job, without=[*job.without, record.name], events=with_events(job.events, event))
 
 
 def _again(
@@ -377,7 +379,7 @@ def _again(
         more = f", and the job was started again {limit} times"
         message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}."
         return _end(job, view, JobState.FAILED, message)
-    faults, events = job.faults + (counts and fault), kept(job.events, Event(view.now, cause))
+    faults, events = job.faults + (counts and fault), with_events(job.events, Event(view.now, cause))
     return replace(job, attempt=job.attempt + 1, spent=spent + counts, faults=faults, without=[], events=events)
 
 

@@ -29,14 +29,13 @@ from hosts.tuner.stopping import lags
 from jobs import variables
 from jobs.checked import RecordError
 from jobs.chunks import ChunkFolder, LogFilter, newest
-from jobs.ledger import Ledger, Stored
+from jobs.ledger import Ledger, Stored, Trials
 from jobs.limited import Limited
 from jobs.open import open_store
 from jobs.records import HostFile, Plan
 from jobs.store import Conflict, StoreError
 from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
 from jobs.times import now
-from jobs.trials import Trials
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
 _STORE_SECONDS = 20.0

@@ -390,7 +390,7 @@ class Follower:
 
     def _check_queue(self) -> None:
         """Report a change of the jobs ahead, and run the queue, as no other process may do it."""
-        self._queue_monitor.now_and_then()
+        self._queue_monitor.run_if_due()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
             self._merge.put_event(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))

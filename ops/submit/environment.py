@@ -9,7 +9,8 @@ from pathlib import Path
 from infra.inventory import Host, Inventory
 from infra.spec import TENSORFLOW_PORT, Role
 from jobs import variables
-from jobs.records import JAX_COORDINATOR, MASTER_ADDR, STOP_FILE
+from jobs.records import STOP_FILE
+from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.templates import ROOT as HERE
-from jobs.placement import place
+from jobs.queue import place
 from jobs.records import Plan
 from ops import terminal
 from ops.errors import DONE

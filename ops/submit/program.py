@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from infra.templates import ROOT as HERE
-from jobs import shell
+from jobs import variables
 from ops import terminal
 from ops.errors import UsageError
 from ops.package import package
@@ -128,7 +128,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
-    if operator := shell.operator(text, words):
+    if operator := variables.shell_operator(text, words):
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
         raise UsageError(f"--command runs no shell, and {operator} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:

@@ -180,13 +180,13 @@ def _left_behind(cluster: Cluster, ahead: Sequence[QueueEntry]) -> bool:
         jobs = [find_job(ledger, entry.jobId) for entry in ahead]
         return [job.lease if job and not job.final else None for job in jobs]
 
-    before, tender = present(), QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
+    before, monitor = present(), QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
     with terminal.Step("looking whether who has the hosts lives"):
         while True:
             now = present()
             if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, before, strict=True)):
                 return False
-            tender.tend()
+            monitor.run_once()
             if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):
                 return True
             time.sleep(1.0)

@@ -12,14 +12,12 @@ from functools import cache
 
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
-from jobs.ledger import Ledger, Stored
+from jobs.ledger import Ledger, Stored, Trials
 from jobs.paths import DATA
-from jobs.placement import place
-from jobs.queue import QueueEntry
+from jobs.queue import QueueEntry, place
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
-from jobs.trials import Trials
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, Trials
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Algorithm, Parameter, ScaleType, Study, Trial, TrialState, best, ranked, shown, words
 from jobs.times import now
-from jobs.trials import Trials
 from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.submit.tuning import HYPERPARAMETERS, build_study, hyperparameters

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.checked import RecordError
-from jobs.placement import place
-from jobs.queue import Queue, QueueEntry
+from jobs.queue import Queue, QueueEntry, place
 from jobs.records import JobRecord, Plan, Task
 
 HOSTS = ("m", "w0", "w1", "w2", "p")

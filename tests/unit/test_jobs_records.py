@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobs.checked import SCHEMA, Record, RecordError
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
-from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, kept
+from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, with_events
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.times import now, seconds_between
 
@@ -214,7 +214,7 @@ def test_the_chief_is_never_expendable() -> None:
 def test_the_newest_events_are_kept() -> None:
     events: list[Event] = []
     for number in range(EVENTS_KEPT + 7):
-        events = kept(events, Event(str(number), ""))
+        events = with_events(events, Event(str(number), ""))
     assert [event.time for event in events] == [str(number) for number in range(7, EVENTS_KEPT + 7)]
 
 

@@ -38,7 +38,7 @@ class Bucket:
         self.root = root
         self.clock = Clock()
         self.ledger = Ledger(LocalStore(root), sleep=lambda _: None)
-        self.tender = QueueMonitor(self.ledger, ChangeTimer(self.clock), "tender", LEASE)
+        self.monitor = QueueMonitor(self.ledger, ChangeTimer(self.clock), "monitor", LEASE)
 
     def submitter(self, me: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object) -> Submitter:
         self.store = Flaky(LocalStore(self.root))
@@ -66,9 +66,9 @@ class Bucket:
     def tend(self, seconds: float) -> None:
         """Look every second for so long."""
         for _ in range(int(seconds)):
-            self.tender.tend()
+            self.monitor.run_once()
             self.clock.pass_(1.0)
-        self.tender.tend()
+        self.monitor.run_once()
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: B
     bucket.tend(1)
     assert ("job01", True) not in bucket.queue()
     assert (bucket.job().state, bucket.job().errorMessage) == ("FAILED", NOT_HANDED_OVER)
-    assert bucket.job().lease.holder == "tender"
+    assert bucket.job().lease.holder == "monitor"
     # It was only suspended, and goes on.
     store.before = lambda method, name: None
     if last == "queue":
@@ -305,7 +305,7 @@ def test_a_waiting_job_whose_end_was_asked_for_is_ended_by_who_tends(bucket: Buc
     submitter.claim(may_wait=True)
     submitter.hand_over()
     bucket.ledger.request_cancel("job01", b"{}")
-    bucket.tender.tend()
+    bucket.monitor.run_once()
     assert (bucket.job().state, bucket.queue()) == ("CANCELLED", [])
 
 
@@ -336,17 +336,17 @@ def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
     store = Flaky(LocalStore(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
-        bucket.tender.tend()
-        other.tend()
+        bucket.monitor.run_once()
+        other.run_once()
         bucket.clock.pass_(1.0)
 
     def quicker(method: str, name: str) -> None:
         store.before = lambda method, name: None
-        bucket.tender.tend()
+        bucket.monitor.run_once()
 
     store.before = lambda method, name: quicker(method, name) if method == "replace" else None
-    other.tend()
-    assert (bucket.job().lease.holder, bucket.job().lease.epoch, bucket.queue()) == ("tender", 2, [])
+    other.run_once()
+    assert (bucket.job().lease.holder, bucket.job().lease.epoch, bucket.queue()) == ("monitor", 2, [])
     assert store.calls == []
 
 
@@ -413,7 +413,7 @@ def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: B
     bucket.tend(1)
     said = "its hosts (master-0, worker-0) are lost: nothing was heard of any of them for 120 s"
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
-    assert (bucket.job().lease.holder, bucket.job().lost) == ("tender", HOSTS)
+    assert (bucket.job().lease.holder, bucket.job().lost) == ("monitor", HOSTS)
 
 
 def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> None:
@@ -424,7 +424,7 @@ def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> Non
         return ""
 
     starter = HostStarter(start, HOSTS, bucket.clock, lambda work: work())
-    bucket.tender = QueueMonitor(bucket.ledger, ChangeTimer(bucket.clock), "tender", LEASE, starter)
+    bucket.monitor = QueueMonitor(bucket.ledger, ChangeTimer(bucket.clock), "monitor", LEASE, starter)
     submitter = bucket.submitter()
     submitter.claim(may_wait=True)
     bucket.ledger.create_plan(Plan("job01", HOSTS, "task", [], {}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opsdata import inventory_json
 
 from infra.inventory import Inventory
-from jobs.placement import place
+from jobs.queue import place
 from jobs.records import HostFile, Plan
 from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import render

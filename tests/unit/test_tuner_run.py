@@ -21,12 +21,11 @@ from hosts.tuner.propose import propose
 from hosts.tuner.run import Tuner, _folder, last_words
 from jobs.chunks import Chunk
 from jobs.folder import LocalStore
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, Trials
 from jobs.records import HostFile, JobRecord, Plan
 from jobs.states import JobState
 from jobs.store import Item, StoreError
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from jobs.trials import Trials
 from ops.screen.trials import TrialScreen
 
 STUDY = Study(
