@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import gc
+import importlib
 import sys
 import warnings
-from functools import partial
 
 import pulumi
 from pulumi import ResourceOptions
 
-from infra import backend
-from infra.cluster import inventory
-from infra.config import ClusterConfig, ConfigError
+from infra import backend, state
+from infra.config import ClusterConfig
 from infra.connection import FOLDER
 from infra.guard import Change, check, hosts_lost, same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
-from infra.spec import SpecError
-from infra.state import StackState, before
-from infra.target import TargetError
-from infra.targets import target
+from infra.spec import SpecError, TargetError
+from infra.target import Target
 from infra.templates import ROOT
 
 # Tells Pulumi's language host that the user has been told already.
@@ -38,55 +35,49 @@ def main() -> None:
         if key.startswith("scaletier:")
     }
     try:
-        state = _state()
-        same_target(state.target, ClusterConfig.target_of(raw))
-        chosen = target(ClusterConfig.target_of(raw))
-        config = chosen.config.parse(raw)
-        spec = config.spec()
-        found = chosen.prepare(stack, spec, config, state)
-        spec = chosen.settled(spec, found)
-        change = Change(hosts_lost(state.hosts, spec), chosen.anew(spec, config, found, state))
-        bucket = (partial(chosen.read, stack, found), partial(chosen.create, stack, found))
-        check(change, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
-    except (ConfigError, SpecError, TargetError) as error:
+        before = state.before()
+        same_target(before.target, ClusterConfig.target_of(raw))
+        target_type = import_target(ClusterConfig.target_of(raw))
+        config = target_type.config_type.parse(raw)
+        target = target_type(stack, config.spec(), config, before)
+        change = Change(hosts_lost(before.hosts, target.spec), target.replaced_hosts())
+        check(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+    except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The SDK's own calls that the exit cuts off are no concern of the user's.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         sys.exit(_SHOWN)
     key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
-    cluster = chosen.build(stack, spec, config, found, key.publicKey)
-    outputs = inventory(stack, config.target, spec, config.labels, cluster).apply(
-        lambda found: json.dumps(found, indent=1) + "\n"
-    )
+    cluster = target.build(key.publicKey)
+    inventory = cluster.inventory(stack, target.spec, config)
     folder = f"{FOLDER}/{stack}"
-    contents = {"folder": folder, "inventory": outputs, "privateKey": key.privateKey}
-    files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.depends_on)))
-    cluster.last([files])
+    contents = {"folder": folder, "inventory": inventory, "privateKey": key.privateKey}
+    files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.ready)))
+    cluster.guard([files])
     # With these two `fab` works wherever the stack's state is at hand. Both are secret, the first as it would fill the screen.
-    pulumi.export("inventory", pulumi.Output.secret(outputs))
+    pulumi.export("inventory", pulumi.Output.secret(inventory))
     pulumi.export("operatorKey", key.privateKey)
     # Not from the inventory, which waits for the hosts: a preview shows these.
     pulumi.export("target", config.target)
-    pulumi.export("scaleTier", str(spec.scale_tier))
+    pulumi.export("scaleTier", str(target.spec.scale_tier))
     pulumi.export("bucket", cluster.bucket)
-    pulumi.export("hosts", {host.replica.name: host.address for host in cluster.hosts})
+    pulumi.export("hosts", {replica.name: at for replica, at in zip(cluster.hosts, cluster.addresses, strict=True)})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))
         pulumi.export("hourlyCostByRole", dict(cluster.hourly_costs))
 
 
-def _state() -> StackState:
-    """Return the stack's present state.
-
-    Raises:
-        TargetError: the engine cannot return it.
-    """
+def import_target(name: str) -> type[Target]:
+    """Return a target; only that one is imported, as a provider's library takes seconds."""
+    # Its objects are hundreds of thousands: to look for garbage among them takes a quarter of the time.
+    gc.disable()
     try:
-        return before()
-    except Exception as error:  # noqa: BLE001  the SDK raises nothing narrower
-        reason = " ".join(str(error).split())
-        raise TargetError(f"the stack's state cannot be read: {reason.rpartition('returned an error: ')[2]}") from None
+        target: type[Target] = importlib.import_module(f"infra.{name}.target").TARGET
+    finally:
+        gc.freeze()
+        gc.enable()
+    return target
 
 
 main()

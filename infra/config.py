@@ -6,12 +6,13 @@ Keys are Cloud ML's (`projects.jobs#TrainingInput`) where it has one. A target a
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
 from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
@@ -21,8 +22,27 @@ _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be; the message is one line that says which key, and what is valid."""
+def matches(pattern: str, valid: str) -> AfterValidator:
+    """Return the check of a text by a pattern, as a whole; the error says what is `valid`."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(valid)
+        return text
+
+    return AfterValidator(check)
+
+
+def private_range(example: str) -> AfterValidator:
+    """Return the check of a private range that is as large as the example."""
+    prefix = ipaddress.IPv4Network(example).prefixlen
+
+    def check(network: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
+        if network.prefixlen != prefix or not network.is_private:
+            raise ValueError(f"write a private /{prefix} range, such as {example}")
+        return network
+
+    return AfterValidator(check)
 
 
 class ClusterConfig(Section):
@@ -46,7 +66,7 @@ class ClusterConfig(Section):
     evaluator_count: int = Field(0, ge=0)
     serving_count: int = Field(0, ge=0)
     accelerator_type: dict[Role, str] = Field(default_factory=dict)
-    accelerator_count: dict[Role, int] = Field(default_factory=dict)
+    accelerator_count: dict[Role, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     provisioning_model: dict[Role, Literal["STANDARD", "SPOT"]] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     disrupt_jobs: bool = False
@@ -54,18 +74,15 @@ class ClusterConfig(Section):
     force_destroy: bool = False
 
     json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
+    role_keys: ClassVar[tuple[str, ...]] = ("accelerator_type", "accelerator_count", "provisioning_model")
+    """Maps by role that may name only roles of the cluster."""
+    most_replicas: ClassVar[Mapping[Role, int]] = {}
+    """The number of addresses for each role, if the target limits it."""
 
     @field_validator("scale_tier", mode="before")
     @classmethod
     def _tier(cls, value: Any) -> ScaleTier:
         return ScaleTier.parse(str(value))
-
-    @field_validator("accelerator_count")
-    @classmethod
-    def _counts(cls, value: dict[Role, int]) -> dict[Role, int]:
-        if any(count < 1 for count in value.values()):
-            raise ValueError("a host has 1 accelerator or more, or none is named")
-        return value
 
     @field_validator("labels")
     @classmethod
@@ -83,7 +100,7 @@ class ClusterConfig(Section):
         """Return the target of a configuration; it is read first, as it decides which keys are valid."""
         name = raw.get("target", "lxd")
         if name not in ("lxd", "gcp"):
-            raise ConfigError(f"scaletier:target is {name!r}; valid are lxd (hosts on this machine) and gcp (Google Cloud)")
+            raise SpecError(f"scaletier:target is {name!r}; valid are lxd (hosts on this machine) and gcp (Google Cloud)")
         return name
 
     @classmethod
@@ -91,45 +108,45 @@ class ClusterConfig(Section):
         """Return a configuration from Pulumi's strings.
 
         Raises:
-            ConfigError: a key is unknown or a value is invalid.
+            SpecError: a key is unknown or a value is invalid.
         """
         values: dict[str, Any] = dict(raw)
         for key in cls.json_keys & values.keys():
             try:
                 values[key] = json.loads(values[key])
             except ValueError:
-                raise ConfigError(
+                raise SpecError(
                     f"scaletier:{key} must be a map: set one with `pulumi config set --path {key}.name value`"
                 ) from None
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(one_line(error, "scaletier", ":")) from None
+            raise SpecError(one_line(error, "scaletier", ":")) from None
         except UnicodeEncodeError as error:
-            raise ConfigError(f"a value is no UTF-8: {error.object!r}") from None
+            raise SpecError(f"a value is no UTF-8: {error.object!r}") from None
 
     def spec(self) -> ClusterSpec:
         """Return the cluster of this configuration.
 
         Raises:
-            ConfigError: there can be no such cluster.
+            SpecError: there can be no such cluster.
         """
         spec = self._with_servers(self._tier_spec())
-        for key, text in (
-            ("acceleratorType", self.accelerator_type),
-            ("acceleratorCount", self.accelerator_count),
-            ("provisioningModel", self.provisioning_model),
-        ):
-            for role in text:
+        for role, role_spec in spec.roles.items():
+            if role_spec.count > (most := self.most_replicas.get(role, role_spec.count)):
+                raise SpecError(f"{role} count {role_spec.count} is too high; valid are 0 to {most}")
+        for key in self.role_keys:
+            for role in getattr(self, key):
                 if role not in spec.roles:
-                    raise ConfigError(f"scaletier:{key}.{role}: this cluster has no {role}; it has {', '.join(spec.roles)}")
+                    name = f"{to_camel(key)}.{role}"
+                    raise SpecError(f"scaletier:{name}: this cluster has no {role}; it has {', '.join(spec.roles)}")
         roles = {role: self._equipped(role, role_spec) for role, role_spec in spec.roles.items()}
         return dataclasses.replace(spec, roles=roles)
 
     def _equipped(self, role: Role, found: RoleSpec) -> RoleSpec:
         kind = self.accelerator_type.get(role) or (found.accelerator.type if found.accelerator else None)
         if role in self.accelerator_count and not kind:
-            raise ConfigError(
+            raise SpecError(
                 f"scaletier:acceleratorCount.{role} needs the type too: "
                 f"`pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
             )
@@ -144,7 +161,7 @@ class ClusterConfig(Section):
         """
         if not self.serving_count:
             if self.serving_type:
-                raise ConfigError(
+                raise SpecError(
                     f"scaletier:servingType is {self.serving_type}, and scaletier:servingCount is 0: "
                     "`pulumi config set servingCount 1`, or `pulumi config rm servingType`"
                 )
@@ -164,7 +181,7 @@ class ClusterConfig(Section):
             for key, count, machine_type in sizes.values():
                 set_key = f"{key}Type" if machine_type else f"{key}Count" if count and key != "master" else None
                 if set_key:
-                    raise ConfigError(
+                    raise SpecError(
                         f"scaletier:{set_key} goes with scaleTier CUSTOM only, and it is {self.scale_tier}: "
                         f"`pulumi config rm {set_key}`, or `pulumi config set scaleTier CUSTOM`"
                     )
@@ -172,9 +189,6 @@ class ClusterConfig(Section):
         roles = {}
         for role, (key, count, machine_type) in sizes.items():
             if count and not machine_type:
-                raise ConfigError(f"scaleTier CUSTOM needs scaletier:{key}Type: `pulumi config set {key}Type n1-highcpu-8`")
+                raise SpecError(f"scaleTier CUSTOM needs scaletier:{key}Type: `pulumi config set {key}Type n1-highcpu-8`")
             roles[role] = RoleSpec(count, machine_type or "")
-        try:
-            return custom(roles)
-        except SpecError as error:
-            raise ConfigError(str(error)) from None
+        return custom(roles)

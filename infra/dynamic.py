@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 from pulumi import Input, ResourceOptions
 from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
@@ -20,60 +20,61 @@ Props = dict[str, Any]
 logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
-class Lifecycle(Protocol):
-    """The protocol of a module that implements a dynamic resource.
+_configuration: dict[str, Callable[[str], str | None]] = {}
 
-    `create` must succeed if an interrupted run left a part, and `delete` if the resource is incomplete or gone. `read` returns
-    None for what no longer exists. Outputs hold the inputs that were applied. DELETE_FIRST, True by default, says whether a
-    replacement is created after the old resource is deleted.
+
+def configuration(key: str) -> str | None:
+    """Return a value of the stack's configuration, in the process of the dynamic provider.
+
+    Its secrets must not be in a resource's state.
     """
-
-    REPLACE: frozenset[str]
-    """Inputs whose change needs a new resource; any other change is an update in place."""
-
-    create: Callable[[Props], tuple[str, Props]]
-    read: Callable[[str, Props], Props | None]
-    update: Callable[[str, Props, Props], Props]
-    delete: Callable[[str, Props], None]
+    return _configuration["get"](key) if _configuration else None
 
 
 class ModuleProvider(ResourceProvider):
-    """Hands every call to the module of that name."""
+    """Passes each call to the module of that name, which implements a kind of resource.
+
+    The module has `create(props)`, which returns the id and the outputs, and, unless the default does:
+
+    - `read(id, props)`: None for what no longer exists; by default what the state has;
+    - `update(id, old, new)`: by default `create`;
+    - `delete(id, props)`: by default nothing;
+    - `REPLACE`: the inputs whose change needs a new resource; any other change is an update in place;
+    - `DELETE_FIRST` False: a replacement is created before the old resource is deleted.
+
+    `create` must succeed if an interrupted run left a part, and `delete` if the resource is incomplete or gone. Outputs hold
+    the inputs that were applied. States of stacks have the names of this class and of the modules.
+    """
 
     def __init__(self, module: str) -> None:
         super().__init__()
         self.module = module
 
-    def _lifecycle(self) -> Lifecycle:
-        return cast(Lifecycle, importlib.import_module(self.module))
+    def _member(self, name: str, default: Any = None) -> Any:
+        return getattr(importlib.import_module(self.module), name, default)
 
     def configure(self, req: ConfigureRequest) -> None:
-        """Pass the stack's configuration to a module that needs it.
-
-        Its secrets must not be in a resource's state.
-        """
-        configure = getattr(self._lifecycle(), "configure", None)
-        if configure:
-            configure(req.config.get)
+        _configuration["get"] = req.config.get
 
     def create(self, props: Props) -> CreateResult:
-        return CreateResult(*self._lifecycle().create(plain(props)))
+        return CreateResult(*self._member("create")(plain(props)))
 
     def read(self, id_: str, props: Props) -> ReadResult:
-        state = self._lifecycle().read(id_, plain(props))
+        state = self._member("read", lambda _, props: props)(id_, plain(props))
         return ReadResult(id_, state) if state is not None else ReadResult("", {})
 
     def update(self, id_: str, old: Props, new: Props) -> UpdateResult:
-        return UpdateResult(self._lifecycle().update(id_, plain(old), plain(new)))
+        if update := self._member("update"):
+            return UpdateResult(update(id_, plain(old), plain(new)))
+        return UpdateResult(self._member("create")(plain(new))[1])
 
     def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
         changed = changes(plain(old), plain(new))
-        replaces = sorted(changed & self._lifecycle().REPLACE)
-        first = getattr(self._lifecycle(), "DELETE_FIRST", True)
-        return DiffResult(changes=bool(changed), replaces=replaces, delete_before_replace=first)
+        replaces = sorted(changed & self._member("REPLACE", frozenset()))
+        return DiffResult(bool(changed), replaces, delete_before_replace=self._member("DELETE_FIRST", True))
 
     def delete(self, id_: str, props: Props) -> None:
-        self._lifecycle().delete(id_, plain(props))
+        self._member("delete", lambda *_: None)(id_, plain(props))
 
 
 def plain(props: Mapping[str, Any]) -> Props:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pulumi
 
-from infra.spec import ClusterSpec
-from infra.target import TargetError
+from infra.spec import ClusterSpec, TargetError
 from jobs.checked import RecordError
 from jobs.paths import QUEUE, cancel, plan
 from jobs.queue import Queue, place

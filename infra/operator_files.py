@@ -38,9 +38,5 @@ def read(name: str, props: Props) -> Props | None:
     return props if same else {**props, "inventory": ""}
 
 
-def update(name: str, old: Props, new: Props) -> Props:
-    return create(new)[1]
-
-
 def delete(name: str, props: Props) -> None:
     remove(ROOT / props["folder"])

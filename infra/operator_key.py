@@ -35,13 +35,5 @@ def create(props: Props) -> tuple[str, Props]:
     return props["comment"], {**props, "publicKey": f"{public} {props['comment']}", "privateKey": private}
 
 
-def read(name: str, props: Props) -> Props | None:
-    return props
-
-
 def update(name: str, old: Props, new: Props) -> Props:
     return {**old, **new}
-
-
-def delete(name: str, props: Props) -> None:
-    """Do nothing: the key exists in the state only."""

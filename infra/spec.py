@@ -21,7 +21,11 @@ PEER_PORTS = ((1024, SERVING_PORT - 1), (SERVING_PORT + 1, 65535))
 
 
 class SpecError(ValueError):
-    """A cluster that cannot be: the message is one line that says what is wrong and what is valid."""
+    """An invalid configuration or cluster: the message is one line that says what is wrong and what is valid."""
+
+
+class TargetError(RuntimeError):
+    """A refusal of a target, or of this machine: the message is one line with a remedy."""
 
 
 class Role(StrEnum):
@@ -133,7 +137,7 @@ class Allow:
     @property
     def ranges(self) -> list[str]:
         """The ports as nftables and Google write them: `22`, `1024-8500`."""
-        return _written(self.ports)
+        return [str(low) if low == high else f"{low}-{high}" for low, high in self.ports]
 
     def has(self, port: int) -> bool:
         """Return whether a port is one of the row's."""
@@ -192,10 +196,6 @@ class ClusterSpec:
         return tuple(
             row for row in self.firewall if row.destination in self.roles and (row.source is None or row.source in self.roles)
         )
-
-
-def _written(ports: Iterable[tuple[int, int]]) -> list[str]:
-    return [str(low) if low == high else f"{low}-{high}" for low, high in ports]
 
 
 def preset(tier: ScaleTier) -> ClusterSpec:

@@ -10,9 +10,10 @@ from typing import Any
 import pulumi
 
 from infra.dynamic import Props, plain
+from infra.spec import TargetError
 
-# Seconds between attempts.
-_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+# Seconds before each attempt: the engine may be writing the state, and a file that is half there is no state.
+_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 READ = "pulumi:pulumi:readStackResourceOutputs"
 
 
@@ -45,15 +46,21 @@ class StackState:
 
 
 def before() -> StackState:
-    """Return the state that the last operation, finished or killed, left; empty for a new stack."""
+    """Return the state that the last operation, finished or killed, left; empty for a new stack.
+
+    Raises:
+        TargetError: the engine cannot return it.
+    """
     # In full: a short name is looked for in the user's own organisation, where the backend has such.
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
+    reason = ""
     for pause in _PAUSES:
+        time.sleep(pause)
         try:
             return _read(name)
-        except Exception:  # noqa: BLE001  the engine may be writing it at this moment, and a file that is half there is no state
-            time.sleep(pause)
-    return _read(name)
+        except Exception as error:  # noqa: BLE001  the SDK raises nothing narrower
+            reason = " ".join(str(error).split()).rpartition("returned an error: ")[2]
+    raise TargetError(f"the stack's state cannot be read: {reason}")
 
 
 def _read(name: str) -> StackState:

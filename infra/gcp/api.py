@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import google.oauth2.credentials
 import requests
 from google.auth.transport.requests import AuthorizedSession
 
+from infra.spec import TargetError
+
 Get = Callable[[str], str | None]
 COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
 STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
@@ -26,11 +29,11 @@ _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
 TIMEOUT = 20.0
-_config: dict[str, Get] = {}
+_AT_ONCE = 16
 LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
-class GcpError(RuntimeError):
+class GcpError(TargetError):
     """A request that Google refused or that cannot be sent; the message is one line with a remedy."""
 
 
@@ -47,19 +50,6 @@ class ApiError(GcpError):
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
-
-
-def configure(get: Get) -> None:
-    """Set the stack's configuration, for the credentials of dynamic resources.
-
-    Their state holds none.
-    """
-    _config["get"] = get
-
-
-def configured() -> Get:
-    """Return the configuration that `configure` set."""
-    return _config.get("get", lambda _: None)
 
 
 def endpoint(api: tuple[str, str, str], get: Get) -> str:
@@ -157,3 +147,40 @@ def _refusal(answer: requests.Response) -> ApiError:
 def _line(error: BaseException) -> str:
     """Return the first sentence of an error."""
     return " ".join(str(error.args[0] if error.args else error).split()).partition(". ")[0].rstrip(".")
+
+
+def instance_url(props: Mapping[str, Any], instance: str, what: str) -> str:
+    """Return the URL of a call for an instance, with the endpoint, project and zone of `props`."""
+    return f"{props['endpoint']}projects/{props['project']}/zones/{props['zone']}/instances/{instance}/{what}"
+
+
+def guest_attributes(
+    client: requests.Session, props: Mapping[str, Any], hosts: Iterable[str], space: str, what: str
+) -> dict[str, dict[str, str]]:
+    """Return what these hosts have written into a namespace of their guest attributes, by host; all are asked in parallel.
+
+    Source: Compute Engine documentation, "Guest attributes".
+
+    Args:
+        props: has the endpoint, the project, the zone, and the names of the instances by host.
+
+    Raises:
+        GcpError: the right is missing; the message names `what` was read.
+    """
+
+    def ask(host: str) -> dict[str, str]:
+        instance = props["hosts"][host]
+        try:
+            answer = get_json(client, instance_url(props, instance, "getGuestAttributes"), queryPath=f"{space}/")
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise GcpError(f"{what} of {instance}: {error} (needs compute.instances.getGuestAttributes)") from None
+            return {}  # not written yet, or Google is busy: both pass
+        except UnreachableError:
+            return {}
+        items = (answer.get("queryValue") or {}).get("items") or []
+        return {str(item.get("key")): str(item.get("value", "")).strip() for item in items}
+
+    names = list(hosts)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(names, pool.map(ask, names), strict=True))

@@ -5,24 +5,58 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from infra.config import ClusterConfig, ConfigError
+from infra.config import ClusterConfig, matches, private_range
 from infra.gcp.machines import gpu_name
 from infra.gcp.names import MAX_REPLICAS
-from infra.spec import ClusterSpec, Role
+from infra.spec import ClusterSpec, Role, SpecError
 
-_BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$")
-_DURATION = re.compile(r"^(\d+)(s|m|h)?$")
-_UNIT = {"s": 1, "m": 60, "h": 3600, None: 1}
-_IMAGE = re.compile(r"^(projects/)?[a-z0-9.:-]+/(global/images/(family/)?)?[a-z][a-z0-9-]{0,62}$")
-_SUBNET = re.compile(r"^(projects/[a-z0-9.:-]+/regions/[a-z0-9-]+/subnetworks/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")
-_ACCOUNT = re.compile(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z][a-z0-9.:-]*\.iam\.gserviceaccount\.com$")
 _LEAST_IDLE = 300
-_RANGE = 20
 _MAX_LABELS = 56
+
+
+def _seconds(value: object) -> int:
+    """Return the seconds of a time such as 30m, 0 for never."""
+    match = re.match(r"^(\d+)(s|m|h)?$", str(value))
+    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]] if match else -1
+    if seconds and seconds < _LEAST_IDLE:
+        raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
+    return seconds
+
+
+Account = Annotated[
+    str,
+    matches(
+        r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z][a-z0-9.:-]*\.iam\.gserviceaccount\.com",
+        "it is no service account of a project's own: write NAME@PROJECT.iam.gserviceaccount.com",
+    ),
+]
+Bucket = Annotated[
+    str,
+    matches(
+        r"(?!goog)(?!.*google)(?!.*\.\.)[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]",
+        "a bucket's name has 3 to 63 small letters, digits, -, _ and ., no goog at its start and no google in it",
+    ),
+]
+Image = Annotated[
+    str,
+    matches(
+        r"(projects/)?[a-z0-9.:-]+/(global/images/(family/)?)?[a-z][a-z0-9-]{0,62}",
+        "write PROJECT/FAMILY, or projects/PROJECT/global/images/NAME",
+    ),
+]
+Subnet = Annotated[
+    str,
+    matches(
+        r"(projects/[a-z0-9.:-]+/regions/[a-z0-9-]+/subnetworks/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+        "write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME",
+    ),
+]
+Version = Annotated[str, matches(r"2\.\d{1,2}\.\d{1,2}", "write a whole version of TensorFlow 2, such as 2.21.0")]
 
 
 class GcpConfig(ClusterConfig):
@@ -33,26 +67,28 @@ class GcpConfig(ClusterConfig):
     (2^30 bytes), `max_hourly_cost` in US dollars.
     """
 
-    image: str | None = None
+    image: Image | None = None
     boot_disk_type: Literal["pd-ssd", "pd-balanced", "pd-standard"] = "pd-ssd"
     boot_disk_size: int = Field(100, ge=20, le=65536)
     zones: tuple[str, ...] = ()
-    network: ipaddress.IPv4Network = ipaddress.IPv4Network("10.64.0.0/20")
-    subnetwork: str | None = None
+    network: Annotated[ipaddress.IPv4Network, private_range("10.64.0.0/20")] = ipaddress.IPv4Network("10.64.0.0/20")
+    subnetwork: Subnet | None = None
     firewall: bool = True
     egress: Literal["closed", "open"] = "closed"
     flow_logs: bool = False
-    service_account: dict[Role, str] = Field(default_factory=dict)
+    service_account: dict[Role, Account] = Field(default_factory=dict)
     public_address: bool = False
     operator_cidr: ipaddress.IPv4Network | None = None
-    bucket: str | None = None
-    runtime_version: str = "2.21.0"
+    bucket: Bucket | None = None
+    runtime_version: Version = "2.21.0"
     max_hourly_cost: float | None = Field(None, gt=0)
-    idle_timeout: int = 0
+    idle_timeout: Annotated[int, BeforeValidator(_seconds)] = 0
     host_key_timeout: int = Field(120, ge=0, le=3600)
     ready_timeout: int = Field(900, ge=0, le=7200)
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"serviceAccount"}
+    role_keys: ClassVar[tuple[str, ...]] = (*ClusterConfig.role_keys, "service_account")
+    most_replicas: ClassVar[Mapping[Role, int]] = MAX_REPLICAS
 
     @property
     def closed(self) -> bool:
@@ -70,30 +106,11 @@ class GcpConfig(ClusterConfig):
         except ValueError:
             raise ValueError("write zones of one region, such as us-central1-a,us-central1-b") from None
 
-    @field_validator("subnetwork")
-    @classmethod
-    def _subnet(cls, value: str | None) -> str | None:
-        if value and not _SUBNET.match(value):
-            raise ValueError("write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME")
-        return value
-
     @field_validator("service_account")
     @classmethod
     def _accounts(cls, value: dict[Role, str]) -> dict[Role, str]:
-        for email in value.values():
-            if not _ACCOUNT.match(email):
-                raise ValueError(
-                    f"{email} is no service account of a project's own: write NAME@PROJECT.iam.gserviceaccount.com"
-                )
         if len(set(value.values())) < len(value):
             raise ValueError("two roles have the same: the firewall tells them apart by their accounts")
-        return value
-
-    @field_validator("network")
-    @classmethod
-    def _network(cls, value: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
-        if value.prefixlen != _RANGE or not value.is_private:
-            raise ValueError("write a private /20 range, such as 10.64.0.0/20")
         return value
 
     @field_validator("operator_cidr")
@@ -102,38 +119,6 @@ class GcpConfig(ClusterConfig):
         if value and value.prefixlen < 8:
             raise ValueError("ssh from the whole internet is refused; write the range you come from, such as 203.0.113.7/32")
         return value
-
-    @field_validator("bucket")
-    @classmethod
-    def _bucket(cls, value: str | None) -> str | None:
-        if value and (not _BUCKET.match(value) or ".." in value or "google" in value or value.startswith("goog")):
-            raise ValueError(
-                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., no goog at its start and no google in it"
-            )
-        return value
-
-    @field_validator("image")
-    @classmethod
-    def _image(cls, value: str | None) -> str | None:
-        if value and not _IMAGE.match(value):
-            raise ValueError("write PROJECT/FAMILY, or projects/PROJECT/global/images/NAME")
-        return value
-
-    @field_validator("runtime_version")
-    @classmethod
-    def _runtime(cls, value: str) -> str:
-        if not re.fullmatch(r"2\.\d{1,2}\.\d{1,2}", value):
-            raise ValueError("write a whole version of TensorFlow 2, such as 2.21.0")
-        return value
-
-    @field_validator("idle_timeout", mode="before")
-    @classmethod
-    def _idle(cls, value: object) -> int:
-        match = _DURATION.match(str(value))
-        seconds = int(match[1]) * _UNIT[match[2]] if match else -1
-        if seconds and seconds < _LEAST_IDLE:
-            raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
-        return seconds
 
     @field_validator("labels")
     @classmethod
@@ -156,24 +141,14 @@ class GcpConfig(ClusterConfig):
         """Return the cluster of this configuration.
 
         Raises:
-            ConfigError: the network has too few addresses, or keys do not go together, besides the errors of every target.
+            SpecError: keys do not go together, besides the errors of every target.
         """
         spec = super().spec()
-        for role, role_spec in spec.roles.items():
-            if role_spec.count > MAX_REPLICAS[role]:
-                raise ConfigError(f"{role} count {role_spec.count} is too high; valid are 0 to {MAX_REPLICAS[role]}")
-        for role in self.service_account:
-            if role not in spec.roles:
-                raise ConfigError(
-                    f"scaletier:serviceAccount.{role}: this cluster has no {role}; it has {', '.join(spec.roles)}"
-                )
         if self.subnetwork is None and not self.firewall:
-            raise ConfigError(
-                "scaletier:firewall false goes with a subnetwork only: nobody else guards the stack's own network"
-            )
+            raise SpecError("scaletier:firewall false goes with a subnetwork only: nobody else guards the stack's own network")
         if self.subnetwork and (self.flow_logs or "network" in self.model_fields_set):
             key = "flowLogs" if self.flow_logs else "network"
-            raise ConfigError(
+            raise SpecError(
                 f"scaletier:{key} is of the stack's own subnet, and scaletier:subnetwork is not: remove one of them"
             )
         return spec

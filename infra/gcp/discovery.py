@@ -5,21 +5,80 @@ What Google does not answer is None, or the local copy: then it refuses later by
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import requests
 
-from infra.gcp import catalogue
 from infra.gcp.api import COMPUTE, ApiError, GcpError, Get, UnreachableError, endpoint, get_all, get_json, session
-from infra.gcp.catalogue import Catalogue
+from infra.gcp.machines import MACHINES, MachineType, machine, paired
 from infra.gcp.names import GoogleNames
-from infra.gcp.zones import Place
+from infra.gcp.zones import GPU_ZONES, Place, check_gpu
 from infra.spec import Accelerator, ClusterSpec, SpecError
 
 _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetworks)/([^/]+)$")
+_MACHINE = "items(name,guestCpus,memoryMb,accelerators),nextPageToken"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name."""
+
+    zone: str
+    machines: Mapping[str, MachineType]
+    gpu_zones: Mapping[str, tuple[str, ...]]
+
+    def settled(self, spec: ClusterSpec) -> ClusterSpec:
+        """Return the cluster with the GPUs that its machine types include.
+
+        Raises:
+            SpecError: the zone lacks a machine type or GPU.
+        """
+        roles = {}
+        for role, role_spec in spec.roles.items():
+            try:
+                if role_spec.accelerator and role_spec.accelerator.type not in self.gpu_zones:
+                    valid = ", ".join(self.gpu_zones)
+                    raise SpecError(f"acceleratorType {role_spec.accelerator.type!r} is unknown; valid are {valid}")
+                kind = machine(role_spec.machine_type, self.machines)
+                accelerator = paired(kind, role_spec.accelerator, self.machines)
+            except SpecError as error:
+                raise SpecError(f"{role}: {error}") from None
+            if accelerator:
+                check_gpu(accelerator.type, self.zone, self.gpu_zones)
+            roles[role] = dataclasses.replace(role_spec, accelerator=accelerator)
+        return dataclasses.replace(spec, roles=roles)
+
+
+def local_catalogue(zone: str) -> Catalogue:
+    """Return the local copy, which lacks some types and later changes."""
+    return Catalogue(zone, MACHINES, GPU_ZONES)
+
+
+def _catalogue(client: requests.Session, compute: str, place: Place) -> Catalogue:
+    """Return the answer of the API at `compute`, or the local copy if it has none."""
+    project, here = f"{compute}projects/{place.project}", f"{compute}projects/{place.project}/zones/{place.zone}"
+    try:
+        machines = [_machine(item) for item in get_all(client, f"{here}/machineTypes", fields=_MACHINE)]
+        zones: dict[str, tuple[str, ...]] = {}
+        for scope, listed in sorted(get_all(client, f"{project}/aggregated/acceleratorTypes"), key=itemgetter(0)):
+            for item in listed.get("acceleratorTypes", ()):
+                zones[item["name"]] = (*zones.get(item["name"], ()), scope.removeprefix("zones/"))
+    except (ApiError, UnreachableError):
+        return local_catalogue(place.zone)
+    return Catalogue(place.zone, {item.name: item for item in machines}, dict(sorted(zones.items())))
+
+
+def _machine(item: Mapping[str, Any]) -> MachineType:
+    gpus = [
+        Accelerator(str(gpu["guestAcceleratorType"]), int(gpu["guestAcceleratorCount"])) for gpu in item.get("accelerators", ())
+    ]
+    return MachineType(str(item["name"]), int(item["guestCpus"]), item["memoryMb"] / 1024, gpus[0] if gpus else None)
 
 
 @dataclass(frozen=True)
@@ -73,7 +132,7 @@ def survey(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subne
     there = hosts(client, compute, choice[0].project, names)
     zones = {host.zone for host in there or ()}
     stay = [place for place in choice if place.zone in zones]
-    place, settled, offers = _first(spec, [catalogue.ask(client, compute, place) for place in stay or choice], stay or choice)
+    place, settled, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
     return Discovery(place, settled, offers, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra import backend
@@ -12,7 +12,6 @@ from infra.gcp.orphans import configuration, of_stack
 from infra.templates import ROOT
 
 Inventory = Mapping[str, Any] | None
-Check = Callable[[Inventory], Iterator[Finding]]
 
 
 def hosts(inventory: Inventory) -> Iterator[Finding]:
@@ -59,4 +58,4 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         yield ok("all that bears the stack's names is in its state")
 
 
-CHECKS: Mapping[str, Check] = {"hosts": hosts, "orphans": belongings}
+CHECKS = {"hosts": hosts, "orphans": belongings}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, FirewallLogConfigArgs
 
 from infra.gcp.names import GoogleNames
-from infra.spec import Allow, ClusterSpec, Role
+from infra.spec import ClusterSpec, Role
 
 # Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
 # Private Google Access", private.googleapis.com.
@@ -22,104 +22,75 @@ ALLOW_PRIORITY = 1000
 DENY_PRIORITY = 65000
 
 
-@dataclass(frozen=True)
-class FirewallArgs:
-    """Inputs of the firewall.
+class ClusterFirewall(ComponentResource):
+    """`rules` are the rules, for hosts to wait for.
 
-    `accounts` are the service accounts by role, `operator` the range that ssh may come from. In a `shared` network, which
-    others use too, their hosts get no rules. `project` is the network's. If `inside`, the range of the hosts, is set, they
-    reach only that and Google's APIs; those of the roles `fetching` reach the web too, for their driver.
+    Args:
+        project: the network's.
+        accounts: the service accounts by role.
+        operator: the range that ssh may come from.
+        shared: others use the network too, and their hosts get no rules.
+        inside: the range of the hosts, if they may reach only that and Google's APIs.
+        fetching: roles whose hosts reach the web all the same, for their driver.
     """
 
-    project: str
-    names: GoogleNames
-    network: Output[str]
-    spec: ClusterSpec
-    accounts: Mapping[Role, Output[str]]
-    operator: ipaddress.IPv4Network = IAP_RANGE
-    shared: bool = False
-    inside: ipaddress.IPv4Network | None = None
-    fetching: tuple[Role, ...] = ()
-
-
-class ClusterFirewall(ComponentResource):
-    """`rules` are the rules, for hosts to wait for."""
-
-    rules: tuple[Resource, ...]
-
-    def __init__(self, name: str, args: FirewallArgs, opts: ResourceOptions | None = None) -> None:
-        super().__init__("scaletier:gcp:Firewall", name, None, opts)
-        self.args = args
-        self.rules = (self._deny(), *(self._allow(row) for row in args.spec.allows()), *self._egress())
+    def __init__(
+        self,
+        project: str,
+        names: GoogleNames,
+        network: Output[str],
+        spec: ClusterSpec,
+        accounts: Mapping[Role, Output[str]],
+        operator: ipaddress.IPv4Network,
+        shared: bool,
+        inside: ipaddress.IPv4Network | None,
+        fetching: tuple[Role, ...],
+        opts: ResourceOptions,
+    ) -> None:
+        super().__init__("scaletier:gcp:Firewall", "firewall", None, opts)
+        self._project, self._names, self._network = project, names, network
+        everywhere = ["0.0.0.0/0"]
+        targets = list(accounts.values()) if shared else None
+        rules = [self._rule("deny", "What no other rule allows", source_ranges=everywhere, target_service_accounts=targets)]
+        rules += [
+            self._rule(
+                f"{row.source or 'operator'}-{row.destination}-{'peers' if row.peers else row.ranges[0]}",
+                row.why,
+                row.ranges,
+                source_service_accounts=[accounts[row.source]] if row.source else None,
+                source_ranges=None if row.source else [str(operator)],
+                target_service_accounts=[accounts[row.destination]],
+            )
+            for row in spec.allows()
+        ]
+        # What hosts may reach: answers need no rule, and the metadata server is always reachable.
+        if inside is not None:
+            ports = list(dict.fromkeys(text for row in spec.firewall if row.source for text in row.ranges))
+            rules += [
+                self._rule("out-deny", "What no other rule lets out", destination_ranges=everywhere),
+                self._rule("out-peers", "To one another", ports, destination_ranges=[str(inside)]),
+                self._rule("out-google", "To Google's APIs", ["443"], destination_ranges=[str(GOOGLE_RANGE)]),
+            ]
+        if inside is not None and fetching:
+            why, targets = "To where drivers of GPUs come from", [accounts[role] for role in fetching]
+            ends = {"destination_ranges": everywhere, "target_service_accounts": targets}
+            rules.append(self._rule("out-drivers", why, ["80", "443"], **ends))
+        self.rules: tuple[Resource, ...] = tuple(rules)
         self.register_outputs({})
 
-    def _deny(self) -> Resource:
-        args = self.args
-        return Firewall(
-            "deny",
-            name=args.names.of("deny"),
-            project=args.project,
-            network=args.network,
-            description="What no other rule allows",
-            direction="INGRESS",
-            priority=DENY_PRIORITY,
-            source_ranges=["0.0.0.0/0"],
-            target_service_accounts=list(args.accounts.values()) if args.shared else None,
-            denies=[FirewallDenyArgs(protocol="all")],
-            log_config=FirewallLogConfigArgs(metadata="INCLUDE_ALL_METADATA"),
-            opts=ResourceOptions(parent=self),
-        )
-
-    def _allow(self, row: Allow) -> Resource:
-        args = self.args
-        ends, what = f"{row.source or 'operator'}-{row.destination}", "peers" if row.peers else row.ranges[0]
-        return Firewall(
-            f"{ends}-{what}",
-            name=args.names.of(ends, what),
-            project=args.project,
-            network=args.network,
-            description=row.why,
-            direction="INGRESS",
-            priority=ALLOW_PRIORITY,
-            source_service_accounts=[args.accounts[row.source]] if row.source else None,
-            source_ranges=None if row.source else [str(args.operator)],
-            target_service_accounts=[args.accounts[row.destination]],
-            allows=[FirewallAllowArgs(protocol="tcp", ports=row.ranges)],
-            opts=ResourceOptions(parent=self),
-        )
-
-    def _egress(self) -> Iterator[Resource]:
-        """Yield the rules of what hosts may reach.
-
-        Answers need no rule, and the metadata server is always reachable.
-        """
-        args = self.args
-        if args.inside is None:
-            return
-        yield self._out("out-deny", "What no other rule lets out", ["0.0.0.0/0"])
-        ports = list(dict.fromkeys(text for row in args.spec.firewall if row.source for text in row.ranges))
-        yield self._out("out-peers", "To one another", [str(args.inside)], ports)
-        yield self._out("out-google", "To Google's APIs", [str(GOOGLE_RANGE)], ["443"])
-        if args.fetching:
-            accounts = [args.accounts[role] for role in args.fetching]
-            yield self._out("out-drivers", "To where drivers of GPUs come from", ["0.0.0.0/0"], ["80", "443"], accounts)
-
-    def _out(
-        self, name: str, why: str, to: list[str], ports: list[str] | None = None, accounts: list[Output[str]] | None = None
-    ) -> Resource:
-        """Return a rule for outgoing packets; without ports it refuses all."""
+    def _rule(self, name: str, why: str, ports: list[str] | None = None, **ends: Any) -> Firewall:
+        """Declare a rule for TCP to these ports; without ports, one that refuses and logs everything."""
         return Firewall(
             name,
-            name=self.args.names.of(name),
-            project=self.args.project,
-            network=self.args.network,
+            name=self._names.of(name),
+            project=self._project,
+            network=self._network,
             description=why,
-            direction="EGRESS",
+            direction="EGRESS" if "destination_ranges" in ends else "INGRESS",
             priority=ALLOW_PRIORITY if ports else DENY_PRIORITY,
-            destination_ranges=to,
-            target_service_accounts=accounts,
             allows=[FirewallAllowArgs(protocol="tcp", ports=ports)] if ports else None,
             denies=None if ports else [FirewallDenyArgs(protocol="all")],
             log_config=None if ports else FirewallLogConfigArgs(metadata="INCLUDE_ALL_METADATA"),
             opts=ResourceOptions(parent=self),
+            **ends,
         )

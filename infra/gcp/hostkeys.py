@@ -8,22 +8,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pulumi import Output
 
-from infra.dynamic import ModuleResource, Props
-from infra.gcp.api import configure, configured, session
-from infra.gcp.guest import ask, attributes
-
-__all__ = ["REPLACE", "HostKeys", "configure", "create", "delete", "read", "read_keys", "update"]
+from infra.dynamic import ModuleResource, Props, configuration
+from infra.gcp.api import guest_attributes, session
 
 REPLACE = frozenset({"project", "zone"})
 _KIND = "ssh-ed25519"
 _KEY = re.compile(r"^[A-Za-z0-9+/]+=*$")
 _POLL = 2.0
-_AT_ONCE = 16
 
 
 class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
@@ -55,10 +49,6 @@ def update(name: str, old: Props, new: Props) -> Props:
     return _outputs(new, read_keys(new, same, new["timeout"]))
 
 
-def delete(name: str, props: Props) -> None:
-    """Do nothing: the keys are the hosts' own."""
-
-
 def _same(host: str, old: Props, new: Props) -> bool:
     return all((old.get(key) or {}).get(host) == new[key][host] for key in ("hosts", "created"))
 
@@ -70,30 +60,17 @@ def _outputs(props: Props, keys: Mapping[str, str]) -> Props:
 def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[str, str]:
     """Return the keys of all hosts; a host without one at the time limit is left out.
 
-    Requests run in parallel until all hosts have a key.
-
     Raises:
         GcpError: Google refuses to answer.
     """
-    keys, deadline = dict(known), time.monotonic() + seconds
-    missing = [host for host in props["hosts"] if host not in keys]
-    if not missing:
-        return keys
-    client = session(configured())
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        while True:
-            answers = pool.map(lambda host: parse(ask(client, props, props["hosts"][host], "hostkeys", "host key")), missing)
-            keys |= {host: key for host, key in zip(missing, answers, strict=True) if key}
-            missing = [host for host in missing if host not in keys]
-            if not missing or time.monotonic() + _POLL > deadline:
-                return {host: keys[host] for host in props["hosts"] if host in keys}
+    keys, deadline, client = dict(known), time.monotonic() + seconds, None
+    while missing := [host for host in props["hosts"] if host not in keys]:
+        if client and time.monotonic() + _POLL > deadline:
+            break
+        if client:
             time.sleep(_POLL)
-
-
-def parse(answer: Mapping[str, Any] | None) -> str | None:
-    """Return the known_hosts line of an answer of getGuestAttributes.
-
-    It is None if there is no key of our sshd's type.
-    """
-    value = attributes(answer).get(_KIND, "")
-    return f"{_KIND} {value}" if _KEY.match(value) else None
+        client = client or session(configuration)
+        written = guest_attributes(client, props, missing, "hostkeys", "host key")
+        # None but of our sshd's type, and well-formed.
+        keys |= {host: f"{_KIND} {key}" for host in missing if _KEY.match(key := written[host].get(_KIND, ""))}
+    return {host: keys[host] for host in props["hosts"] if host in keys}

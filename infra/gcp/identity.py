@@ -10,8 +10,7 @@ documentation, "Custom roles".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 from pulumi import ComponentResource, Output, ResourceOptions
 from pulumi_gcp.compute import InstanceIAMBinding
@@ -29,49 +28,38 @@ START = ("compute.instances.start",)
 READER_ROLES = {"objects": "roles/storage.objectViewer", "bucket": "roles/storage.legacyBucketReader"}
 
 
-@dataclass(frozen=True)
-class IdentityArgs:
-    """The roles that the cluster has; `given` are accounts that are there already, by role."""
-
-    project: str
-    names: GoogleNames
-    roles: Sequence[Role]
-    given: Mapping[Role, str] = field(default_factory=dict)
-
-
 class ServiceIdentity(ComponentResource):
-    """Output: the e-mail address of each role's service account."""
+    """Output: the e-mail address of each role's service account; `given` are accounts that exist already, by role."""
 
     emails: Mapping[Role, Output[str]]
 
-    def __init__(self, name: str, args: IdentityArgs, opts: ResourceOptions | None = None) -> None:
-        super().__init__("scaletier:gcp:Identity", name, None, opts)
-        self._args, self._inside = args, ResourceOptions(parent=self)
-        accounts = {
-            role: Account(
-                f"account-{role}",
-                account_id=args.names.of(role),
-                project=args.project,
-                display_name=f"scaletier {role}",
-                description=f"Hosts of the role {role}, stack {args.names.stack}",
-                opts=self._inside,
-            )
-            for role in args.roles
-            if role not in args.given
-        }
-        self.emails = {
-            role: accounts[role].email if role in accounts else Output.from_input(args.given[role]) for role in args.roles
-        }
+    def __init__(
+        self, project: str, names: GoogleNames, roles: Iterable[Role], given: Mapping[Role, str], opts: ResourceOptions
+    ) -> None:
+        super().__init__("scaletier:gcp:Identity", "identity", None, opts)
+        self._project, self._names, self._inside = project, names, ResourceOptions(parent=self)
+        self.emails = {role: Output.from_input(given[role]) if role in given else self._account(role) for role in roles}
         self.register_outputs({"emails": {str(role): email for role, email in self.emails.items()}})
+
+    def _account(self, role: Role) -> Output[str]:
+        account = Account(
+            f"account-{role}",
+            account_id=self._names.of(role),
+            project=self._project,
+            display_name=f"scaletier {role}",
+            description=f"Hosts of the role {role}, stack {self._names.stack}",
+            opts=self._inside,
+        )
+        return account.email
 
     def let_start(self, zone: str, instances: Mapping[str, Output[str]]) -> None:
         """Allow every role that runs jobs to start these instances, by the names of their replicas."""
         # Google keeps a role's id for weeks after its end: without one of our own, it ends in digits that no two stacks share.
         role = IAMCustomRole(
             "start",
-            project=self._args.project,
-            title=f"scaletier {self._args.names.stack} start",
-            description=f"Start hosts of stack {self._args.names.stack}",
+            project=self._project,
+            title=f"scaletier {self._names.stack} start",
+            description=f"Start hosts of stack {self._names.stack}",
             permissions=list(START),
             opts=self._inside,
         )
@@ -81,7 +69,7 @@ class ServiceIdentity(ComponentResource):
         for name, instance in instances.items():
             InstanceIAMBinding(
                 f"start-{name}",
-                project=self._args.project,
+                project=self._project,
                 zone=zone,
                 instance_name=instance,
                 role=role.name,

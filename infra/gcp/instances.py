@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
@@ -20,36 +19,31 @@ from pulumi_gcp.compute import (
     InstanceShieldedInstanceConfigArgs,
 )
 
+from infra.gcp.config import GcpConfig
 from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
-from infra.spec import Replica, RoleSpec
+from infra.spec import Accelerator, Replica, RoleSpec
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 @dataclass(frozen=True)
 class HostArgs:
-    """Inputs of one host; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot.
+    """Inputs of one host; `startup_script` runs at every boot.
 
-    `network` is the range in which each replica has its address, None if one is to be reserved in a subnet that others use;
-    `holds` is the subnet if the stack owns it.
+    `subnet` has its address, which is reserved if the subnet is another's; `holds` is the subnet if the stack owns it.
     """
 
     place: Place
     names: GoogleNames
-    replica: Replica
     role: RoleSpec
+    config: GcpConfig
     image: str
-    disk_type: str
-    disk_size: int
-    network: ipaddress.IPv4Network | None
     subnet: Output[str]
     holds: Resource | None
     account: Output[str]
     authorized_key: Output[str]
     startup_script: Output[str]
-    labels: Mapping[str, str]
-    public_address: bool = False
 
 
 class InstanceHost(ComponentResource):
@@ -66,19 +60,19 @@ class InstanceHost(ComponentResource):
     instance_id: Output[str]
     create_time: Output[str]
 
-    def __init__(self, name: str, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions | None = None) -> None:
-        super().__init__("scaletier:gcp:Host", name, None, opts)
-        self.args = args
-        self.instance = args.names.of(args.replica.name)
-        self.address = Output.from_input(address(args.network, args.replica)) if args.network else self._reserved()
-        role = args.role
+    def __init__(self, replica: Replica, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions) -> None:
+        super().__init__("scaletier:gcp:Host", replica.name, None, opts)
+        self.instance = args.names.of(replica.name)
+        role, config = args.role, args.config
+        self.address = Output.from_input(address(config.network, replica)) if args.holds else self._reserved(replica, args)
         own = {
             "scaletier-stack": args.names.stack,
-            "scaletier-role": str(args.replica.role),
-            "scaletier-replica": args.replica.name,
+            "scaletier-role": str(replica.role),
+            "scaletier-replica": replica.name,
         }
+        public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if config.public_address else None
         instance = Instance(
-            name,
+            replica.name,
             name=self.instance,
             project=args.place.project,
             zone=args.place.zone,
@@ -86,10 +80,12 @@ class InstanceHost(ComponentResource):
             boot_disk=InstanceBootDiskArgs(
                 auto_delete=True,
                 initialize_params=InstanceBootDiskInitializeParamsArgs(
-                    image=args.image, type=args.disk_type, size=args.disk_size
+                    image=args.image, type=config.boot_disk_type, size=config.boot_disk_size
                 ),
             ),
-            network_interfaces=[self._interface()],
+            network_interfaces=[
+                InstanceNetworkInterfaceArgs(subnetwork=args.subnet, network_ip=self.address, access_configs=public)
+            ],
             guest_accelerators=[InstanceGuestAcceleratorArgs(type=role.accelerator.type, count=role.accelerator.count)]
             if role.accelerator
             else None,
@@ -106,7 +102,7 @@ class InstanceHost(ComponentResource):
                 "ssh-keys": args.authorized_key.apply(lambda key: f"admin:{key}"),
                 "startup-script": args.startup_script,
             },
-            labels={**args.labels, **own},
+            labels={**config.labels, **own},
             can_ip_forward=False,
             deletion_protection=False,
             allow_stopping_for_update=True,
@@ -117,7 +113,7 @@ class InstanceHost(ComponentResource):
                 parent=self,
                 depends_on=list(after),
                 delete_before_replace=True,
-                replacement_trigger=self._made_anew_for(),
+                replacement_trigger=_replacement_trigger(role.accelerator, config.public_address),
                 # A subnet of another range is another one, and none goes while a host is in it.
                 replace_with=[args.holds] if args.holds else None,
                 # Some machine types come with local disks of their own, which are none of this program's.
@@ -131,11 +127,10 @@ class InstanceHost(ComponentResource):
         )
         self.register_outputs({"instance": self.instance, "address": self.address})
 
-    def _reserved(self) -> Output[str]:
+    def _reserved(self, replica: Replica, args: HostArgs) -> Output[str]:
         """Return an address that stays the same if the host is recreated, so that its peers reach it again."""
-        args = self.args
         reserved = Address(
-            f"{args.replica.name}-address",
+            f"{replica.name}-address",
             name=self.instance,
             project=args.place.project,
             region=args.place.region,
@@ -145,17 +140,14 @@ class InstanceHost(ComponentResource):
         )
         return reserved.address
 
-    def _made_anew_for(self) -> str:
-        """Return the computed properties whose removal needs a new host: GPUs, a public address.
 
-        A host keeps them if its inputs no longer name them, since the provider then computes them.
-        """
-        gpus, reach = self.args.role.accelerator, "public" if self.args.public_address else "private"
-        return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
+def _replacement_trigger(gpus: Accelerator | None, public: bool) -> str:
+    """Return the computed properties whose removal needs a new host: GPUs, a public address.
 
-    def _interface(self) -> InstanceNetworkInterfaceArgs:
-        public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if self.args.public_address else None
-        return InstanceNetworkInterfaceArgs(subnetwork=self.args.subnet, network_ip=self.address, access_configs=public)
+    A host keeps them if its inputs no longer name them, since the provider then computes them.
+    """
+    reach = "public" if public else "private"
+    return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
 
 
 def _scheduling(role: RoleSpec) -> InstanceSchedulingArgs:

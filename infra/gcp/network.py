@@ -6,7 +6,6 @@ Hosts without a public address reach the web through Cloud NAT.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import (
@@ -23,26 +22,23 @@ from infra.gcp.names import GoogleNames
 from infra.gcp.zones import Place
 
 
-@dataclass(frozen=True)
-class NetworkArgs:
-    """`range` is the subnet's; `flow_logs` samples its traffic into Cloud Logging."""
-
-    place: Place
-    names: GoogleNames
-    range: ipaddress.IPv4Network
-    flow_logs: bool = False
-
-
 class ClusterNetwork(ComponentResource):
-    """Outputs: the links of the network and of its subnet; `holds` is what no host outlives."""
+    """Outputs: the links of the network and of its subnet; `holds` is what no host outlives.
+
+    Args:
+        range_: that of the subnet.
+        flow_logs: samples its traffic into Cloud Logging.
+    """
 
     holds: Resource
     network: Output[str]
     subnet: Output[str]
 
-    def __init__(self, name: str, args: NetworkArgs, opts: ResourceOptions | None = None) -> None:
-        super().__init__("scaletier:gcp:Network", name, None, opts)
-        place, names, inside = args.place, args.names, ResourceOptions(parent=self)
+    def __init__(
+        self, place: Place, names: GoogleNames, range_: ipaddress.IPv4Network, flow_logs: bool, opts: ResourceOptions
+    ) -> None:
+        super().__init__("scaletier:gcp:Network", "network", None, opts)
+        inside = ResourceOptions(parent=self)
         network = Network(
             "network",
             name=names.prefix,
@@ -58,12 +54,12 @@ class ClusterNetwork(ComponentResource):
             project=place.project,
             region=place.region,
             network=network.self_link,
-            ip_cidr_range=str(args.range),
+            ip_cidr_range=str(range_),
             private_ip_google_access=True,
             log_config=SubnetworkLogConfigArgs(
                 aggregation_interval="INTERVAL_5_SEC", flow_sampling=0.5, metadata="INCLUDE_ALL_METADATA"
             )
-            if args.flow_logs
+            if flow_logs
             else None,
             opts=inside,
         )

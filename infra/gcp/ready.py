@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-from infra.dynamic import ModuleResource, Props
-from infra.gcp.api import GcpError, configure, configured, get_json, session
-from infra.gcp.guest import ask, attributes, url
-
-__all__ = ["REPLACE", "HostsReady", "configure", "create", "delete", "read", "update"]
+from infra.dynamic import ModuleResource, Props, configuration
+from infra.gcp.api import GcpError, get_json, guest_attributes, instance_url, session
 
 REPLACE = frozenset({"project", "zone"})
 _NOTHING = "nothing said yet"
 _OTHER = "has not run its new start-up script yet"
 _READY, _FAILED = "ready", "failed: "
 _POLL = 2.0
-_AT_ONCE = 16
 _LAST_LINES = 3
 
 
@@ -39,19 +34,18 @@ def create(props: Props) -> tuple[str, Props]:
 
     Raises GcpError that names the hosts that are not ready, and why.
     """
-    client, deadline, printed = session(configured()), time.monotonic() + props["timeout"], ""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        while props["timeout"]:
-            states = dict(zip(props["hosts"], pool.map(lambda host: _state(client, props, host), props["hosts"]), strict=True))
-            late = {host: status for host, status in states.items() if status != _READY}
-            if (now := progress(states)) != printed:
-                print(now, flush=True)  # the engine shows a provider's output beside the resource
-                printed = now
-            if not late:
-                break
-            if all(status.startswith(_FAILED) for status in late.values()) or time.monotonic() > deadline:
-                raise GcpError(f"{why(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
-            time.sleep(_POLL)
+    client, deadline, printed = session(configuration), time.monotonic() + props["timeout"], ""
+    while props["timeout"]:
+        states = _states(client, props)
+        late = {host: status for host, status in states.items() if status != _READY}
+        if (now := progress(states)) != printed:
+            print(now, flush=True)  # the engine shows a provider's output beside the resource
+            printed = now
+        if not late:
+            break
+        if all(status.startswith(_FAILED) for status in late.values()) or time.monotonic() > deadline:
+            raise GcpError(f"{why(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
+        time.sleep(_POLL)
     return "ready", props
 
 
@@ -67,8 +61,9 @@ def why(late: Mapping[str, str], seconds: int) -> str:
     return f"not ready{'' if failed else f' after {seconds} s'}: {', '.join(f'{host} {phase}' for host, phase in late.items())}"
 
 
-def _state(client: requests.Session, props: Props, host: str) -> str:
-    return state(attributes(ask(client, props, props["hosts"][host], "scaletier", "state")), props["scripts"][host])
+def _states(client: requests.Session, props: Props) -> dict[str, str]:
+    written = guest_attributes(client, props, props["hosts"], "scaletier", "state")
+    return {host: state(said, props["scripts"][host]) for host, said in written.items()}
 
 
 def state(said: Mapping[str, str], script: str) -> str:
@@ -83,7 +78,7 @@ def _last_words(client: requests.Session, props: Props, host: str) -> str:
     instance = props["hosts"][host]
     again = f"mend it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
     try:
-        lines = str(get_json(client, url(props, instance, "serialPort")).get("contents", "")).strip().splitlines()
+        lines = str(get_json(client, instance_url(props, instance, "serialPort")).get("contents", "")).strip().splitlines()
     except GcpError:
         lines = []
     return f"{again}; {host}'s serial output ends: {' / '.join(lines[-_LAST_LINES:])}" if lines else again
@@ -91,15 +86,5 @@ def _last_words(client: requests.Session, props: Props, host: str) -> str:
 
 def read(name: str, props: Props) -> Props | None:
     """Return None if a host reports that it is not ready: an update then waits for it again."""
-    client = session(configured())
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        states = list(pool.map(lambda host: _state(client, props, host), props["hosts"]))
+    states = _states(session(configuration), props).values()
     return props if all(status in (_READY, _NOTHING) for status in states) else None
-
-
-def update(name: str, old: Props, new: Props) -> Props:
-    return create(new)[1]
-
-
-def delete(name: str, props: Props) -> None:
-    """Do nothing: no state outlives the hosts."""

@@ -11,12 +11,10 @@ from typing import Any
 import requests
 from pulumi import Output
 
-from infra.dynamic import ModuleResource, Props
-from infra.gcp.api import GcpError, UnreachableError, configure, configured, credentials
+from infra.dynamic import ModuleResource, Props, configuration
+from infra.gcp.api import GcpError, UnreachableError, credentials
 from infra.runtime import build
 from infra.runtime.recipe import Recipe
-
-__all__ = ["REPLACE", "RuntimeArchive", "configure", "create", "delete", "read", "update"]
 
 REPLACE = frozenset({"bucket", "python", "requirements", "constraints"})
 # Hosts are told of the new one before the old one goes: one that boots meanwhile finds what its script names.
@@ -106,7 +104,7 @@ def _bucket(props: Props, path: str) -> Iterator[Any]:
     try:
         client = storage.Client(
             project=props["project"],
-            credentials=credentials(configured()),
+            credentials=credentials(configuration),
             client_options={"api_endpoint": props["endpoint"].partition("/storage/v1")[0]},
         )
         yield client.bucket(props["bucket"])

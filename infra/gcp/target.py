@@ -1,4 +1,4 @@
-"""The Google Cloud target's row in the list of targets: checks what can be known, then builds."""
+"""The Google Cloud target: checks what can be known before an update, then builds the cluster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import requests
 from pulumi import Output
 from pulumi.runtime.config import get_config
 
-from infra.cluster import ClusterResources
 from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
-from infra.gcp.cluster import GcpCluster, GcpClusterArgs, Surroundings
+from infra.gcp.cluster import GcpCluster, Surroundings
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, survey
 from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import keeps, preflight
 from infra.gcp.zones import Place, places
-from infra.spec import ClusterSpec, SpecError
+from infra.spec import ClusterSpec, TargetError
 from infra.state import StackState
-from infra.target import Target, TargetError
+from infra.target import ClusterResources, Target
 
 
 def provider_config(key: str) -> str | None:
@@ -60,32 +59,6 @@ def check_cost(found: Cost | None, most: float | None, region: str) -> None:
             f"this cluster costs {found.line(region)}, more than maxHourlyCost {most:g}: take a smaller tier or spot hosts, "
             f"or `pulumi config set maxHourlyCost {found.total:.2f}`"
         )
-
-
-def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: StackState) -> Surroundings:
-    """Read the project's state before an update; raise TargetError for what Google would refuse."""
-    get: Get = provider_config
-    try:
-        choice = places(get, os.environ, config.zones)
-        own = names(choice[0].project, stack)
-        result = survey(spec, choice, own, config.subnetwork, get)
-        spec, where, machines = result.spec, result.place, result.catalogue.machines
-        price = cost(spec, config, where.region, machines)
-        check_cost(price, config.max_hourly_cost, where.region)
-        bucket = config.bucket or own.bucket
-        has_own_bucket = preflight(
-            spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get, machines, result.there
-        )
-        mine = _bucket_of(before)
-        _check_ours(bool(result.there), bool(mine or before.hosts), where.project, stack)
-        _check_kept(mine, bucket, config.retain_bucket, get)
-        _warn_unrecorded(result, before)
-    except (GcpError, SpecError) as error:
-        raise TargetError(str(error)) from None
-    pulumi.log.info(price.line(where.region) if price else f"infra/prices.yaml has no price for this cluster in {where.region}")
-    _say(result, choice)
-    has_bucket = bool(has_own_bucket and not mine)
-    return Surroundings(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, has_bucket, survey=result)
 
 
 def _say(seen: Discovery, choice: Sequence[Place]) -> None:
@@ -136,39 +109,57 @@ def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
         )
 
 
-def build(
-    stack: str, spec: ClusterSpec, config: GcpConfig, found: Surroundings, authorized_key: Output[str]
-) -> ClusterResources:
-    """Return a cluster of Compute Engine instances."""
-    return GcpCluster("cluster", GcpClusterArgs(spec, config, found, authorized_key)).cluster()
+class GcpTarget(Target):
+    """A cluster of Compute Engine instances."""
+
+    config_type = GcpConfig
+
+    def __init__(self, stack: str, spec: ClusterSpec, config: GcpConfig, state: StackState) -> None:
+        """Read the project's state; raise TargetError or SpecError for what Google would refuse."""
+        get: Get = provider_config
+        choice = places(get, os.environ, config.zones)
+        own = names(choice[0].project, stack)
+        result = survey(spec, choice, own, config.subnetwork, get)
+        self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
+        price = cost(self.spec, config, region, machines)
+        check_cost(price, config.max_hourly_cost, region)
+        bucket, mine = config.bucket or own.bucket, _bucket_of(state)
+        disk = config.boot_disk_type, config.boot_disk_size
+        has_own_bucket = preflight(self.spec, result.place, *disk, bucket, own.stack, get, machines, result.there)
+        _check_ours(bool(result.there), bool(mine or state.hosts), result.place.project, stack)
+        _check_kept(mine, bucket, config.retain_bucket, get)
+        _warn_unrecorded(result, state)
+        pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
+        _say(result, choice)
+        left = bool(has_own_bucket and not mine)
+        self.found = Surroundings(own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, result)
+
+    def build(self, authorized_key: Output[str]) -> ClusterResources:
+        return GcpCluster(self.config, self.found, authorized_key).result()
+
+    def read(self, path: str) -> bytes | None:
+        get: Get = provider_config
+        url = f"{endpoint(STORAGE, get)}b/{self.found.bucket}/o/{quote(path, safe='')}"
+        try:
+            answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
+        except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
+            raise TargetError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
+        if answer.status_code == requests.codes.not_found:
+            return None
+        if not answer.ok:
+            raise TargetError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
+        return answer.content
+
+    def create(self, path: str, content: bytes) -> None:
+        get: Get = provider_config
+        base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
+        params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
+        try:
+            answer = session(get).post(f"{base}b/{self.found.bucket}/o", params=params, data=content, timeout=TIMEOUT)
+        except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
+            raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
+        if not answer.ok and answer.status_code != requests.codes.precondition_failed:
+            raise TargetError(f"the bucket does not take {path} (HTTP {answer.status_code}): try again")
 
 
-def read(stack: str, found: Surroundings, path: str) -> bytes | None:
-    """Return an object of the stack's bucket, or None if there is no such object, or no bucket yet."""
-    get: Get = provider_config
-    url = f"{endpoint(STORAGE, get)}b/{found.bucket}/o/{quote(path, safe='')}"
-    try:
-        answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
-    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
-        raise TargetError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
-    if answer.status_code == requests.codes.not_found:
-        return None
-    if not answer.ok:
-        raise TargetError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
-    return answer.content
-
-
-def create(stack: str, found: Surroundings, path: str, content: bytes) -> None:
-    """Write an object of the stack's bucket unless it exists."""
-    get: Get = provider_config
-    base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
-    params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
-    try:
-        answer = session(get).post(f"{base}b/{found.bucket}/o", params=params, data=content, timeout=TIMEOUT)
-    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
-        raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
-    if not answer.ok and answer.status_code != requests.codes.precondition_failed:
-        raise TargetError(f"the bucket does not take {path} (HTTP {answer.status_code}): try again")
-
-
-GCP = Target(GcpConfig, prepare, build, read, create, settled=lambda _, found: found.survey.spec)
+TARGET = GcpTarget

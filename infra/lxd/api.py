@@ -18,6 +18,8 @@ import pylxd
 import pylxd.exceptions
 import requests
 
+from infra.spec import TargetError
+
 SOCKETS = (
     "/var/lib/lxd/unix.socket",
     "/var/snap/lxd/common/lxd/unix.socket",
@@ -27,7 +29,7 @@ SOCKETS = (
 _local = threading.local()
 
 
-class LxdError(RuntimeError):
+class LxdError(TargetError):
     """Something that LXD or this machine refused; the message is one line that says what to do."""
 
 

@@ -1,4 +1,4 @@
-"""The firewall table as nftables rules on the machine: what a VPC's firewall is to Google's hosts."""
+"""The firewall table as nftables rules, of the machine, as a VPC's firewall has them for Google's hosts, and of each host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import nft
-from infra.lxd.layout import address, port
-from infra.spec import ClusterSpec
+from infra.lxd.layout import address, block, port
+from infra.spec import Allow, ClusterSpec, Role
 from infra.templates import render
 
 REPLACE = frozenset({"table"})
@@ -29,6 +29,23 @@ def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Net
         members.setdefault(replica.role, []).append(str(address(network, replica)))
     ports = {port(bridge, replica): str(address(network, replica)) for replica in spec.replicas}
     return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=spec.allows())
+
+
+def host_rules(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) -> str:
+    """Return the nftables script that a host of the role loads at each boot; pure.
+
+    Each host refuses by itself what the table refuses, so a flushed table of the machine opens no host. The script is of the
+    whole table and of the addresses that roles may have: no host that comes or goes changes it. Peers are of these addresses
+    and in the set `peers` besides, which the host itself fills while a trainer runs.
+    """
+
+    def row(allow: Allow, other: Role | None) -> dict[str, object]:
+        ends = block(network, other) if other else (network[1],)
+        return {"who": "-".join(map(str, ends)), "ports": allow.ranges, "why": allow.why, "peers": allow.peers}
+
+    takes = [row(allow, allow.source) for allow in rows if allow.destination == role]
+    sends = [row(allow, allow.destination) for allow in rows if allow.source == role]
+    return render("host-firewall.nft.j2", takes=takes, sends=sends)
 
 
 def create(props: Props) -> tuple[str, Props]:
@@ -59,10 +76,6 @@ def forward_drops(bridged: Path, chains: Callable[[], str]) -> list[str]:
         for chain in listed
         if chain["family"] in ("ip", "inet") and chain.get("hook") == "forward" and chain.get("policy") == "drop"
     ]
-
-
-def update(table: str, old: Props, new: Props) -> Props:
-    return create(new)[1]
 
 
 def delete(table: str, props: Props) -> None:

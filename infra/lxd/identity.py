@@ -14,8 +14,6 @@ from infra.lxd.api import errors
 from infra.lxd.layout import LxdNames, names
 from infra.state import StackState
 
-REPLACE: frozenset[str] = frozenset()
-
 
 class Identity(ModuleResource, module="lxd", name="Identity"):
     """The stack's name and the removal of leftovers.
@@ -39,10 +37,6 @@ def names_of(stack: str, root: Path, before: StackState) -> LxdNames:
 
 def create(props: Props) -> tuple[str, Props]:
     return props["project"], props
-
-
-def read(name: str, props: Props) -> Props | None:
-    return props
 
 
 def update(name: str, old: Props, new: Props) -> Props:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import psutil
 
 from infra import backend
+from infra.findings import Finding, warning
 from infra.lxd.api import LxdError, client, errors
 from infra.lxd.bucket import pool_of
 from infra.lxd.layout import PREFIX, LxdNames
@@ -37,30 +37,31 @@ def own(stack: str) -> list[LxdNames]:
 
 
 def leftovers(stack: str) -> list[str]:
-    """Return a stack's objects: its project, and bridges, firewalls and processes outside of it."""
+    """Return a stack's objects: its project, and bridges, firewalls and processes of no other project."""
     projects = owners()
     mine = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
     others = {LxdNames(owner.project).key for owner in projects if owner not in mine}
-    lines = [_told(owner) for owner in mine]
-    bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
-    lines += [f"network {name}" for name in sorted(bridges) if _astray(rf"st({_KEY})\b", name, others)]
-    lines += [f"nft table {name}" for name in tables() if _astray(rf"scaletier_({_KEY})\b", name, others)]
+    lines = [_told(owner) for owner in mine] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if _astray(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command, others):
+        matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command)
+        keys = {match[1] or match[2] for match in matches}
+        if keys and not keys & others:
             lines.append(f"process {process.pid} ({command})")
     return lines
 
 
-@dataclass(frozen=True)
-class Orphan:
-    """Something of a local stack that no state has, and what to do about it."""
+def _strays(known: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and bridge of each bridge and nft table with a key that is not among the known ones."""
+    bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
+    objects = [("network", name) for name in sorted(bridges)] + [("nft table", name) for name in tables()]
+    for kind, name in objects:
+        pattern = rf"st({_KEY})" if kind == "network" else rf"scaletier_({_KEY})(?:_asleep_.*)?"
+        if (match := re.fullmatch(pattern, name)) and match[1] not in known:
+            yield kind, name, f"st{match[1]}"
 
-    what: str
-    remedy: str
 
-
-def orphans(stacks: Container[str] | None) -> list[Orphan]:
+def orphans(stacks: Container[str] | None) -> list[Finding]:
     """List what belongs to no stack.
 
     Nothing that a state may still have is an orphan, and nothing that runs is to be deleted.
@@ -69,19 +70,11 @@ def orphans(stacks: Container[str] | None) -> list[Orphan]:
         stacks: the names of the stacks in the state in use, None if it cannot be read.
     """
     projects = owners()
-    lines = [_orphan(owner) for owner in projects if not owner.kept and _lost(owner, stacks)]
-    keys = {LxdNames(owner.project).key for owner in projects}
-    bridges = sorted({*psutil.net_if_addrs(), *(network.name for network in client().networks.all())})
-    lines += [
-        Orphan(f"network {name} is in no stack", f"lxc network delete {name}")
-        for name in bridges
-        if _astray(rf"^st({_KEY})$", name, keys) and not _in_use(name)
-    ]
-    ours = rf"^scaletier_({_KEY})(?:_asleep_.*)?$"
-    return lines + [
-        Orphan(f"nft table {name} is in no stack", f"nft delete table bridge {name}")
-        for name in tables()
-        if (match := re.match(ours, name)) and match[1] not in keys and not _in_use(f"st{match[1]}")
+    remove = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
+    return [_orphan(owner) for owner in projects if not owner.kept and _lost(owner, stacks)] + [
+        warning(f"{kind} {name} is in no stack", f"{remove[kind]} {name}")
+        for kind, name, bridge in _strays({LxdNames(owner.project).key for owner in projects})
+        if not _in_use(bridge)
     ]
 
 
@@ -100,17 +93,17 @@ def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
     return backend.mentions(owner.backend, owner.project) is False
 
 
-def _orphan(owner: Owner) -> Orphan:
+def _orphan(owner: Owner) -> Finding:
     name = owner.project
     what = f"project {name} (stack {owner.stack} of {owner.checkout}) is not in its state, {owner.backend}"
     with errors(f"project {name}"):
         running = sum(instance.status == "Running" for instance in client(name).instances.all())
     if running:
-        return Orphan(
+        return warning(
             f"{what}, and {running} of its hosts run",
             f"put the state back if it was moved; if nobody needs the hosts, lxc stop --all --project {name}, and look again",
         )
-    return Orphan(
+    return warning(
         what,
         f"put the state back if it was moved; lxc project set {name} user.scaletier.kept true, and the next stack "
         f"{owner.stack} takes its bucket up; or lxc delete --force --project {name} its hosts, then its volume and the project",
@@ -136,12 +129,6 @@ def advice(owner: Owner) -> str:
 
 def _told(owner: Owner) -> str:
     return f"project {owner.project}" + (" (its bucket, which was to be retained)" if owner.kept else "")
-
-
-def _astray(pattern: str, text: str, others: set[str]) -> bool:
-    """Return True if the text names a stack, and none of the others."""
-    keys = {key for match in re.finditer(pattern, text) for key in match.groups() if key}
-    return bool(keys) and not keys & others
 
 
 def main(arguments: list[str]) -> str:

@@ -54,12 +54,23 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
     _kinds(spec)
     image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
     image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
-    own = names_of(stack, ROOT, before)
-    _bucket(own, config.storage_pool)
-    network = choose_range(own.project, own.bridge, config.network)
-    warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(config.storage_pool))
-    here = image.require(), image.require_runtime()
-    total = _disk(spec, config.storage_pool, own.project)
+    own, pool = names_of(stack, ROOT, before), config.storage_pool
+    with errors("storage pools"):
+        if (there := pool_of(own.project)) not in (None, pool):
+            raise LxdError(
+                f"storagePool is {pool}, and the bucket is in {there}, which another pool would lose: "
+                f"`pulumi config set storagePool {there}`, or `pulumi destroy` first"
+            )
+        pools = [item.name for item in client().storage_pools.all()]
+        if pool not in pools:
+            raise LxdError(
+                f"storage pool {pool} does not exist; there is {', '.join(pools) or 'none'}: "
+                "make one with `make lxd`, or `pulumi config set storagePool NAME`"
+            )
+        network = choose_range(own.project, own.bridge, config.network)
+        warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(pool))
+        here = image.require(), image.require_runtime()
+        total = _disk(spec, pool, own.project)
     return PreflightResult(own, *here, network, _bucket_size(own, config, total), warnings)
 
 
@@ -70,16 +81,6 @@ def _kinds(spec: ClusterSpec) -> None:
                 f"{role} has {role_spec.accelerator.count} {role_spec.accelerator.type}, and local hosts have no GPUs: "
                 "`pulumi config set target gcp`, or a tier without, such as BASIC"
             )
-
-
-def _bucket(own: LxdNames, pool: str) -> None:
-    with errors("storage pools"):
-        there = pool_of(own.project)
-    if there not in (None, pool):
-        raise LxdError(
-            f"storagePool is {pool}, and the bucket is in {there}, which another pool would lose: "
-            f"`pulumi config set storagePool {there}`, or `pulumi destroy` first"
-        )
 
 
 def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
@@ -106,10 +107,7 @@ def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
 
 def _limitless(pool: str) -> list[str]:
     """Return a warning if the pool cannot limit disks: its folder's file system lacks quotas."""
-    with errors("storage pools"):
-        if pool not in (item.name for item in client().storage_pools.all()):
-            return []
-        storage_pool = client().storage_pools.get(pool)
+    storage_pool = client().storage_pools.get(pool)
     if storage_pool.driver != "dir" or _has_quotas(str(storage_pool.config.get("source", "/"))):
         return []
     return [
@@ -130,21 +128,14 @@ def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
     Raises:
         LxdError: too few are free.
     """
-    with errors("storage pools"):
-        pools = [item.name for item in client().storage_pools.all()]
-        if pool not in pools:
-            raise LxdError(
-                f"storage pool {pool} does not exist; there is {', '.join(pools) or 'none'}: "
-                "make one with `make lxd`, or `pulumi config set storagePool NAME`"
-            )
-        space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
-        there = hosts_of(project)
+    space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
+    there = hosts_of(project)
     new = [replica for replica in spec.replicas if replica.name not in there]
     free = space["total"] - space["used"]
     needed = _SPARE_DISK + _HOST_DISK * len(new)
     if new and space["total"] and free < needed:
         raise LxdError(
-            f"storage pool {pool} is nearly full: {free / 2**30:.1f} GiB free, {len(new)} new hosts need "
-            f"{needed / 2**30:.1f} GiB: free some, or destroy another stack"
+            f"storage pool {pool} is nearly full: {free / _GIB:.1f} GiB free, {len(new)} new hosts need "
+            f"{needed / _GIB:.1f} GiB: free some, or destroy another stack"
         )
     return int(space["total"])

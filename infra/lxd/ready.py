@@ -97,11 +97,3 @@ def _host_key(project: str, name: str) -> str:
 
 def read(name: str, props: Props) -> Props | None:
     return {**props, "unrecorded": host.unrecorded(props["project"], props["hosts"])}
-
-
-def update(name: str, old: Props, new: Props) -> Props:
-    return create(new)[1]
-
-
-def delete(name: str, props: Props) -> None:
-    """Do nothing: no state outlives the hosts."""

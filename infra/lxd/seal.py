@@ -36,14 +36,6 @@ def create(props: Props) -> tuple[str, Props]:
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
-def read(name: str, props: Props) -> Props | None:
-    return props
-
-
-def update(name: str, old: Props, new: Props) -> Props:
-    return create(new)[1]
-
-
 def delete(name: str, props: Props) -> None:
     """Raise LxdError if the bucket holds anything and no option allows it; then all stays as it is."""
     if pool_of(props["project"]) is None:

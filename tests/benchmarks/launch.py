@@ -21,12 +21,12 @@ from benchmarks.stack import NAME, ROOT, login, say
 from infra.dynamic import Props
 from infra.lxd import bucket, image, network, project
 from infra.lxd.api import LxdError, socket_path
-from infra.lxd.cluster import host_props
 from infra.lxd.config import LxdConfig
 from infra.lxd.host import definition
 from infra.lxd.layout import names
 from infra.lxd.network import choose_range
 from infra.lxd.preflight import PreflightResult
+from infra.lxd.target import host_props
 from infra.spec import ScaleTier
 
 NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6])

@@ -22,7 +22,6 @@ from hosts.batch import instances
 from hosts.serving.records import Model
 from hosts.serving.rest import RestError
 from hosts.serving.signatures import read_signatures
-from infra.config import ConfigError
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
@@ -219,7 +218,7 @@ _INVENTORY = {
 PARSERS: Mapping[str, Parser] = {
     "config of a local stack": Parser(
         _config(LxdConfig),
-        (ConfigError, SpecError),
+        SpecError,
         (
             b'scaleTier CUSTOM\nmasterType large\nworkerCount 3\nworkerType small\ncpus {"worker": 2}\nnetwork 10.1.0.0/24',
             b'memory {"worker": "2GiB"}\ndisk {"ps": "4GiB"}\nlabels {"a": "b"}\nbucketSize 10GiB',
@@ -227,7 +226,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "config of a stack at Google": Parser(
         _config(GcpConfig),
-        (ConfigError, SpecError),
+        SpecError,
         (
             b'target gcp\nscaleTier STANDARD_1\nzones ["us-central1-a"]\noperatorCidr 1.2.3.4/32\nimage a/b',
             b'acceleratorType {"worker": "nvidia-tesla-t4"}\nacceleratorCount {"worker": 2}\nidleTimeout 20m\nsubnetwork mine',

@@ -17,8 +17,7 @@ from pulumi.runtime.rpc import deserialize_properties
 from pulumi.runtime.settings import get_root_resource, set_root_resource
 
 from infra.connection import files
-from infra.gcp.catalogue import kept
-from infra.gcp.discovery import Discovery
+from infra.gcp.discovery import Discovery, local_catalogue
 from infra.gcp.zones import Place
 from infra.spec import ClusterSpec
 from infra.state import READ
@@ -146,7 +145,7 @@ class Monitor(MockMonitor):
 
 def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
     """Return the discovery of a place that cannot be queried."""
-    known = kept(choice[0].zone)
+    known = local_catalogue(choice[0].zone)
     return Discovery(choice[0], known.settled(spec), known)
 
 

@@ -100,10 +100,10 @@ def test_a_zone_without_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_state_that_the_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def before() -> Any:
+    def read(_: str) -> Any:
         raise Exception(f"invoke of x failed: invocation of x returned an error: unknown stack\n{STACK}")
 
-    monkeypatch.setattr("infra.state.before", before)
+    monkeypatch.setattr("infra.state._read", read)
     assert refusal(monkeypatch, GOOD) == f"the stack's state cannot be read: unknown stack {STACK}"
 
 

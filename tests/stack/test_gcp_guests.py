@@ -107,7 +107,10 @@ def test_the_next_zone_is_named(program: Program, monkeypatch: pytest.MonkeyPatc
         ("scaletier:network is of the stack's own subnet", {"subnetwork": "mine", "network": "10.64.0.0/20"}),
         ("scaletier:flowLogs is of the stack's own subnet", {"subnetwork": "mine", "flowLogs": "true"}),
         ("write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME", {"subnetwork": "https://x/y"}),
-        ("me@example.com is no service account", {"serviceAccount": '{"worker": "me@example.com"}'}),
+        (
+            "serviceAccount.worker 'me@example.com' is invalid: it is no service account of a project's own",
+            {"serviceAccount": '{"worker": "me@example.com"}'},
+        ),
         ("two roles have the same", {"serviceAccount": OWN.replace("}", ", ") + OWN.replace("worker", "ps").strip("{")}),
         ("serviceAccount.evaluator: this cluster has no evaluator", {"serviceAccount": OWN.replace("worker", "evaluator")}),
         ("must be a map: set one with `pulumi config set --path serviceAccount.name value`", {"serviceAccount": "x"}),

@@ -15,8 +15,8 @@ from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.cluster import _warn
+from infra.spec import TargetError
 from infra.state import StackState
-from infra.target import TargetError
 
 
 def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> None:

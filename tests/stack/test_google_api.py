@@ -10,7 +10,7 @@ import google.auth.exceptions
 import pytest
 from fakegoogle import FakeGoogle
 
-from infra.gcp import api, hostkeys
+from infra.gcp import hostkeys
 from infra.gcp.api import GcpError, session
 from infra.gcp.preflight import keeps, needs, preflight
 from infra.gcp.zones import Place
@@ -166,7 +166,7 @@ def attributes(key: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture
 def props(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(hostkeys, "_POLL", 0.01)
-    monkeypatch.setitem(api._config, "get", fake.config)
+    monkeypatch.setattr(hostkeys, "configuration", fake.config)
     return {
         "endpoint": fake.config("gcp:computeCustomEndpoint"),
         "project": "my-project-1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,7 @@ from pylxd.exceptions import NotFound
 
 from infra import guard
 from infra.guard import AffectedJob, Change
-from infra.spec import ScaleTier, preset
-from infra.target import TargetError
+from infra.spec import ScaleTier, TargetError, preset
 from jobs import paths
 from jobs.paths import QUEUE
 from jobs.queue import Queue, QueueEntry
@@ -154,33 +152,34 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", raising=False)
     session = Session()
     monkeypatch.setattr(target, "session", lambda _: session)
-    found: Any = SimpleNamespace(bucket="mine")
-    assert target.GCP.read("dev", found, QUEUE) == b"{}"
+    gcp = object.__new__(target.GcpTarget)  # without a look at Google
+    gcp.found = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
+    assert gcp.read(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert asked == [(url, {"alt": "media"})]
     session.read = 404
-    assert target.GCP.read("dev", found, QUEUE) is None, "nor is there a bucket before the first update"
+    assert gcp.read(QUEUE) is None, "nor is there a bucket before the first update"
     for said, words in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
         session.read = said
         with pytest.raises(TargetError, match=rf"^the bucket does not answer \({words}.*\): try again$"):
-            guard.check(Change(["ps-0"]), partial(target.GCP.read, "dev", found), never, preview=False, allowed=False)
+            guard.check(Change(["ps-0"]), gcp.read, never, preview=False, allowed=False)
 
-    target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
+    gcp.create("jobs/j/cancel.json", b"{}")
     assert sent == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
     session.status = 412  # somebody was quicker
-    target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
+    gcp.create("jobs/j/cancel.json", b"{}")
     session.status = 403
     with pytest.raises(TargetError, match=r"the bucket does not take jobs/j/cancel\.json \(HTTP 403\)"):
-        target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
+        gcp.create("jobs/j/cancel.json", b"{}")
 
     def none(_: Any) -> Any:
         raise GcpError("no credentials")
 
     monkeypatch.setattr(target, "session", none)
     with pytest.raises(TargetError, match=r"^the bucket does not answer \(no credentials\): try again$"):
-        target.GCP.read("dev", found, QUEUE)
+        gcp.read(QUEUE)
     with pytest.raises(TargetError, match="no credentials"):
-        target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
+        gcp.create("jobs/j/cancel.json", b"{}")
 
 
 def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +197,15 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
         files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
-    found: Any = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))
+    lxd = object.__new__(target.LxdTarget)  # without a look at LXD
+    lxd.found = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(seal, "hosts_of", lambda _, there=there: there)
-        assert target.LXD.read("local", found, QUEUE) == read
+        assert lxd.read(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of it runs"):
-                target.LXD.create("local", found, "jobs/j/cancel.json", b"{}")
+                lxd.create("jobs/j/cancel.json", b"{}")
         for _ in range(2 if read else 0):  # the second finds it there
-            target.LXD.create("local", found, "jobs/j/cancel.json", b"{}")
+            lxd.create("jobs/j/cancel.json", b"{}")
     assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]

@@ -9,12 +9,13 @@ import pulumi
 import pytest
 
 from infra import state
+from infra.spec import TargetError
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(state, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(state, "_PAUSES", (0.0,) * 3)
     for what, name in {"organization": "acme", "project": "scaletier", "stack": "dev"}.items():
         monkeypatch.setattr(pulumi, f"get_{what}", lambda name=name: name)
     return names
@@ -38,6 +39,6 @@ def test_what_cannot_be_read_is_said_in_the_end(asked: list[str], monkeypatch: p
         raise RuntimeError("access denied")
 
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
-    with pytest.raises(RuntimeError, match="access denied"):
+    with pytest.raises(TargetError, match=r"^the stack's state cannot be read: access denied$"):
         state.before()
     assert len(asked) == 3

@@ -15,12 +15,11 @@ from test_lxd_firewall import Kernel
 
 from infra import backend
 from infra import doctor as general
-from infra.findings import Finding, Severity, broken, look
+from infra.findings import Finding, Severity, broken, look, warning
 from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
 from infra.lxd.layout import LxdNames, address
-from infra.lxd.orphans import Orphan
 from infra.lxd.project import Owner
 from infra.spec import ScaleTier, preset
 
@@ -168,7 +167,7 @@ class Machine:
         self.hosts[project] = list(hosts)
         return project
 
-    def orphans(self, stacks: set[str] | None = None) -> list[Orphan]:
+    def orphans(self, stacks: set[str] | None = None) -> list[Finding]:
         return orphans.orphans(stacks)
 
 
@@ -210,10 +209,10 @@ def test_an_orphan_is_what_its_own_state_no_longer_has(there: Machine, tmp_path:
     cloud = there.has("222222", "gs://team", stack="cloud")
     first, second = there.orphans({"local"})
     assert first.what.startswith(f"project {lost} (stack lost of {tmp_path}) is not in its state, {own}")
-    assert f"lxc delete --force --project {lost}" in first.remedy
+    assert f"lxc delete --force --project {lost}" in first.mend
     assert "and 1 of its hosts run" in second.what
-    assert f"lxc stop --all --project {gone}" in second.remedy
-    assert "delete" not in second.remedy, "nothing that runs is to be deleted"
+    assert f"lxc stop --all --project {gone}" in second.mend
+    assert "delete" not in second.mend, "nothing that runs is to be deleted"
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     assert there.orphans({"local"})[-1].what.startswith(f"project {cloud} ")
     assert cloud not in str(there.orphans({"local", "cloud"}))
@@ -228,9 +227,9 @@ def test_bridges_and_tables_of_no_project_are_orphans_unless_hosts_use_them(ther
     (there.bridges / "st555555/brif").mkdir(parents=True)
     table = "nft delete table bridge scaletier_666666"
     assert there.orphans() == [
-        Orphan("network st555555 is in no stack", "lxc network delete st555555"),
-        Orphan("nft table scaletier_666666 is in no stack", table),
-        Orphan("nft table scaletier_666666_asleep_1_2 is in no stack", f"{table}_asleep_1_2"),
+        warning("network st555555 is in no stack", "lxc network delete st555555"),
+        warning("nft table scaletier_666666 is in no stack", table),
+        warning("nft table scaletier_666666_asleep_1_2 is in no stack", f"{table}_asleep_1_2"),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 from replicahosts import Clock
 
-from infra.dynamic import Props, changes
+from infra.dynamic import ModuleProvider, Props, changes
 from infra.lxd import host, ready
 from infra.lxd.api import LxdError
 
@@ -83,7 +83,7 @@ def test_what_a_killed_update_left_is_found_by_the_next_and_goes(project: list[s
     assert found == {**before, "unrecorded": ["worker-1", "worker-2", "worker-3"]}
     after = props("master-0", "worker-1")
     assert changes(found, after), "so the next update of the stack updates it"
-    made = ready.update("ready", found, after)
+    made = ModuleProvider(ready.__name__).update("ready", found, after).outs
     assert project == ["mine", "master-0", "worker-1"]
     assert made["unrecorded"] == []
     assert set(made["hostKeys"]) == {"10.0.0.1", "10.0.0.2"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pylxd.exceptions import NotFound
 
+from infra.dynamic import ModuleProvider
 from infra.lxd import bucket, project, seal
 from infra.lxd.api import LxdError, number
 
@@ -133,7 +134,7 @@ def test_what_the_configuration_says_is_done_unseen(
 ) -> None:
     seal.create(props())
     files["/bucket/jobs"] = ["job1"]
-    seal.update("seal", props(), props(**wish))
+    ModuleProvider(seal.__name__).update("seal", props(), props(**wish))
     seal.delete("seal", props(**wish))
     bucket.delete("bucket", dict(VOLUME))
     assert (volume.config is not None) is stays
@@ -141,7 +142,7 @@ def test_what_the_configuration_says_is_done_unseen(
 
 def test_who_takes_the_word_back_is_guarded_again(volume: Volume, files: dict[str, list[str]]) -> None:
     seal.create(props(force=True))
-    seal.update("seal", props(force=True), props())
+    ModuleProvider(seal.__name__).update("seal", props(force=True), props())
     with pytest.raises(LxdError):
         bucket.delete("bucket", dict(VOLUME))
 
