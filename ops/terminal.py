@@ -16,7 +16,16 @@ from typing import Any, Self, TextIO
 from ops.errors import UsageError
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"}
-_STATES = {"SUCCEEDED": "green", "RUNNING": "blue", "FAILED": "red", "CANCELLED": "yellow", "no answer": "red"}
+STATES = {
+    "SUCCEEDED": "green",
+    "RUNNING": "blue",
+    "FAILED": "red",
+    "LOST": "red",
+    "CANCELLED": "yellow",
+    "CANCELLING": "yellow",
+    "EXITED": "dim",
+    "no answer": "red",
+}
 
 
 def colourful(stream: TextIO) -> bool:
@@ -36,7 +45,7 @@ def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
 
 
 _SGR = r"\033\[[0-9;:]{0,64}m"
-_STEERS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PLAIN = "\033[0m"
 
 
@@ -46,9 +55,9 @@ def harmless(text: str, colours: bool = False) -> str:
     With `colours` colours stay, reset at the end of their line. Any other control character except newline and tab is shown,
     ESC as ␛.
     """
-    if text.isprintable() or not _STEERS.search(text):
+    if text.isprintable() or not _CONTROLS.search(text):
         return text
-    safe_text = _STEERS.sub(lambda found: (found[0] if colours else "") if found[1] else _visible(found[0]), text)
+    safe_text = _CONTROLS.sub(lambda code: (code[0] if colours else "") if code[1] else _visible(code[0]), text)
     if "\033" not in safe_text:
         return safe_text
     return "\n".join(line + _PLAIN if "\033" in line and not line.endswith(_PLAIN) else line for line in safe_text.split("\n"))
@@ -94,7 +103,7 @@ def confirm(what: str) -> None:
     """Ask whether to proceed.
 
     Raises:
-        UsageError: for a no, and if nobody can be asked.
+        UsageError: for a no, and without a terminal.
     """
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
@@ -116,12 +125,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     out(line(heads, ["bold"] * len(heads)))
     for row in cells:
-        out(line(row, [_STATES.get(cell) for cell in row]))
+        out(line(row, [STATES.get(cell) for cell in row]))
 
 
 def state(text: str) -> str:
     """Return a job's state in its colour."""
-    return paint(text, _STATES.get(text))
+    return paint(text, STATES.get(text))
 
 
 def local_time(moment: str | None) -> str:
@@ -208,18 +217,18 @@ class StatusLine:
         self._shown = False
 
     def show(self, text: str) -> None:
-        """Say it in place of what was said before; an empty text takes that away."""
+        """Replace the text; an empty one removes it."""
         self.clear()
         if text and not self._live:
             note(text)
         elif text:
-            width = shutil.get_terminal_size().columns - len(" …") - 1  # what wraps is not taken away again
+            width = shutil.get_terminal_size().columns - len(" …") - 1  # a wrapped line could not be removed
             sys.stderr.write(f"{harmless(text)[:width]} …")
             sys.stderr.flush()
             self._shown = True
 
     def clear(self) -> None:
-        """Make room for another line."""
+        """Remove the line."""
         if self._shown:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()

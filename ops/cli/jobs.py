@@ -172,10 +172,10 @@ def logs(
     only if the job SUCCEEDED.
     """
     from ops.cluster.cluster import Cluster
-    from ops.logs.filters import wanted
+    from ops.logs.filters import parse_filter
     from ops.screen.logs import show_logs
 
-    filters = wanted(lines, since, until, grep, severity)
+    filters = parse_filter(lines, since, until, grep, severity)
     return show_logs(Cluster.load(), replica, job, filters, follow, json, plain)
 
 

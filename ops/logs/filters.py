@@ -11,10 +11,10 @@ from ops.errors import UsageError, meant
 LINES = 100
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_VALID = "valid are how long ago, as 90s, 10m, 2h or 3d, a time of today, as 14:30 or 14:30:05, and 2026-01-31T12:00:00Z"
+_VALID = "how long ago, as 90s, 10m, 2h or 3d, a time of today, as 14:30 or 14:30:05, and 2026-01-31T12:00:00Z"
 
 
-def wanted(
+def parse_filter(
     lines: str | None = None,
     since: str | None = None,
     until: str | None = None,
@@ -22,9 +22,7 @@ def wanted(
     severity: str | None = None,
     now: datetime | None = None,
 ) -> LogFilter:
-    """Parse the flags of these names.
-
-    Without `lines` it is the last LINES, or with another flag all lines that match.
+    """Parse the flags of these names; without `lines` the last LINES are wanted, or with another flag all that match.
 
     Raises:
         UsageError: with the valid values.
@@ -44,7 +42,7 @@ def parse_lines(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal():
-        raise UsageError(f"--lines {text!r} is no number of lines; valid are 0 and above, and all")
+        raise UsageError(f"--lines {text!r} is invalid. Valid: 0 and above, and all")
     return int(text)
 
 
@@ -52,21 +50,20 @@ def _moment(text: str, flag: str, now: datetime) -> str:
     """Parse a moment to RFC 3339, UTC, with milliseconds, as logs have it."""
     try:
         if ago := _AGO.fullmatch(text.strip()):
-            time_of_day = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+            moment = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         elif "T" in text.upper() or "-" in text:
-            time_of_day = datetime.fromisoformat(text.strip())
-            time_of_day = time_of_day if time_of_day.tzinfo else time_of_day.astimezone()
+            moment = datetime.fromisoformat(text.strip())
         else:
-            time_of_day = datetime.combine(now.astimezone().date(), time.fromisoformat(text.strip())).astimezone()
-        return time_of_day.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            moment = datetime.combine(now.astimezone().date(), time.fromisoformat(text.strip()))
+        return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):
-        raise UsageError(f"{flag} {text!r} is no moment; {_VALID}") from None
+        raise UsageError(f"{flag} {text!r} is invalid. Valid: {_VALID}") from None
 
 
 def _severity(text: str) -> str:
     name = text.upper()
     if name not in SEVERITIES:
-        raise UsageError(f"--severity {text!r} is none{meant(name, SEVERITIES)}; valid are {', '.join(SEVERITIES)}")
+        raise UsageError(f"--severity {text!r} is invalid. Valid: {', '.join(SEVERITIES)}{meant(name, SEVERITIES)}")
     return name
 
 
@@ -74,5 +71,5 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"--grep {text!r} is no regular expression of Python: {error}") from None
+        raise UsageError(f"--grep {text!r} is invalid: {error}. Valid: a regular expression of Python") from None
     return text

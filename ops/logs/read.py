@@ -23,7 +23,7 @@ _READ_SECONDS = 60.0
 
 
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
-    """Parse a word: the replicas and the job; it may be one of either, in front of the other or alone."""
+    """Return the replicas and the job that a word and `job_id` mean: the word may be either, alone or before the other."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
     other = job_id if job_id is not None else EVERY
@@ -31,9 +31,9 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
         return word, job_id
     if find_job(cluster.ledger, word):
         return other, word
-    there = [record.jobId for record in cluster.ledger.jobs()[0]]
+    jobs = [record.jobId for record in cluster.ledger.jobs()[0]]
     valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
-    problem = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
+    problem = f"there is no replica and no job {word!r}{meant(word, (*valid, *jobs))}"
     raise UsageError(f"{problem}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
@@ -71,13 +71,13 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: 
     """
     fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
     command = read_command(job_id, wanted)
-    there = [name for name in replicas if placement.get(name) in cluster.inventory.names]
-    outcome = fleet.each(there, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
+    on_hosts = [name for name in replicas if placement.get(name) in cluster.inventory.names]
+    outcome = fleet.each(on_hosts, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
     failures: dict[str, Exception] = dict(outcome.failures)
     logs: dict[str, Iterator[LogLine]] = {}
     for name in replicas:
         log = outcome.results.get(name)
-        if log and log.there:
+        if log and log.exists:
             logs[name] = log.lines(_Archived(cluster.bucket, job_id, name))
             continue
         archived = _Archived(cluster.bucket, job_id, name)
@@ -103,13 +103,13 @@ class _HostLog:
     """A host's output of a log, read only as far as it is consumed."""
 
     def __init__(self, stream: Stream, name: str, wanted: LogFilter) -> None:
-        """Wait for its beginning; HostError where the host cannot say whether there is a log."""
+        """Wait for its beginning; `error` is set if the host cannot read whether there is a log."""
         self._stream, self._name, self._wanted = stream, name, wanted
         self._pieces = stream.pieces()
         self._first = next(self._pieces, b"")
-        self.there = bool(self._first)
+        self.exists = bool(self._first)
         self.error: Exception | None = None
-        if not self.there and stream.exited != NO_LOG:
+        if not self.exists and stream.exited != NO_LOG:
             self.error = self._failed()
 
     def lines(self, archived: _Archived) -> Iterator[LogLine]:

@@ -22,15 +22,6 @@ _MAX_LENGTH = 1000
 _HIDDEN = "·"
 _GAP = "  "
 
-STATES = {
-    "SUCCEEDED": "green",
-    "RUNNING": "blue",
-    "FAILED": "red",
-    "LOST": "red",
-    "CANCELLED": "yellow",
-    "CANCELLING": "yellow",
-    "EXITED": "dim",
-}
 SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBUG": "dim"}
 
 
@@ -53,7 +44,7 @@ def cell(value: object, style: str = "") -> Text:
 
 def state(text: str) -> Text:
     """Return a state in its colour."""
-    return Text(harmless(text), STATES.get(text, ""))
+    return Text(harmless(text), terminal.STATES.get(text, ""))
 
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:

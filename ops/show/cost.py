@@ -1,7 +1,7 @@
-"""`fab cost`: what the hosts that are up have cost so far, and what each job has.
+"""`fab cost`: the cost of the hosts that are up so far, and of each job.
 
-By list price from each host's creation on. Not counted: hosts that are gone, the network, traffic, and the bucket. When a host
-was stopped is not known here: it counts as if it ran.
+By list price since each host's creation. Not counted: deleted hosts, the network, traffic, and the bucket. A stopped host
+counts as if it ran.
 """
 
 from __future__ import annotations

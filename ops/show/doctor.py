@@ -23,7 +23,7 @@ from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, one_line
 
 SECONDS = 180.0
-"""The limit of all checks: more than a busy machine needs to start Pulumi and to ask each host."""
+"""The limit of all checks: more than a busy machine needs to start Pulumi and to query each host."""
 _PRIVATE = 0o077
 _OFFSET_MS = 1000
 _FULL, _NEARLY = 98, 90
@@ -35,7 +35,7 @@ _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "
 
 
 def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
-    """Look at all there is; FAILED where something is broken."""
+    """Run all checks and print their findings; FAILED if something is broken."""
     before = _look(root, fix=True, what="mending what is safe") if fix else []
     mended = [finding for finding in before if finding.mended]
     findings = [*mended, *_look(root, fix=False, what="looking")]
@@ -147,7 +147,7 @@ def clock(output: str, moment: float) -> float:
 
 
 def _state(name: str, output: str) -> Iterator[Finding]:
-    """Yield what is wrong with a host's disk and units; ValueError for an answer that was cut."""
+    """Yield the problems of a host's disk and units; ValueError for an answer that was cut."""
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:
@@ -171,7 +171,7 @@ def of_infra(stack: str | None, fix: bool) -> Iterator[Finding]:
             try:
                 yield Finding.from_dict(json.loads(text))
             except (ValueError, KeyError, TypeError):
-                continue  # a library's own word
+                continue  # a line of some library
         if process.wait() != 0:
             last = process.stderr.read().strip().splitlines()[-1:]
             yield broken(f"infra cannot look ({' '.join(last) or process.returncode})", "make venv")

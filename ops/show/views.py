@@ -58,8 +58,8 @@ def _filter(text: str) -> Callable[[JobRecord], bool]:
     conditions = [part.partition("=") for part in filter(None, text.split(","))]
     for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):
-            problem = f"--filter state={value} is no state of a job{meant(value.upper(), JobState)}"
-            raise UsageError(f"{problem}; valid are {', '.join(JobState)}")
+            valid = f"{', '.join(JobState)}{meant(value.upper(), JobState)}"
+            raise UsageError(f"--filter state={value} is invalid. Valid: {valid}")
     return lambda record: all(_matches(record, *condition) for condition in conditions)
 
 
@@ -77,7 +77,7 @@ def _limit(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or not int(text):
-        raise UsageError(f"--limit {text!r} is no number of jobs; valid are 1 and above")
+        raise UsageError(f"--limit {text!r} is invalid. Valid: 1 and above")
     return int(text)
 
 
@@ -155,7 +155,7 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
 
 
 def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
-    """Return True if all replicas that looked report so: one that looks early may miss a later write."""
+    """Return True if all replicas that checked report so: one that checks early may miss a later write."""
     reports = [replica.unsaved.jobDirEmpty for replica in replicas if replica.unsaved and replica.startTime]
     return bool(reports) and all(reports)
 
@@ -203,8 +203,8 @@ def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[obje
     """List every restart with its cause, and dropped replicas, by time."""
     events = [("job", event) for event in record.events]
     events += [(replica.name, event) for replica in replicas for event in replica.events]
-    events.sort(key=lambda who_and_event: who_and_event[1].time)
-    return [(terminal.local_time(event.time), who, event.cause, event.seconds) for who, event in events]
+    events.sort(key=lambda source_and_event: source_and_event[1].time)
+    return [(terminal.local_time(event.time), source, event.cause, event.seconds) for source, event in events]
 
 
 def took(record: JobRecord) -> str | None:

@@ -1,8 +1,8 @@
-"""`make fuzz`, or `python tests/fuzz/fuzz.py --seconds N`: text that is nearly right into every parser of other people's text.
+"""`make fuzz`, or `python tests/fuzz/fuzz.py --seconds N`: nearly valid text into every parser of untrusted text.
 
-Each has a process of its own, in which atheris makes the cases, and the same share of the time. Prints how many there were; one
-that ends in an error that its parser does not declare is kept below --found, and the exit code is 1. `--only NAME` takes one
-parser, with `--replay FILE` it gets that case again. Source: libFuzzer's documentation, for flags and the line of counts.
+Each parser has a process of its own, in which atheris generates the cases, and the same share of the time. It prints their
+number. A case that ends in an error that its parser does not declare is kept below --found, and the exit code is 1. `--only
+NAME` selects one parser, with `--replay FILE` for that case. Source: libFuzzer's documentation, for flags and the counts.
 """
 
 from __future__ import annotations
@@ -26,28 +26,17 @@ _LONGEST = 4096
 
 
 def one(name: str, seconds: float, found: Path) -> tuple[int, str]:
-    """Fuzz a parser; how many cases it had, and what it did wrong, "" for nothing."""
+    """Fuzz a parser; return the number of its cases, and the output of a failure, "" for none."""
     with tempfile.TemporaryDirectory() as corpus:
-        command = [
-            sys.executable,
-            __file__,
-            "--inside",
-            name,
-            "--corpus",
-            corpus,
-            "--found",
-            str(found),
-            "--seconds",
-            str(seconds),
-        ]
+        command = [sys.executable, __file__, "--inside", name, "--corpus", corpus, "--found", found, "--seconds", f"{seconds}"]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    said = done.stdout + done.stderr
-    counts = [int(first or second) for first, second in _DONE.findall(said)]
-    return max(counts, default=0), "" if done.returncode == 0 else said
+    output = done.stdout + done.stderr
+    counts = [int(first or second) for first, second in _DONE.findall(output)]
+    return max(counts, default=0), "" if done.returncode == 0 else output
 
 
 def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | None) -> None:
-    """The process of one parser; it does not return."""
+    """Fuzz one parser in this process; never return."""
     import atheris
 
     with atheris.instrument_imports(include=["infra", "jobs", "ops", "hosts", "scaletier", "trainer"]):
@@ -66,14 +55,14 @@ def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | N
     atheris.Fuzz()
 
 
-def _shown(said: str) -> str:
-    """Of what a process said, its traceback and where the case is."""
-    start = said.find(" === Uncaught Python exception: ===")
-    return said[max(start, 0) :][:4000]
+def _traceback(output: str) -> str:
+    """Return the traceback and the place of the case in the output of a process."""
+    start = output.find(" === Uncaught Python exception: ===")
+    return output[max(start, 0) :][:4000]
 
 
 def main() -> int:
-    """The command."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="for all of them together")
     parser.add_argument("--found", type=Path, default=Path(".cache", "fuzz"))
@@ -97,12 +86,12 @@ def main() -> int:
     share = max(options.seconds * processes / len(names), 1.0)
     total = wrong = 0
     with ThreadPoolExecutor(processes) as pool:
-        for name, (count, said) in zip(names, pool.map(lambda name: one(name, share, options.found), names), strict=True):
-            print(f"{count:>10,}  {name}{'' if not said else ': FAILED'}", flush=True)
+        for name, (count, output) in zip(names, pool.map(lambda name: one(name, share, options.found), names), strict=True):
+            print(f"{count:>10,}  {name}{': FAILED' if output else ''}", flush=True)
             total += count
-            if said:
+            if output:
                 wrong += 1
-                print(_shown(said), flush=True)
+                print(_traceback(output), flush=True)
     print(f"{total:>10,}  cases, {wrong} parsers with a case that they do not refuse properly")
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""Every parser that meets text of others: what it is given, and the errors by which it may refuse it. All else is a defect."""
+"""Every parser of untrusted text, with seeds and the errors that it may raise. Any other error is a defect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ops.checks import read_yaml, validate
 from ops.cluster import inventory
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
-from ops.logs.filters import wanted
+from ops.logs.filters import parse_filter
 from ops.package import declared, hostpython, wheels
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
@@ -56,7 +56,7 @@ class Parser:
 
 
 def _text(data: bytes) -> str:
-    """As Python has what a command line or a file holds that is no UTF-8."""
+    """Decode like Python's command line and file names, whatever is no UTF-8."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -93,21 +93,21 @@ def _log(data: bytes) -> object:
 
 
 def _said(data: bytes) -> object:
-    """What a program prints, in pieces, as lines, and as a terminal is shown them."""
-    splitter, made = Splitter(), Messages()
+    """Parse a program's output in pieces, as lines, and as shown on a terminal."""
+    splitter, messages = Splitter(), Messages()
     half = len(data) // 2
-    said = [*splitter.feed(data[:half], 0.0), *splitter.half(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
-    for number, text in enumerate(said):
-        line = made.add(text, float(number))
+    texts = [*splitter.feed(data[:half], 0.0), *splitter.half(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
+    for number, text in enumerate(texts):
+        line = messages.add(text, float(number))
         heuristics.read(text)
         shown = terminal.harmless(line.message, colours=True)
         assert "\n" not in shown
         assert "\x1b]" not in shown
-    return said
+    return texts
 
 
 class _Chunks:
-    """A log whose names and bytes are somebody's."""
+    """A log with untrusted names and bytes."""
 
     def __init__(self, data: bytes) -> None:
         parts = data.split(b"\0")
@@ -127,7 +127,7 @@ def _stored(data: bytes) -> object:
 
 
 def _archive(data: bytes) -> object:
-    """A tar.gz, whose checksums no mutation would meet: what is fuzzed is the tar."""
+    """Read a tar.gz of a fuzzed tar: no mutation of the whole would keep its checksums."""
     return declared.read_archive(gzip.compress(data, 0), "mine")
 
 
@@ -143,9 +143,9 @@ def _requirement(data: bytes) -> object:
 
 
 def _wanted(data: bytes) -> object:
-    # A pattern may well be one that Python compiles for minutes: that is whose it is, who types it.
+    # No pattern: its user may type one that Python compiles for minutes.
     since, until, count, severity = (_text(data).split("\n") + [""] * 4)[:4]
-    return wanted(count or None, since, until or None, None, severity or None)
+    return parse_filter(count or None, since, until or None, None, severity or None)
 
 
 def _inventory(data: bytes) -> object:

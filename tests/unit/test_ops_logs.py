@@ -29,7 +29,7 @@ from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
 from ops.errors import HostError, UsageError
 from ops.logs import lines
-from ops.logs.filters import wanted
+from ops.logs.filters import parse_filter
 from ops.logs.follow import TICK, Follower, Note, Replicas
 from ops.logs.lines import LogLine
 
@@ -72,12 +72,12 @@ def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
 
 def test_what_is_wanted() -> None:
     now = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-    assert wanted() == LogFilter(100)
-    assert [wanted(text).lines for text in ("0", "7", "all")] == [0, 7, None]
-    assert wanted(severity="warning") == LogFilter(None, severity="WARNING")
-    assert wanted("5", grep="a b") == LogFilter(5, pattern="a b")
+    assert parse_filter() == LogFilter(100)
+    assert [parse_filter(text).lines for text in ("0", "7", "all")] == [0, 7, None]
+    assert parse_filter(severity="warning") == LogFilter(None, severity="WARNING")
+    assert parse_filter("5", grep="a b") == LogFilter(5, pattern="a b")
     told = ("90s", "10m", "2h", "3d", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.5+01:00")
-    assert [wanted(since=text, now=now).since for text in told] == [
+    assert [parse_filter(since=text, now=now).since for text in told] == [
         "2026-01-31T11:58:30.000Z",
         "2026-01-31T11:50:00.000Z",
         "2026-01-31T10:00:00.000Z",
@@ -86,37 +86,37 @@ def test_what_is_wanted() -> None:
         "2026-01-31T12:00:00.500Z",
     ]
     today = now.astimezone().replace(hour=14, minute=30, second=5).astimezone(UTC)
-    assert wanted(until="14:30:05", now=now).until == today.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert parse_filter(until="14:30:05", now=now).until == today.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @pytest.mark.parametrize(
     ("given_words", "says"),
     [
-        ({"lines": "-1"}, "--lines '-1' is no number of lines; valid are 0 and above, and all"),
-        ({"lines": "ten"}, "valid are 0 and above, and all"),
-        ({"lines": ""}, "valid are 0 and above, and all"),
-        ({"lines": "1.5"}, "valid are 0 and above, and all"),
-        ({"since": "yesterday"}, "--since 'yesterday' is no moment; valid are how long ago, as 90s, 10m, 2h or 3d, a time of"),
-        ({"until": "25:00"}, "--until '25:00' is no moment; valid are "),
-        ({"since": "999999999d"}, "is no moment; valid are "),
-        ({"since": ""}, "is no moment; valid are "),
+        ({"lines": "-1"}, "--lines '-1' is invalid. Valid: 0 and above, and all"),
+        ({"lines": "ten"}, "Valid: 0 and above, and all"),
+        ({"lines": ""}, "Valid: 0 and above, and all"),
+        ({"lines": "1.5"}, "Valid: 0 and above, and all"),
+        ({"since": "yesterday"}, "--since 'yesterday' is invalid. Valid: how long ago, as 90s, 10m, 2h or 3d, a time of"),
+        ({"until": "25:00"}, "--until '25:00' is invalid. Valid: "),
+        ({"since": "999999999d"}, "is invalid. Valid: "),
+        ({"since": ""}, "is invalid. Valid: "),
         ({"since": "1m", "until": "2m"}, "--since 1m is later than --until 2m"),
         (
             {"severity": "WARN"},
-            "--severity 'WARN' is none; did you mean WARNING[?]; valid are DEBUG, INFO, WARNING, ",
+            "--severity 'WARN' is invalid. Valid: DEBUG, INFO, WARNING, ERROR, CRITICAL; did you mean WARNING[?]",
         ),
-        ({"grep": "("}, r"--grep '\(' is no regular expression of Python: missing \), unterminated subpattern at position 0"),
+        ({"grep": "("}, r"--grep '\(' is invalid: missing \), unterminated subpattern at position 0. Valid: a regular "),
     ],
 )
 def test_what_cannot_be_wanted(given_words: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        wanted(**given_words)  # type: ignore[arg-type]
+        parse_filter(**given_words)  # type: ignore[arg-type]
 
 
 @given(st.text())
 def test_any_words_are_a_moment_or_one_line_of_error(words: str) -> None:
     try:
-        found = wanted(since=words).since
+        found = parse_filter(since=words).since
     except UsageError:
         return
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found)

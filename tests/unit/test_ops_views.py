@@ -116,9 +116,9 @@ def test_the_jobs_that_are_wanted(
 @pytest.mark.parametrize(
     ("wanted", "limit", "says"),
     [
-        ("state=FALED", None, "--filter state=FALED is no state of a job; did you mean FAILED?; valid are QUEUED, "),
-        (None, "0", "--limit '0' is no number of jobs; valid are 1 and above"),
-        (None, "few", "--limit 'few' is no number of jobs"),
+        ("state=FALED", None, "CANCELLED; did you mean FAILED?"),
+        (None, "0", "--limit '0' is invalid. Valid: 1 and above"),
+        (None, "few", "--limit 'few' is invalid"),
     ],
 )
 def test_a_wish_that_is_none(cluster: Cluster, wanted: str | None, limit: str | None, says: str) -> None:
