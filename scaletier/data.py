@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,7 @@ class BatchSource:
         return dataset
 
     def keep_size(self, size: int) -> None:
-        if self.batch_size is None:
-            self._size = size
+        self._size = size if self.batch_size is None else None
 
     def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
         """Return batches without end for one of so many replicas, after those of `step` steps of all.
@@ -80,8 +80,10 @@ class BatchSource:
         each time that the data begins again, so that all replicas see all data.
         """
         dataset, batches = self._made(tf.distribute.InputContext(replicas, replica, replicas)), step // replicas
-        if self._size:
-            dataset = _of_one_size(dataset, self._size)
+        if size := self._size:  # a graph over hosts is of parts that are known beforehand
+            dataset = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
+            shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
+            dataset = dataset.map(lambda *parts: shaped(parts))
         if self._by_replica:
             return _endless(dataset, batches)
         return _endless(dataset, batches * replicas).shard(replicas, replica)
@@ -144,12 +146,6 @@ def _endless(dataset: Any, batches: int) -> Any:
         return tf.data.Dataset.choose_from_datasets([dataset], choices, stop_on_empty_dataset=True)
 
     return tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(rest)
-
-
-def _of_one_size(dataset: Any, size: int) -> Any:
-    """Return the batches of one size: a graph over hosts is of parts that are known beforehand."""
-    full = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
-    return full.map(lambda *parts: tf.nest.map_structure(lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]), parts))
 
 
 def _check(dataset: Any, name: str) -> None:

@@ -49,25 +49,21 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+def _number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not valid(value):
+            raise argparse.ArgumentTypeError(f"{text} must be {what}")
+        return value
+
+    return parse
 
 
-def positive(text: str) -> float:
-    value = _number(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
-    return value
-
-
-def share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
-    return value
+positive = _number(lambda value: 0 < value < math.inf, "above 0")
+share = _number(lambda value: 0 <= value < 1, "from 0 to below 1")
 
 
 def _seed(text: str) -> int:
@@ -75,10 +71,6 @@ def _seed(text: str) -> int:
     if value > _MOST_SEED:
         raise argparse.ArgumentTypeError(f"{value} is too high; it must be at most {_MOST_SEED}")
     return value
-
-
-def _period(text: str) -> int | None:
-    return None if text == "auto" else at_least(1)(text)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -125,7 +117,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
     add("--keep-checkpoints", type=at_least(1), default=5, metavar="N", help="how many checkpoints stay")
     add(
         "--sync-period",
-        type=_period,
+        type=lambda text: None if text == "auto" else at_least(1)(text),
         default="auto",
         metavar="K",
         help="local steps between two exchanges; auto is as measured (async), or 4 (sync)",

@@ -39,24 +39,16 @@ class Inspector(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: its model, its data, and its settings, as docs/library.md describes each.
+    """A training job: its model, its data, and its settings; docs/library.md describes each.
 
     A function given in place of an object is called only if it is needed: a parameter server, or an asynchronous worker, never
     asks for the model and so starts without TensorFlow's Python. Strategy `sync` must begin before TensorFlow computes
     anything, as it has for a model, a dataset, an optimizer or a metric that is an object here.
-    `scaletier.run` raises JobError for what does not fit together.
 
-    model: a Keras 3 model, or a function without arguments that makes one. One that is compiled brings what is not set here.
-    data: a `tf.data.Dataset` of batches, of which each replica takes every n-th; or a function without arguments, or of a
-        `tf.distribute.InputContext`, that makes one. One that ends begins again.
-    loss, metrics, weighted_metrics: as `keras.Model.compile` takes them, or a function that makes the metrics.
-    optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it must have
-        an argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
-    eval_data: batches to evaluate on, as `data` without arguments; without it nothing is evaluated.
-    serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported.
-    inspector: a function that makes an `Inspector` of each evaluation.
-    explain: a function of the error that the job's data ended it with to the line that says what to do, or to None.
-    callbacks: what `scaletier.fit` has the chief call.
+    `data` are batches, or a function of nothing or of a `tf.distribute.InputContext`; `optimizer` may be a function of the
+    number of replicas, and its schedule is asked at the global step, which counts the batches of all; `serving` maps `predict`,
+    a function of inputs, to the `tf.function`, with its signature, that is exported; `explain` maps an error that the data
+    ended the job with to the line that says what to do, or to None.
     """
 
     model: Any = None

@@ -106,7 +106,7 @@ def make_round(
 
     It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the `figures`.
     The numbers are the steps, the global step if the exchange does not have it, and the number of hosts that train now: one
-    tensor, so that it goes in one message. `metrics` are as in `run_local_steps`.
+    tensor, so that it goes in one message. `metrics` are as in `local_steps`, for one device alone.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
@@ -119,8 +119,8 @@ def make_round(
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = State(tuple(tf.identity(value) for value in shared), tuple(own))
-        training = live * len(devices)
-        reached, loss_sum, results = run_local_steps(network, iterator, start, steps, position, devices, training, metrics)
+        take = local_steps(network, iterator, position, live * len(devices), metrics)
+        reached, loss_sum, results = on_devices(take, start, steps, devices)
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
@@ -149,61 +149,60 @@ def take_round(
     return State(tuple(shared), tuple(own)), round_of(network, told.numpy())
 
 
-def run_local_steps(
-    network: FunctionalModel,
-    iterator: Any,
-    state: State,
-    steps: Any,
-    position: Any,
-    devices: Sequence[str],
-    live: Any,
-    metrics: Sequence[Any] = (),
-) -> tuple[State, Any, Any]:
-    """Take this many steps, int64, from `state`; return the new state, the sum of losses, the metrics.
+Steps = Callable[[State, Any], tuple[State, Any, Any]]
 
-    They use the iterator's next batches. Several devices share the steps, as evenly as can be, each by itself from `state`,
-    and the new one is the mean by steps; metrics are those of the first device, which has a step if any has. The first step of
-    each is taken at the global step `position`, int64, and each further one as many after the one before as `live` devices
-    train in the job. Metrics begin anew, or continue in tf.Variables, `metrics`, for one device alone.
+
+def local_steps(network: FunctionalModel, iterator: Any, position: Any, live: Any, metrics: Sequence[Any] = ()) -> Steps:
+    """Return a function that takes steps, int64, from a state, with the iterator's next batches, on the current device.
+
+    Its results are the new state, the sum of losses, and the metrics. The first step is taken at the global step `position`,
+    int64, and each further one as many after the one before as `live` devices train in the job. Metrics begin anew, or continue
+    in tf.Variables, `metrics`.
+    """
+
+    def take(state: State, steps: Any) -> tuple[State, Any, Any]:
+        measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
+        ends = list(accumulate([len(state.shared), len(state.own), len(measured)], initial=0))
+
+        def divide(values: Sequence[Any]) -> list[Sequence[Any]]:
+            return [values[begin:end] for begin, end in pairwise(ends)]
+
+        def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
+            batch = Batch.of(iterator.get_next())
+            shared, own, measured = divide(values)
+            *after, loss, results = network.step(shared, own, measured, batch, position + taken * live, live)
+            return taken + 1, loss_sum + loss, results, *(value for part in after for value in part)
+
+        zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)]))
+        _, loss_sum, results, *values = tf.while_loop(
+            lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *measured), parallel_iterations=1
+        )
+        shared, own, after = divide(values)
+        for variable, value in zip(metrics, after, strict=False):
+            variable.assign(value, read_value=False)
+        return State(tuple(shared), tuple(own)), loss_sum, results
+
+    return take
+
+
+def on_devices(take: Steps, state: State, steps: Any, devices: Sequence[str]) -> tuple[State, Any, Any]:
+    """Take steps on several devices, each by itself from `state`, which share them as evenly as can be.
+
+    The new state is the mean by steps; metrics are those of the first device, which has a step if any has.
     """
     if len(devices) == 1:
-        return _run(network, iterator, state, steps, position, live, metrics)
-    own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), None
+        return take(state, steps)
+    count, moved, owns, losses, metrics = len(state.own) // len(devices), list[Any](), list[Any](), list[Any](), list[Any]()
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
-            start = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
-            end, loss_sum, results = _run(network, iterator, start, mine, position, live)
+            start = State(tuple(map(tf.identity, state.shared)), state.own[count * index : count * (index + 1)])
+            end, loss_sum, results = take(start, mine)
             part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
             moved.append([(after - before) * part for after, before in zip(end.shared, start.shared, strict=True)])
         owns += end.own
         losses.append(loss_sum)
-        first = results if first is None else first
+        metrics.append(results)
     with tf.device(devices[0]):
         shared = [before + tf.add_n(changes) for before, *changes in zip(state.shared, *moved, strict=True)]
-        return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
-
-
-def _run(
-    network: FunctionalModel, iterator: Any, state: State, steps: Any, position: Any, live: Any, metrics: Sequence[Any] = ()
-) -> tuple[State, Any, Any]:
-    measured = [variable.read_value() for variable in metrics] or network.initial_metrics()
-    ends = list(accumulate([len(network.shared), len(network.own), len(measured)], initial=0))
-
-    def divide(values: Sequence[Any]) -> list[Sequence[Any]]:
-        return [values[begin:end] for begin, end in pairwise(ends)]
-
-    def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
-        batch = Batch.of(iterator.get_next())
-        shared, own, measured = divide(values)
-        *after, loss, results = network.step(shared, own, measured, batch, position + taken * live, live)
-        return taken + 1, loss_sum + loss, results, *(value for part in after for value in part)
-
-    zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([1 + len(network.metric_names)]))
-    _, loss_sum, results, *values = tf.while_loop(
-        lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *measured), parallel_iterations=1
-    )
-    shared, own, after = divide(values)
-    for variable, value in zip(metrics, after, strict=False):
-        variable.assign(value, read_value=False)
-    return State(tuple(shared), tuple(own)), loss_sum, results
+        return State(tuple(shared), tuple(owns)), tf.add_n(losses), metrics[0]

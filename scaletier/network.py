@@ -74,11 +74,10 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._now: Any = None
 
-    def ask(self, step: Any, live: Any = None) -> None:
-        """Set the rate at a global step for N replicas, all of them by default."""
-        rates = self._rates[-1:] if live is None else self._rates
-        values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in rates])
-        self._now = values[0 if len(rates) == 1 else tf.minimum(live, len(rates)) - 1]
+    def ask(self, step: Any, live: Any) -> None:
+        """Set the rate at a global step for N replicas."""
+        values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in self._rates])
+        self._now = values[0 if len(self._rates) == 1 else tf.minimum(live, len(self._rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
         return _rate(self._rates[-1], step) if self._now is None else self._now
@@ -305,9 +304,9 @@ class FunctionalModel:
         return _mean(loss), outputs, [*scope.values(self._changing), *self._metrics_after(scope)], _stack(results.values())
 
     def step(
-        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any, live: Any = None
+        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any, live: Any
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """Train on a batch at a global step, int64, as one of N replicas, all by default.
+        """Train on a batch at a global step, int64, as one of N replicas.
 
         Returns `shared`, `own` and the metrics' variables after it; the batch's loss; and since the metrics began the mean loss
         of samples and the metrics by `metric_names`, float32 [1 + M].
@@ -351,10 +350,8 @@ class FunctionalModel:
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
-    def apply(
-        self, trained: Values, slots: Values, changes: Values, position: Any, live: Any = None
-    ) -> tuple[list[Any], list[Any]]:
-        """Return weights and optimizer's variables after a step along gradients, at an int64 global step."""
+    def apply(self, trained: Values, slots: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
+        """Return weights and optimizer's variables after a step along gradients, as `step`."""
         for schedule in self._schedules:
             schedule.ask(position, live)
         with keras.StatelessScope(initialize_variables=False):
@@ -529,19 +526,12 @@ def _shapes(specs: Any) -> str:
 
 def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
     """Return variables by their paths, below the model's; equal paths are numbered."""
-    names = _distinct([prefix + variable.path.removeprefix(f"{model}/") for variable in variables])
-    return [
-        Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
-        for name, variable in zip(names, variables, strict=True)
-    ]
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    distinct: dict[str, None] = {}
-    for name in names:
-        numbered = (f"{name}_{number}" if number else name for number in range(len(names) + 1))
-        distinct[next(one for one in numbered if one not in distinct)] = None
-    return list(distinct)
+    specs = dict[str, Spec]()
+    for variable in variables:
+        path = prefix + variable.path.removeprefix(f"{model}/")
+        name = next(one for one in (path, *(f"{path}_{number + 1}" for number in range(len(specs)))) if one not in specs)
+        specs[name] = Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
+    return list(specs.values())
 
 
 def _metrics_of(given: Metrics) -> Any:

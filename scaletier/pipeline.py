@@ -129,7 +129,7 @@ class ModelParallel(Training):
         microbatches = min(self.flags.microbatches, self.size)
         passed = there_and_back(network, copy.stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
         trained = _read(copy.shared[: len(network.trained)])
-        moved, slots = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position)
+        moved, slots = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position, 1)
         after: Mapping[str, Any] = {
             **{spec.name: value for spec, value in zip(network.trained, moved, strict=True)},
             **passed.others,

@@ -100,9 +100,9 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
+def cpu_devices() -> int:
     """Return the number of devices that the processors form; JobError if it is no number of them."""
-    setting = (os.environ if environ is None else environ).get(CPU_DEVICES, "1")
+    setting = os.environ.get(CPU_DEVICES, "1")
     if not setting.isdecimal() or not int(setting):
         raise JobError(f"{CPU_DEVICES}={setting!r} is not a number of devices; valid are 1 and above")
     return int(setting)

@@ -97,15 +97,12 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         names.append(layer.name)
         alive |= {id(tensor) for tensor in outputs}
         needed = {id(tensor) for _, sources, _ in edges[at + 1 :] for tensor in sources} | last
-        crossing = alive & needed
-        if at == len(edges) - 1:
+        crossing, ends = alive & needed, at == len(edges) - 1
+        if ends or (len(crossing) == 1 and not crossing & inputs):
+            reached = whole.output if ends else tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
-                parts.append((" ".join(names), keras.Model(begin, whole.output)))
-        elif len(crossing) == 1 and not crossing & inputs:
-            tensor = tensors_by_id[next(iter(crossing))]
-            with keras.StatelessScope(initialize_variables=False):
-                parts.append((" ".join(names), keras.Model(begin, tensor)))
-            begin, names, alive = tensor, [], {id(tensor)}
+                parts.append((" ".join(names), keras.Model(begin, reached)))
+            begin, names, alive = reached, [], crossing
     return parts
 
 

@@ -30,8 +30,8 @@ class Summaries:
         self._tags(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(array) for name, array in pictures.items()})
 
     def graph(self, traced: Any) -> None:
-        """Write a tf.Graph, or that of a concrete function, for the tab Graphs."""
-        self._write(lambda: tf.summary.graph(getattr(traced, "graph", traced)))
+        """Write the graph of a concrete function, for the tab Graphs."""
+        self._write(lambda: tf.summary.graph(traced.graph))
 
     def _tags(self, step: int, plugin: str, data_class: str, tags: dict[str, Any]) -> None:
         metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)

@@ -175,7 +175,10 @@ class ChiefTasks:
             self._summarized = (now, taken.global_step)
         if (self._evaluate or self._callbacks) and taken.global_step < self._flags.max_steps:
             if self._flags.eval_steps is None:
-                self._evaluate_by_time(now)
+                if self._interval.due(now):
+                    self._evaluate_now()
+                    if adjusted := self._interval.record(now, time.monotonic()):
+                        say(adjusted)
             elif taken.global_step // self._flags.eval_steps > self._evaluated_step // self._flags.eval_steps:
                 self._evaluated_step = self._evaluate_now()
                 self._training.progress.release()
@@ -187,13 +190,6 @@ class ChiefTasks:
     def _end_if_told(self) -> None:
         if self._preempted.is_set():
             raise PreemptedError(f"told to end at step {self.save()}; a checkpoint is saved")
-
-    def _evaluate_by_time(self, now: float) -> None:
-        if self._interval.due(now):
-            self._evaluate_now()
-            adjusted = self._interval.record(now, time.monotonic())
-            if adjusted:
-                say(adjusted)
 
     def _evaluate_now(self) -> int:
         step = self._training.refresh()
@@ -265,7 +261,6 @@ class ChiefTasks:
 
     def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
         """Return an evaluation's result; None if there is no data for it, or it was stopped."""
-        measured = self._evaluate(stopped) if self._evaluate else None
-        if measured:
+        if measured := self._evaluate(stopped) if self._evaluate else None:
             measured.tell(step, self.summaries, self._flags.job_dir, last)
         return measured
