@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -261,9 +260,3 @@ class SimulatedStore:
     def _late(self, effect: Callable[[], Any]) -> None:
         with contextlib.suppress(Conflict):
             effect()
-
-
-def shown(content: bytes) -> dict[str, Any]:
-    """Return a record as plain values."""
-    value: dict[str, Any] = json.loads(content)
-    return value

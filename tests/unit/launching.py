@@ -16,6 +16,8 @@ from types import ModuleType
 
 from replicahosts import end
 
+from hosts.agent.launcher_client import Launcher
+
 SCRIPT = Path(__file__).parents[2] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
 # Runs the unit as a process group, and then what comes at its end; a unit that is there has its group in `transient`.
 _SYSTEMD_RUN = """#!{python}
@@ -104,6 +106,11 @@ class Host:
                 return
             with connection:
                 self.served.append(subprocess.Popen([self.root / "launch"], stdin=connection, env=environ))
+
+    @property
+    def launcher(self) -> Launcher:
+        """A client of this launcher."""
+        return Launcher(self.address, str(self.bucket))
 
     @property
     def asked(self) -> str:

@@ -143,18 +143,6 @@ def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
     assert (other.kept, other.agent.over) == ([], True)
 
 
-def test_secrets_are_kept_of_jobs_that_run_or_wait(host: Host) -> None:
-    host.submit()
-    host.submit("job02")
-    host.agent.round()
-    assert host.kept == ["job01", "job02"]
-    host.ledger.free_hosts("job01")
-    host.ledger.free_hosts("job02")
-    other = Host(host.root)
-    other.agent.round()
-    assert other.kept == []
-
-
 def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:
     host.submit()
     host.submit("job02")
@@ -232,23 +220,6 @@ def test_a_bucket_that_fails_is_said_once_and_that_it_answers_again(host: Host) 
         "the bucket fails, trying again: no route to the bucket",
         "the bucket answers again",
     ]
-
-
-def test_a_killed_trainer_is_restarted_while_the_bucket_is_away(host: Host) -> None:
-    host.submit()
-    host.rounds(3)
-
-    def fails(method: str, name: str) -> None:
-        raise StoreError("away")
-
-    host.store.before = fails
-    host.clock.pass_(60.0)
-    host.children[-1].code = -9
-    host.rounds(2)
-    assert len(host.children) == 2
-    host.store.before = lambda method, name: None
-    host.rounds(2)
-    assert host.ledger.replicas("job01", ["master-0"])["master-0"].restarts == 1
 
 
 def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None:

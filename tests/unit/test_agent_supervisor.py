@@ -185,12 +185,6 @@ def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
     assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
 
 
-def test_a_trainer_that_ran_well_has_its_restarts_back(host: Host) -> None:
-    for _ in range(9):
-        host.ends(-9, after=600.0)
-    assert (host.record.restarts, host.record.spent, len(host.children)) == (9, 1, 10)
-
-
 def test_for_want_of_memory_is_told(host: Host) -> None:
     host.child.out_of_memory = True
     host.ends(-9)
@@ -307,11 +301,6 @@ def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
     host.supervisor.order(1, "")
     host.supervisor.step()
     assert (len(host.children), host.record.attempt) == (2, 1)
-
-
-def test_facts_are_in_the_record(host: Host) -> None:
-    host.supervisor.tell({"data": {"files": 1}})
-    assert host.record.facts == {"data": {"files": 1}}
 
 
 def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:

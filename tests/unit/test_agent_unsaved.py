@@ -18,7 +18,6 @@ from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
 from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
-from hosts.agent.launcher_client import Launcher
 from hosts.agent.process import Child, TrainerStart
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
@@ -247,8 +246,7 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
     (host.package / "model").write_text("x")
     (host.bucket / "jobs/job01/output").mkdir(parents=True)
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
-    launcher = Launcher(host.address, str(host.bucket))
-    found = searched(host.package, env, str(host.bucket), LocalStore(host.bucket), launcher, Says())
+    found = searched(host.package, env, str(host.bucket), LocalStore(host.bucket), host.launcher, Says())
     assert found.kept == ["model"]
     assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
 

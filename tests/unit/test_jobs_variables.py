@@ -16,7 +16,7 @@ from jobs import variables
 from jobs.chunks import LogFilter
 from jobs.folder import LocalStore
 from jobs.ledger import Ledger
-from jobs.records import HostFile, Plan, Task
+from jobs.records import HostFile, Task
 from ops.cluster.bucket import open_bucket
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
@@ -103,20 +103,6 @@ def test_what_is_no_reference_of_ours_passes(inventory: Inventory) -> None:
     assert build_job(JobFlags("j"), inventory, command=command).command == command
 
 
-def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
-    (tmp_path / "jobs/job01").mkdir(parents=True)
-    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
-    given = {**VALUES, "JOB_DIR": str(tmp_path / "out"), "LOGS": "${JOB_DIR}/logs", "PATTERN": "$HOME-$${x}"}
-    plan = Plan(
-        "job01", ["worker-3"], "m", ["--out", "$JOB_DIR/$INDEX"], {"worker-3": Task("{}", given)}, "abc", data=["/none"]
-    )
-    store = LocalStore(tmp_path)
-    found = JobFiles(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
-    assert found.argv[-2:] == ["--out", f"{tmp_path}/out/3"]
-    assert found.environment["LOGS"] == f"{tmp_path}/out/logs"
-    assert found.environment["PATTERN"] == "$HOME-${x}"
-
-
 def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventory) -> None:
     """Each may stand in an argument, as torchrun's own do: none stays as it is."""
     words = [f"--x=${name}" for name in variables.NAMES]
@@ -126,19 +112,6 @@ def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventor
     worker = plan.tasks["worker-0"].environment
     assert variables.expand("$RANK of ${WORLD_SIZE}", worker) == "1 of 3"
     assert variables.expand("$TYPE $RANK", plan.tasks["ps-0"].environment) == "ps $RANK"
-
-
-def test_secrets_are_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "jobs/job01").mkdir(parents=True)
-    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
-    (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets/job01.json").write_text('{"TOKEN": "a$JOB_ID"}')
-    plan = Plan(
-        "job01", ["worker-3"], "m", [], {"worker-3": Task("{}", {"JOB_ID": "x"})}, "abc", secrets=["TOKEN"], data=["/none"]
-    )
-    store = LocalStore(tmp_path)
-    found = JobFiles(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
-    assert found.environment["TOKEN"] == "a$JOB_ID"
 
 
 def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from hosts.agent import launcher_client
 from hosts.agent.__main__ import spawn
 from hosts.agent.launcher_client import Launched, Launcher, request
 from hosts.agent.log import Log
-from hosts.agent.process import Child, ProcessRun
+from hosts.agent.process import Child, ProcessRun, TrainerStart
 from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
@@ -70,8 +70,11 @@ def finished(trainer: Trainer) -> int:
 
 
 def started(host: Host, tmp_path: Path, code: str, *args: str, **env: str) -> Trainer:
-    log = Log(tmp_path / "logs", "job01", "master-0")
-    return Trainer(run(host, code, *args, **env), log, Launcher(host.address, str(host.bucket)))
+    return trainer(host, tmp_path, run(host, code, *args, **env))
+
+
+def trainer(host: Host, tmp_path: Path, run: ProcessRun, start: TrainerStart | None = None) -> Trainer:
+    return Trainer(run, Log(tmp_path / "logs", "job01", "master-0"), start or host.launcher)
 
 
 def printed(tmp_path: Path) -> list[str]:
@@ -422,12 +425,8 @@ def test_a_program_runs_from_its_first_word_to_its_last(host: Host, tmp_path: Pa
 
 
 def test_a_program_finds_the_signals_as_they_usually_are(host: Host, tmp_path: Path) -> None:
-    seen = Trainer(
-        ProcessRun("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]}),
-        Log(tmp_path / "logs", "job01", "master-0"),
-        Launcher(host.address, str(host.bucket)),
-    )
-    assert finished(seen) == 0
+    shows = ProcessRun("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]})
+    assert finished(trainer(host, tmp_path, shows)) == 0
     assert int(printed(tmp_path)[0].split()[1], 16) & (1 << signal.SIGPIPE - 1) == 0
 
 
@@ -500,19 +499,17 @@ def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_p
 
 
 def test_a_program_that_is_not_there_says_so(host: Host, tmp_path: Path) -> None:
-    log = Log(tmp_path / "logs", "job01", "master-0")
-    trainer = Trainer(ProcessRun("job01", ["/no/such", "x"], host.package, {}), log, Launcher(host.address, str(host.bucket)))
-    assert finished(trainer) == 127
+    assert finished(trainer(host, tmp_path, ProcessRun("job01", ["/no/such", "x"], host.package, {}))) == 127
     assert printed(tmp_path) == ["the trainer cannot start: /no/such: No such file or directory"]
 
 
 def test_its_peers_are_written_down_before_it_begins(host: Host, tmp_path: Path) -> None:
-    file, log = host.root / "run/peers", Log(tmp_path / "logs", "job01", "master-0")
+    file = host.root / "run/peers"
     (host.root / "etc/network").write_text(f"{NETWORK}\n")
 
     def seen(**peers: str) -> str:
         told = replace(run(host, "import sys; print(open(sys.argv[1]).read().split())", str(file)), peers=peers)
-        assert finished(Trainer(told, log, Launcher(host.address, str(host.bucket)))) == 0
+        assert finished(trainer(host, tmp_path, told)) == 0
         return printed(tmp_path)[-1]
 
     assert seen(worker="10.77.0.2", ps="10.77.0.128") == "['10.77.0.2', '10.77.0.128']"
@@ -590,7 +587,7 @@ def test_what_a_shell_leaves_has_the_seconds_of_the_job(host: Host, tmp_path: Pa
     for seconds, asked in ((90.0, "90.0"), (0, "0.1")):
         plan = Plan("job01", ["master-0"], "task", [], {}, stopSeconds=seconds, command=["true"])
         assignment = Assignment(plan, "master-0", host.package, {"PATH": os.environ["PATH"]}, sys.executable, log)
-        assert finished(spawn(Launcher(host.address, str(host.bucket)), assignment)) == 0
+        assert finished(spawn(host.launcher, assignment)) == 0
         assert f"'TimeoutStopSec={asked}'" in host.asked
     unit = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf"
     assert not [line for line in unit.read_text().splitlines() if line.startswith("TimeoutStop")]
@@ -641,13 +638,12 @@ def test_who_is_told_to_end(host: Host, tmp_path: Path, launcher: bool, stop_sig
     file = host.root / "run/stop" if launcher else tmp_path / "stop"
     file.write_text("of one before")
     asked = run(host, FAMILY, str(out), *(["stays"] if stays else []), SCALETIER_STOP_FILE=str(file))
-    start = Launcher(host.address, str(host.bucket)) if launcher else Child
-    trainer = Trainer(replace(asked, stop_signal=stop_signal), Log(tmp_path / "logs", "job01", "master-0"), start)
+    family = trainer(host, tmp_path, replace(asked, stop_signal=stop_signal), host.launcher if launcher else Child)
     until(lambda: len(list(out.iterdir())) == 2)
     assert not file.exists()
     seconds = scale() if stays else PATIENCE
-    trainer.stop(seconds)
-    assert finished(trainer) == (-9 if stays else 143)
+    family.stop(seconds)
+    assert finished(family) == (-9 if stays else 143)
     assert sorted(path.name for path in out.iterdir() if path.name[:2] != "up") == who
     assert (out / "first").read_text() == f"{seconds:.1f}\n"
 
@@ -699,18 +695,17 @@ def test_the_end_of_what_was_launched_wakes_the_replica_as_a_child_s_does(
 
 
 def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, tmp_path: Path) -> None:
-    starts = Launcher(host.address, str(host.bucket))
-    log = Log(tmp_path / "logs", "job01", "master-0")
+    starts = host.launcher
     starts.warm()
     starts.warm()
     until(lambda: len(host.served) == 1)
-    assert finished(Trainer(run(host, "print(1)"), log, starts)) == 0
+    assert finished(trainer(host, tmp_path, run(host, "print(1)"), starts)) == 0
     assert len(host.served) == 1
     starts.warm()
     until(lambda: len(host.served) == 2)
     host.served[1].kill()
     host.served[1].wait()
-    assert finished(Trainer(run(host, "print(2)"), log, starts)) == 0
+    assert finished(trainer(host, tmp_path, run(host, "print(2)"), starts)) == 0
     assert printed(tmp_path) == ["1", "2"]
 
 
@@ -753,7 +748,7 @@ def left(host: Host) -> list[str]:
 
 
 def tidy(host: Host, *keep: str) -> None:
-    Launcher(host.address, str(host.bucket)).tidy(keep)
+    host.launcher.tidy(keep)
 
 
 def slow_to_delete(host: Host) -> Path:
@@ -789,8 +784,7 @@ def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path
     for name in ("trials/trial-old/own", "trials/trial-new", "jobs/job01/tmp/model", "jobs/job01/home/kept"):
         (host.state / name).mkdir(parents=True)
     trial = replace(run(host, "print(1)"), scratch=host.state / "trials/trial-new")
-    log = Log(tmp_path / "logs", "job01", "master-0")
-    assert finished(Trainer(trial, log, Launcher(host.address, str(host.bucket)))) == 0
+    assert finished(trainer(host, tmp_path, trial)) == 0
     until(lambda: left(host) == ["jobs/job01", "trials/trial-new"])
     assert not list((host.state / "jobs/job01/tmp").iterdir()), "no trial goes on from a checkpoint of another's in /tmp"
     assert (host.state / "jobs/job01/home/kept").is_dir()

@@ -1,0 +1,102 @@
+"""The agent's main process: its configuration, its messages to systemd, and a wake-up that reaches it or ends it at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import limit
+
+from hosts.agent.__main__ import notify
+from hosts.agent.config import HostConfigError, load
+from jobs.records import HostFile
+
+HOST = {"name": "ps-0", "bucket": "/bucket"}
+_PROGRAM = """
+import os, signal, sys
+from types import SimpleNamespace
+from hosts.agent.__main__ import Loop
+
+def round():
+    if "tidying" in sys.argv:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert loop._due.wait(10)
+        agent.over = True
+    return 60.0
+
+def step():
+    if "tidying" in sys.argv:
+        return 60.0
+    if "during" in sys.argv:
+        os.kill(os.getpid(), signal.SIGHUP)
+    agent.over = True
+    return 0.0
+
+agent = SimpleNamespace(over=False, status="", round=round)
+agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
+loop = Loop(agent)
+loop.run()
+if "after" in sys.argv:
+    os.kill(os.getpid(), signal.SIGHUP)
+sys.exit(75 if loop.woken_late else 0)
+"""
+
+
+def write(etc: Path, host: dict[str, Any]) -> dict[str, str]:
+    (etc / "host.json").write_text(json.dumps(host))
+    return {"SCALETIER_ETC": str(etc), "SCALETIER_STATE": "/state"}
+
+
+def test_load(tmp_path: Path) -> None:
+    environ = write(tmp_path, HOST | {"pollSeconds": 2.5, "python": "/usr/bin/python3", "schema": 2})
+    assert load(environ) == (HostFile("ps-0", "/bucket", 2.5, "/usr/bin/python3"), Path("/state"))
+    assert load(write(tmp_path, HOST))[0] == HostFile("ps-0", "/bucket", 1.0, "/opt/scaletier/venv/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": 1}, "host.json.name must be a text, not 1"),
+        ({"bucket": None}, "host.json.bucket must be a text, not None"),
+        ({"pollSeconds": "1"}, "host.json.pollSeconds must be a number, not '1'"),
+        ({"schema": 99}, "host.json was written by a newer scaletier (schema 99"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(HostConfigError) as caught:
+        load(write(tmp_path, HOST | changes))
+    assert str(caught.value).startswith(f"{tmp_path}/host.json: {said}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])
+def test_notify(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = address.format(tmp=tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + address[1:] if address.startswith("@") else address)
+        systemd.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        notify("READY=1", "STATUS=job job01")
+        assert systemd.recv(4096) == b"READY=1\nSTATUS=job job01"
+    notify("STATUS=nobody listens")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify("STATUS=nobody is there")
+
+
+def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
+    code = "import sys, hosts.agent.__main__ as agent; agent.open_store('/bucket'); print('fsspec' in sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])
+def test_who_is_woken_when_it_has_seen_that_there_is_nothing_is_started_again(when: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=limit(), check=False)
+    assert done.returncode == code, done.stderr
