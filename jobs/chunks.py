@@ -188,7 +188,7 @@ class ChunkFolder:
 
 
 class ChunkReader:
-    """A log from a place on, in its order; what was cut out of it is told by a line."""
+    """A log from a place on, in its order; a line stands for what was cut out of it."""
 
     def __init__(self, source: ChunkSource, position: Position = BEGINNING, wanted: LogFilter | None = None) -> None:
         self.position = position
@@ -357,13 +357,13 @@ def _too_slow(*_: object) -> None:
     raise SlowError
 
 
-def show(folder: str, told: str, follow: bool, position: str = "") -> int:
+def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int:
     """Print the selected lines of a log, each behind its position. Return NO_LOG if there is no log.
 
     With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
     where later lines begin. An empty line, the very first, says that there is something to read.
     """
-    source, log_filter = ChunkFolder(Path(folder)), LogFilter(*json.loads(told))
+    source, log_filter = ChunkFolder(Path(folder)), LogFilter(*json.loads(filter_json))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG

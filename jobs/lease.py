@@ -69,5 +69,5 @@ class ChangeTimer:
         return seconds
 
     def forget(self, key: Hashable) -> None:
-        """Begin anew with this key."""
+        """Begin again with this key."""
         self._seen.pop(key, None)

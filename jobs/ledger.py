@@ -31,7 +31,7 @@ class Stored(Generic[R]):
 
 
 class Ledger:
-    """Reads and writes what is said about jobs.
+    """Reads and writes the records of jobs.
 
     StoreError: the bucket fails. RecordError: a record is not what it should be.
     """

@@ -1,6 +1,6 @@
-"""Hosts that are off: asking that one be started, and whether this one is about to be taken back.
+"""Start hosts that are off, and see whether this one is being preempted.
 
-Whom to ask, and with what, a host is told in its host.json; where nobody is named, nobody is asked.
+The addresses and the token are in host.json; without them nothing is requested.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StartClient:
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Do it aside."""
+    """Do it in a thread of its own."""
     threading.Thread(target=work, name="starter", daemon=True).start()
 
 
@@ -98,18 +98,22 @@ class _Asked:
     pending: bool = False
     answer: str | None = None
     alike: int = 0
-    told: str | None = None
+    reported: str | None = None
 
 
 class HostStarter:
     """Starter of hosts that are needed and off; it repeats each request and waits for no answer."""
 
     def __init__(
-        self, start: Start, hosts: Iterable[str], clock: Clock, aside: Callable[[Callable[[], None]], None] = in_thread
+        self,
+        start: Start,
+        hosts: Iterable[str],
+        clock: Clock,
+        run_in_background: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
         """Prepare to start these `hosts`, the only ones that can be started."""
         self.hosts = frozenset(hosts)
-        self._start, self._clock, self._aside = start, clock, aside
+        self._start, self._clock, self._run_in_background = start, clock, run_in_background
         self._asked: dict[str, _Asked] = {}
 
     def want(self, hosts: Iterable[str]) -> list[str]:
@@ -121,8 +125,8 @@ class HostStarter:
             if not asked.pending and now >= asked.due:
                 asked.pending, asked.due = True, now + PAUSES[min(asked.times, len(PAUSES) - 1)]
                 asked.times += 1
-                self._aside(lambda host=host, asked=asked: self._ask(host, asked))  # type: ignore[misc]
-        # The answer for a host that is back by now is still to be told.
+                self._run_in_background(lambda host=host, asked=asked: self._ask(host, asked))  # type: ignore[misc]
+        # The answer for a host that is back by now is still to be reported.
         return [line for host, asked in (*back, *self._asked.items()) if (line := _news(host, asked))]
 
     def _ask(self, host: str, asked: _Asked) -> None:
@@ -140,9 +144,9 @@ def _news(host: str, asked: _Asked) -> str:
     A refusal counts when it comes twice: a host must be off to be started.
     """
     answer = asked.answer
-    if answer is None or answer == asked.told or (answer and asked.alike < 2):
+    if answer is None or answer == asked.reported or (answer and asked.alike < 2):
         return ""
-    asked.told = answer
+    asked.reported = answer
     return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"
 
 

@@ -90,7 +90,7 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
     if assignment.plan.study:
         stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
         tuner = ProcessRun(
-            job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all"
+            job, argv, cwd, own_environment(os.environ), stdin=stdin, stop_signal="all"
         )  # with the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan

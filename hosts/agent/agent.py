@@ -22,7 +22,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 
-# While a job begins or ends here, somebody waits for it: so many rounds in the time of one, for so long.
+# While a job begins or ends here, somebody waits for it: this many rounds in the time of one, for so long.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
@@ -40,10 +40,10 @@ class Site(Protocol):
     def facts(self) -> dict[str, Any] | None:
         """Return the facts for the manifest once; None if there are no new ones."""
 
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         """Begin to write the diagnosis of a job that FAILED, once, in the background.
 
-        `heard` is when this host learnt of its end.
+        `end_seen` is when this host learnt of its end.
         """
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
@@ -98,9 +98,9 @@ class Agent:
         self._assignment: Assignment | None = None
         self.supervisor: Supervisor | None = None
         self._failing = False
-        self._trouble = ""
-        self._heard = ""
-        self._terminated = self._asked = False
+        self._failure = ""
+        self._end_seen = ""
+        self._terminated = self._preemption_checked = False
         self.over = False
         """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
 
@@ -109,7 +109,7 @@ class Agent:
         """One line for `systemctl status`."""
         reporter, supervisor = self._reporter, self.supervisor
         if reporter is None or supervisor is None:
-            return f"no job is here: {self._trouble}" if self._trouble else "no job has this host"
+            return f"no job is here: {self._failure}" if self._failure else "no job has this host"
         job, record = reporter.job, supervisor.record
         what = f"job {job.jobId} {job.state}" if job else "job not read yet"
         return f"{what}, trainer {record.state}, restarts {record.restarts}"
@@ -128,18 +128,18 @@ class Agent:
         try:
             self._round()
         except (OSError, RecordError, Conflict) as error:
-            self._fails(error)
+            self._note_failure(error)
             return self._poll
         if self._failing and self._assignment:
             self._assignment.log.say("the bucket answers again")
-        self._failing, self._trouble = False, ""
+        self._failing, self._failure = False, ""
         return self._wait()
 
     def _wait(self) -> float:
         reporter = self._reporter
         if reporter is None or reporter.job is None:
             return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
-        if reporter.restless:
+        if reporter.due_at_once:
             return 0.0
         self._quick_until = self._clock() + _QUICK_SECONDS
         quick = reporter.job.final or reporter.job.state is JobState.CANCELLING
@@ -150,7 +150,7 @@ class Agent:
             try:
                 self._find()
             except RecordError as error:  # a job that cannot be read is ended below, like one that nobody leads
-                self._fails(error)
+                self._note_failure(error)
         if self._reporter is not None:
             self._report(self._reporter)
         elif self._terminated:
@@ -220,11 +220,11 @@ class Agent:
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
         if (facts := self._site.facts()) is not None:
-            self.supervisor.tell(facts)
+            self.supervisor.set_facts(facts)
         if self._terminated:
-            self._ask_why()
+            self._check_preemption()
             reporter.publish()
-            if self.supervisor.idle and not reporter.untold:
+            if self.supervisor.idle and not reporter.unpublished:
                 self.over = self._site.finish()
             return
         try:
@@ -238,7 +238,7 @@ class Agent:
             raise
         self._watch.forget("unreadable")
         self._diagnose(reporter.job, self.supervisor)
-        if not self._looked_for_unsaved(reporter.job, self.supervisor) or reporter.untold:
+        if not self._record_unsaved(reporter.job, self.supervisor) or reporter.unpublished:
             return
         if reporter.settled and self._site.finish():
             self._drop()
@@ -247,11 +247,11 @@ class Agent:
         """Write the diagnosis of a job that FAILED once its trainer has stopped, before files are removed."""
         if job is None or job.state is not JobState.FAILED:
             return
-        self._heard = self._heard or self._now()
+        self._end_seen = self._end_seen or self._now()
         if supervisor.idle:
-            self._site.diagnose(job, supervisor.record, self._heard)
+            self._site.diagnose(job, supervisor.record, self._end_seen)
 
-    def _looked_for_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
+    def _record_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
         """Return True once the record lists the unsaved files of an ended job.
 
         Then its folders here are removed.
@@ -260,25 +260,25 @@ class Agent:
             return False
         record = supervisor.record
         if record.unsaved is None and (files := self._site.unsaved(record)) is not None:
-            supervisor.tell_unsaved(files)
+            supervisor.set_unsaved(files)
         return record.unsaved is not None
 
-    def _ask_why(self) -> None:
+    def _check_preemption(self) -> None:
         """Ask once whether the unit is being stopped because its host is preempted."""
-        if self._asked or self.supervisor is None or self._assignment is None:
+        if self._preemption_checked or self.supervisor is None or self._assignment is None:
             return
-        self._asked = True
+        self._preemption_checked = True
         if self._probes.preempted():
             self._assignment.log.say("this host is preempted", "WARNING")
-            self.supervisor.preempted()
+            self.supervisor.set_preempted()
 
     def _drop(self) -> None:
         """Be done with a job."""
         self._reporter = self.supervisor = self._assignment = None
-        self._heard = ""
+        self._end_seen = ""
 
-    def _fails(self, error: Exception) -> None:
-        self._trouble = str(error)
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = str(error)
         if not self._failing and self._assignment:
             self._assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:

@@ -69,11 +69,11 @@ def start(
 
 
 def build(
-    host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, heard: str
+    host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, end_seen: str
 ) -> bytes:
     """Return the whole diagnosis as it is written.
 
-    `heard` is when this host learnt of the job's end; `log` is the folder of its log here.
+    `end_seen` is when this host learnt of the job's end; `log` is the folder of its log here.
     """
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
@@ -81,7 +81,7 @@ def build(
     secrets = lines_of(env.get(name, "") for name in plan.secrets)
     content = {
         "schema": 1,
-        **of_job(job, heard),
+        **of_job(job, end_seen),
         "replica": record.name,
         "host": host.name,
         "time": now(),
@@ -97,14 +97,14 @@ def build(
     return encoded(hidden(content, secrets))
 
 
-def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
+def of_job(job: JobRecord, end_seen: str) -> dict[str, Any]:
     """Return the job's end, and the difference between this host's clock and the leader's.
 
-    `aheadSeconds` includes the time until `heard`.
+    `aheadSeconds` includes the time until `end_seen`.
     """
     leader = job.lease.holder.partition("/")[0]
-    summary = {"leader": leader, "leaderTime": job.endTime, "time": heard}
-    ahead = round(seconds_between(job.endTime, heard), 3) if job.endTime else None
+    summary = {"leader": leader, "leaderTime": job.endTime, "time": end_seen}
+    ahead = round(seconds_between(job.endTime, end_seen), 3) if job.endTime else None
     return {"jobId": job.jobId, "clock": {**summary, "aheadSeconds": ahead}}
 
 
@@ -234,15 +234,15 @@ def lines_of(values: Iterable[str]) -> list[str]:
     return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
 
 
-def encoded(told: dict[str, Any]) -> bytes:
+def encoded(content: dict[str, Any]) -> bytes:
     """Return the diagnosis as it is written, in at most LIMIT bytes."""
-    while len(content := _json(told)) > LIMIT:
-        if lines := told.get("lines"):
-            told = {**told, "lines": lines[len(lines) // 2 + 1 :]}
+    while len(encoded := _json(content)) > LIMIT:
+        if lines := content.get("lines"):
+            content = {**content, "lines": lines[len(lines) // 2 + 1 :]}
             continue
-        largest = max(told, key=lambda key: len(_json(told[key])))
-        told = {**told, largest: "left out, as it was too large"}
-    return content
+        largest = max(content, key=lambda key: len(_json(content[key])))
+        content = {**content, largest: "left out, as it was too large"}
+    return encoded
 
 
 def _parsed(text: str) -> Any:

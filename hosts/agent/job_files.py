@@ -136,13 +136,13 @@ class JobFiles:
         """Return the facts of the chief's host once they are in the manifest; None before and after."""
         return self._job.manifest.new_facts() if self._job and self._job.manifest else None
 
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         """Begin to write the diagnosis of a job that FAILED, once.
 
-        `heard` is when this host learnt of its end.
+        `end_seen` is when this host learnt of its end.
         """
         if (mine := self._job) and mine.diagnosis is None:
-            make = partial(diagnosis.build, self._host, self._state, mine.assignment, mine.log.path, job, record, heard)
+            make = partial(diagnosis.build, self._host, self._state, mine.assignment, mine.log.path, job, record, end_seen)
             name = paths.diagnosis(job.jobId, record.name)
             mine.diagnosis = diagnosis.start(self._files, name, make, lambda why: mine.log.say(why, "WARNING"))
 

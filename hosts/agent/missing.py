@@ -101,8 +101,8 @@ _PROGRAMS_MISSED = tuple(
 )
 # What PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic say names none, and means this program or library.
 _MEANT = {
-    re.compile(_RAISED + said): name
-    for said, name in {
+    re.compile(_RAISED + text): name
+    for text, name in {
         "Failed to find C compiler": "gcc",
         r"No working C\+\+ compiler found": "g++",
         "Ninja is required": "ninja",

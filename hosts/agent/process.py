@@ -23,7 +23,7 @@ ASK_SHARE = 0.8
 class ProcessRun:
     """A program to run: its job, its command line, its folder and its environment.
 
-    `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
+    `scratch` is a folder that the program shares with its caller, `stdin` its input. By `stop_signal` `main` a
     request to end goes to its first process alone, by `all` to each of them. What the first process leaves has `stop_seconds`
     to end. `peers` are the names and addresses of the job's other hosts: only these and the program may reach each other.
     """
@@ -33,7 +33,7 @@ class ProcessRun:
     cwd: Path
     env: Mapping[str, str]
     scratch: Path | None = None
-    said: bytes = b""
+    stdin: bytes = b""
     stop_signal: str = "main"
     stop_seconds: float = Plan.stopSeconds
     peers: Mapping[str, str] = field(default_factory=dict)
@@ -75,10 +75,10 @@ class Child:
         self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
         if self._stop_file:
             Path(self._stop_file).unlink(missing_ok=True)
-        stdin = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
+        stdin = os.memfd_create("stdin") if run.stdin else os.open(os.devnull, os.O_RDONLY)
         try:
-            if run.said:
-                os.write(stdin, run.said)
+            if run.stdin:
+                os.write(stdin, run.stdin)
                 os.lseek(stdin, 0, os.SEEK_SET)
             self._process = subprocess.Popen(
                 encoded(run.argv),

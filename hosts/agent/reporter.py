@@ -61,14 +61,14 @@ class Reporter:
         self._usage: Usage | None = None
         self._connections: list[str] = []
         self._lines = -1
-        self._told: ReplicaRecord | None = None
+        self._published: ReplicaRecord | None = None
         self._beat = 0
         self._beat_at = self._measure_at = 0.0
         self._epoch = 0
         self._job: JobRecord | None = None
         self.settled = False
         """True once the job has ended, and this replica has nothing more to do for it."""
-        self.restless = False
+        self.due_at_once = False
         """True while one step may lead to the next, so that the next round should come at once."""
         self.led = False
         """True while another replica moves the job on, and looks after the queue."""
@@ -79,9 +79,9 @@ class Reporter:
         return self._job
 
     @property
-    def untold(self) -> bool:
+    def unpublished(self) -> bool:
         """True while the bucket does not know how the replica is."""
-        return self._told != self._supervisor.record
+        return self._published != self._supervisor.record
 
     def publish(self) -> None:
         """Write this replica's record if it changed or its heartbeat is due.
@@ -90,20 +90,20 @@ class Reporter:
             StoreError: the bucket fails.
         """
         record = self._supervisor.record
-        if self._told == record and self._clock() < self._beat_at:
+        if self._published == record and self._clock() < self._beat_at:
             return
         self._beat += 1
-        record_written = self._own(record)
+        record_written = self._current(record)
         try:
             self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
         except Conflict:
             # Our own last write, of whose success we did not hear, or one that an earlier life of this replica had under way.
             self._version = self._ledger.replica_version(self._plan.jobId, self._name)
             self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
-        self._told = record
+        self._published = record
         self._beat_at = self._clock() + self._plan.heartbeatSeconds
 
-    def _own(self, record: ReplicaRecord) -> ReplicaRecord:
+    def _current(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
         current = replace(
             record,
@@ -121,13 +121,13 @@ class Reporter:
         Raises:
             StoreError or RecordError: the next round continues.
         """
-        self.restless = False
+        self.due_at_once = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)
         if stored is None:
             raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
         if stored.record.lease.epoch < self._epoch:
-            return  # a late answer: who said this has been overtaken
+            return  # a late answer: its writer has been overtaken
         replicas: dict[str, ReplicaRecord] = {}
         with suppress(Conflict):  # another was quicker: the next round sees it
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
@@ -136,7 +136,7 @@ class Reporter:
                 replicas = self._replicas()
                 stored = self._lead(stored, replicas)
         self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
-        self._obey(stored.record)
+        self._follow(stored.record)
         self._settle(stored, replicas)
         self._measure()
 
@@ -153,7 +153,7 @@ class Reporter:
         """Return the records of all replicas of the job."""
         others = [name for name in self._plan.replicas if name != self._name]
         replicas = self._ledger.replicas(self._plan.jobId, others)
-        replicas[self._name] = self._own(self._supervisor.record)
+        replicas[self._name] = self._current(self._supervisor.record)
         return replicas
 
     def _lead(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> Stored[JobRecord]:
@@ -163,13 +163,13 @@ class Reporter:
         if (after.state, after.attempt) != (before.state, before.attempt):
             attempt = f", attempt {after.attempt}" if after.attempt else ""
             self._log.say(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
-            self.restless = True
+            self.due_at_once = True
         for event in after.events:
             if event not in before.events:
                 self._log.say(event.cause, "WARNING")
         return stored
 
-    def _obey(self, job: JobRecord) -> None:
+    def _follow(self, job: JobRecord) -> None:
         self._epoch = job.lease.epoch
         self._job = job
         ending = job.final or job.state is JobState.CANCELLING
@@ -178,7 +178,7 @@ class Reporter:
     def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
         """Finish with an ended job, after the order to end: an idle trainer may be about to restart."""
         job = stored.record
-        if not job.final or not self._supervisor.idle or self.untold:
+        if not job.final or not self._supervisor.idle or self.unpublished:
             return
         if self._leader.leads(job):
             if not self._leader.settled(job, replicas) or not self._notified(stored):

@@ -14,7 +14,7 @@ from jobs.records import Event, Plan, ReplicaRecord, with_events
 from jobs.states import ReplicaState
 
 PREEMPTED = "its host was preempted"
-"""The death of a trainer that is nobody's fault, and counts against no limit."""
+"""The death of a trainer by no fault of the job, which counts against no limit."""
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
 """A trainer that ran for so long has its restarts back, but for those that its own faults took."""
@@ -148,21 +148,21 @@ def shell_code(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def is_restart(plan: Plan, status: int, out_of_memory: bool = False, told: bool = False) -> bool:
+def is_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_end: bool = False) -> bool:
     """Return True for an end that starts the program again, False for one that is its own verdict.
 
     Args:
         plan: has the user's rules, which come first.
         status: how the program ended.
         out_of_memory: True if the kernel killed one of its processes for want of memory.
-        told: True if the program was told to end.
+        asked_to_end: True if the program was told to end.
     """
     code = shell_code(status)
     if code == 0 or code in plan.permanentCodes:
         return False
     if code in plan.restartCodes or status < 0:
         return True
-    return out_of_memory or (told and code == SIGTERM_CODE)
+    return out_of_memory or (asked_to_end and code == SIGTERM_CODE)
 
 
 def is_fault(status: int, out_of_memory: bool = False) -> bool:

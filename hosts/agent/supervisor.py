@@ -60,8 +60,8 @@ class SupervisedProcess(Protocol):
         """Return the seconds until poll has work besides a SIGCHLD."""
 
 
-class Says(Protocol):
-    """The replica's own lines in the log."""
+class MessageLog(Protocol):
+    """The agent's own lines in the log of a replica."""
 
     def say(self, message: str, severity: str = "INFO") -> None:
         """Write them."""
@@ -76,7 +76,7 @@ class Assignment:
     directory: Path
     environment: Mapping[str, str]
     python: str
-    log: Says
+    log: MessageLog
 
     @property
     def argv(self) -> list[str]:
@@ -102,7 +102,7 @@ class Supervisor:
         self._attempt = -1
         self._ending = ""
         self._terminated = False
-        # A restart that an earlier life of this replica began is told from here on.
+        # A restart that an earlier life of this replica began is recorded from here on.
         pending = bool(record.events) and record.events[-1].seconds is None
         self._ended_at = clock() if pending else None
         self._started_at = 0.0
@@ -115,8 +115,8 @@ class Supervisor:
     def record(self) -> ReplicaRecord:
         """The present record, without the output since the trainer started."""
         with self._lock:
-            self._see_recovery()
-            self._see_error()
+            self._record_recovery()
+            self._record_error()
             return self._record
 
     @property
@@ -139,17 +139,17 @@ class Supervisor:
         with self._lock:
             return self._child is None and self._record.state is ReplicaState.EXITED
 
-    def tell(self, facts: Mapping[str, object]) -> None:
+    def set_facts(self, facts: Mapping[str, object]) -> None:
         """Set the facts of the chief's host for the manifest."""
         with self._lock:
             self._record = replace(self._record, facts=dict(facts))
 
-    def tell_unsaved(self, unsaved: UnsavedFiles) -> None:
+    def set_unsaved(self, unsaved: UnsavedFiles) -> None:
         """Take note of what was written beside JOB_DIR, of a job that has ended."""
         with self._lock:
             self._record = replace(self._record, unsaved=unsaved)
 
-    def preempted(self) -> None:
+    def set_preempted(self) -> None:
         """Note that this host is being preempted."""
         with self._lock:
             self._record = replace(self._record, preempted=True)
@@ -168,7 +168,7 @@ class Supervisor:
         """Do what is due; the seconds until something is again, unless a signal comes first."""
         with self._lock:
             self._reap()
-            self._steer()
+            self._start_or_stop()
             waits = [self._child.due()] if self._child else []
             if self._record.state is ReplicaState.PREPARING and self._attempt >= 0:
                 waits.append(self._start_at - self._clock())
@@ -179,8 +179,8 @@ class Supervisor:
         child = self._child
         if child is None or (end := child.poll()) is None:
             return
-        self._see_recovery()
-        self._see_error()
+        self._record_recovery()
+        self._record_error()
         self._printed_before = self.lines
         self._progress = self.progress
         self._child = None
@@ -193,26 +193,26 @@ class Supervisor:
         self._record = record
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait
-        self._tell_of(record, wait)
+        self._log_end(record, wait)
 
     def _stopped(self, status: int | None) -> ReplicaRecord:
         """Return the record of a stopped trainer. While its job continues, exit 0 at SIGTERM is no success."""
         status = SIGTERM_CODE if self._terminated or not self._ending else status
         return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
 
-    def _see_recovery(self) -> None:
+    def _record_recovery(self) -> None:
         """Take note of the first line after a restart, also of a trainer that ended before anybody asked."""
         if self._child and self._ended_at is not None and self._child.lines:
             self._record = restart.recovered(self._record, self._clock() - self._ended_at)
             self._ended_at = None
 
-    def _see_error(self) -> None:
+    def _record_error(self) -> None:
         """Record the first error, at once when it begins; its last lines may follow."""
         error, previous = self._child.first_error if self._child else None, self._record.firstError
         if error and error != previous and (previous is None or previous.time == error.time):
             self._record = replace(self._record, firstError=error)
 
-    def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
+    def _log_end(self, record: ReplicaRecord, wait: float) -> None:
         log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
@@ -224,7 +224,7 @@ class Supervisor:
         else:
             log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
 
-    def _steer(self) -> None:
+    def _start_or_stop(self) -> None:
         """Start or stop the trainer, as was ordered."""
         if self._attempt < 0 and not self._terminated:
             return

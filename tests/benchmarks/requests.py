@@ -99,7 +99,7 @@ class _Site:
     def notify(self, job: JobRecord) -> None:
         pass
 
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         pass
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:

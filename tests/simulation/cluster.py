@@ -140,7 +140,7 @@ class Site:
     def notify(self, job: JobRecord) -> None:
         raise AssertionError("nobody is to be told")
 
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
         pass
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:

@@ -60,8 +60,8 @@ class Host:
         self.notified.append(job)
         return self.notification
 
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
-        self.diagnosed.append((job.jobId, record.exitCode, heard))
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
+        self.diagnosed.append((job.jobId, record.exitCode, end_seen))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         return self.left

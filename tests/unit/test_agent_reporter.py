@@ -103,8 +103,8 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
         replica.reporter.publish()
         beats.append(replica.written.beat)
         if second == 5:
-            replica.host.supervisor.tell({"a": 1})
-            assert replica.reporter.untold
+            replica.host.supervisor.set_facts({"a": 1})
+            assert replica.reporter.unpublished
         replica.clock.pass_(1.0)
     assert beats == [1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
     assert (replica.written.life, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
@@ -129,7 +129,7 @@ def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> N
         with pytest.raises(StoreError):
             replica.reporter.publish()
         replica.reporter.publish()
-        assert not replica.reporter.untold
+        assert not replica.reporter.unpublished
         replica.clock.pass_(4.0)
     assert replica.written.beat == 6
 
@@ -168,7 +168,7 @@ def test_after_a_step_the_next_comes_at_once(root: Path) -> None:
     seen = []
     for _ in range(3):
         replica.reporter.round()
-        seen.append(replica.reporter.restless)
+        seen.append(replica.reporter.due_at_once)
     assert seen == [True, False, False]
 
 

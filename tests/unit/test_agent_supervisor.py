@@ -235,7 +235,7 @@ def test_a_unit_that_is_stopped_stops_its_trainer(host: Host) -> None:
 
 def test_who_answers_to_sigterm_by_143_starts_again_while_its_host_is_taken_back(host: Host) -> None:
     assert not host.record.killed
-    host.supervisor.preempted()
+    host.supervisor.set_preempted()
     host.ends(143)  # told by its machine before it was by us
     assert (host.record.state, host.record.restarts) == ("RUNNING", 1)
 
