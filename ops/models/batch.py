@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
+from fnmatch import fnmatchcase
 
 from hosts.batch.request import FILE, Request
 from hosts.serving.download import MODEL_FILE
@@ -162,8 +162,7 @@ def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
     fixed = next((place for place, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     folder = "/".join(parts[:fixed])
     there = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
-    whole = [re.compile(translate(part)) for part in parts]
-    names = sorted(path for path in there if _matches(path.split("/"), whole, parts))
+    names = sorted(path for path in there if _matches(path.split("/"), parts))
     if names:
         return {f"{top}/{path}": there[path] for path in names}
     if there and fixed == len(parts):
@@ -173,11 +172,11 @@ def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
     )
 
 
-def _matches(path: Sequence[str], whole: Sequence[re.Pattern[str]], parts: Sequence[str]) -> bool:
+def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:
     """Match like a shell: * ends at a /, and matches no name that begins with a point."""
-    return len(path) == len(whole) and all(
-        pattern.match(name) and (part.startswith(".") or not name.startswith("."))
-        for name, pattern, part in zip(path, whole, parts, strict=True)
+    return len(path) == len(parts) and all(
+        fnmatchcase(name, part) and (part.startswith(".") or not name.startswith("."))
+        for name, part in zip(path, parts, strict=True)
     )
 
 

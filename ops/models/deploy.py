@@ -23,9 +23,9 @@ from ops.cluster.fanout import Background, Outcome
 from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
-from ops.models import loaded, server
+from ops.models import server, server_status
 from ops.models.export import newest
-from ops.models.lookup import all_models, catalog_of, changed, check_change, find_model
+from ops.models.lookup import all_models, catalog_of, changed, find_model, one_line_errors
 from ops.models.versions import shown
 from ops.submit.trials import best_of, say_which
 
@@ -64,7 +64,8 @@ def deploy(
             changed(catalog, name, lambda record: record.again(version, token))
         else:
             if before:
-                check_change(lambda: before.begun(Version(version, token=token)))  # before anything is copied
+                with one_line_errors(name):
+                    before.begun(Version(version, token=token))  # before anything is copied
             if origin is None and job_id is None:
                 versions = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
                 raise UsageError(
@@ -89,7 +90,7 @@ def deploy(
                 _upload(cluster, catalog, name, version, token, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
                 started = starting.join(server.START_SECONDS)
-            loaded.everywhere(cluster, name, version, token, started)
+            server_status.wait_loaded(cluster, name, Version(version, token=token), started)
             record = changed(catalog, name, lambda record: record.ready(version, token))
         server.hand_over(cluster)
     if as_json:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
@@ -79,10 +80,8 @@ def find_model(catalog: Catalog, name: str) -> Model | None:
     Raises:
         OpsError: if its record cannot be read.
     """
-    try:
+    with one_line_errors(name):
         return catalog.model(name)
-    except RecordError as error:
-        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
 
 
 def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
@@ -91,23 +90,18 @@ def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], creat
     Raises:
         UsageError: if the record refuses the change.
     """
-    try:
+    with one_line_errors(name):
         return catalog.change(name, change, create)
+
+
+@contextmanager
+def one_line_errors(name: str) -> Iterator[None]:
+    """Raise the errors of a model's record as those of a command: UsageError if it refuses a change."""
+    try:
+        yield
     except ModelError as error:
         raise UsageError(str(error)) from None
     except RecordError as error:
         raise OpsError(f"the record of model {name} cannot be read: {error}") from None
     except Conflict:
         raise OpsError(f"model {name} is changed by others all the time: try again") from None
-
-
-def check_change(change: Callable[[], Model]) -> None:
-    """Check that a record accepts a change.
-
-    Raises:
-        UsageError: if it refuses it.
-    """
-    try:
-        change()
-    except ModelError as error:
-        raise UsageError(str(error)) from None

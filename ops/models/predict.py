@@ -15,7 +15,7 @@ from hosts.serving.records import VersionState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.models import reach
+from ops.models.client import NOBODY, ServingClient
 from ops.models.lookup import catalog_of, existing_version, served_model
 
 # The time for a server to start, and to load the model.
@@ -111,19 +111,19 @@ def _no_number(word: str) -> Any:
 
 def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """Send the requests in order, and return the answers. Hosts that are new get their server first."""
-    servers = reach.ServingClient(cluster)
+    servers = ServingClient(cluster)
     with terminal.Step("asking the model server") as step:
-        servers.bring()
+        servers.start()
         advance = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
         answers = []
         for body in requests:
             answers.append(_answer(servers, path, body))
             advance(body)
-        servers.settle()
+        servers.finish_start()
         return answers
 
 
-def _answer(servers: reach.ServingClient, path: str, body: bytes) -> dict[str, Any]:
+def _answer(servers: ServingClient, path: str, body: bytes) -> dict[str, Any]:
     """Return the answer; retry while servers load the model."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
@@ -132,7 +132,7 @@ def _answer(servers: reach.ServingClient, path: str, body: bytes) -> dict[str, A
             answer: dict[str, Any] = content
             return answer
         why = content.get("error", "") if isinstance(content, dict) else ""
-        if status not in (503, reach.NOBODY) or time.monotonic() > deadline:
+        if status not in (503, NOBODY) or time.monotonic() > deadline:
             raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
         time.sleep(_POLL_SECONDS)
 

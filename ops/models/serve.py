@@ -11,7 +11,7 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, HostError, OpsError
-from ops.models import reach
+from ops.models.client import HEALTH, NOBODY, ServingClient
 from ops.models.lookup import catalog_of, served_model
 from ops.models.server import LOOPBACK
 
@@ -20,31 +20,29 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, SERVING_PORT)
-    servers = reach.ServingClient(cluster)
+    servers = ServingClient(cluster)
     try:
         with Forward(servers, LOOPBACK, ports) as forward:
             forward.port_there = SERVING_PORT
-            servers.bring()
+            servers.start()
             status, body = servers.ask("GET", f"/v1/models/{record.name}")
-            if status == reach.NOBODY:
+            if status == NOBODY:
                 raise OpsError(f"{body['error']}: fab deploy starts it")
-            terminal.out(f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}")
+            url = f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}"
+            terminal.out(url)
             sys.stdout.flush()
-            terminal.note(
-                f"curl -d '{{\"instances\": […]}}' http://{LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
-                "Ctrl-C ends it"
-            )
+            terminal.note(f"curl -d '{{\"instances\": […]}}' {url}:predict; Ctrl-C ends it")
             hold(servers)
     except KeyboardInterrupt:
         return DONE
 
 
-def hold(servers: reach.ServingClient) -> NoReturn:
+def hold(servers: ServingClient) -> NoReturn:
     """Keep a server in front that answers, until none of their hosts can be reached: OpsError."""
-    servers.settle()
+    servers.finish_start()
     while True:
         try:
-            servers.ask("GET", reach.HEALTH)
+            servers.ask("GET", HEALTH)
         except HostError as error:
             raise OpsError("the connection to the host broke off: run fab serve again") from error
         except OpsError:

@@ -1,20 +1,28 @@
-"""The deployed models' state on each server, polled in parallel: the bucket has the desired state."""
+"""The deployed models' state on each server, queried in parallel, and waits for it: the bucket has the desired state."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hosts.serving.records import LoadState, Model, Version
 from ops import terminal
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
 from ops.cluster.remote import LOOK_SECONDS
-from ops.errors import one_line
-from ops.models.reach import NOBODY, ServingClient
+from ops.errors import HostError, HostsError, OpsError, one_line
+from ops.models import server
+from ops.models.client import NOBODY, Answer, ServingClient
 
 SILENT = "NO ANSWER"
 """The state of every version on a server that does not answer; the others are TensorFlow Serving's."""
+_LOAD_SECONDS = 180.0
+_AGAIN_SECONDS = 5.0
+# A server that does not answer for this long is down: it may need a minute to start on a busy host.
+_DOWN_SECONDS = 120.0
+_GONE_SECONDS = 10.0
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -26,63 +34,138 @@ class OnServer:
     errorMessage: str = ""
 
 
-Seen = dict[tuple[str, str], list[OnServer]]
+ServerStates = dict[tuple[str, str], list[OnServer]]
 """States by model and version, in the order of the servers, without versions that no server should have."""
 
 
-def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
+def query(cluster: Cluster, models: Sequence[Model]) -> ServerStates:
     """Query all servers for the versions they should have."""
-    deployed = [(model.name, version) for model in models for version in model.there if version.wanted]
+    deployed = {model.name: [version for version in model.there if version.wanted] for model in models}
     servers = ServingClient(cluster)
+
+    def states_on(host: str) -> dict[tuple[str, str], OnServer]:
+        answers = {name: servers.ask_one(host, "GET", f"/v1/models/{name}") for name, wanted in deployed.items() if wanted}
+        return {(name, v.name): _on_server(host, v, answers[name]) for name, wanted in deployed.items() for v in wanted}
+
     with terminal.Step("asking the model servers"):
-        outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, deployed), LOOK_SECONDS)
-        failed = {name: one_line(error) for name, error in outcome.failures.items()}
+        outcome = cluster.fleet.each(servers.names, states_on, LOOK_SECONDS)
+    failed = {host: one_line(error) for host, error in outcome.failures.items()}
     return {
-        (model, version.name): [
-            OnServer(name, SILENT, failed[name]) if name in failed else outcome.results[name][model, version.name]
-            for name in servers.names
+        (name, v.name): [
+            OnServer(host, SILENT, failed[host]) if host in failed else outcome.results[host][name, v.name]
+            for host in servers.names
         ]
-        for model, version in deployed
+        for name, wanted in deployed.items()
+        for v in wanted
     }
 
 
-def _said(servers: ServingClient, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], OnServer]:
-    """Return one server's state of all its models."""
-    answers: dict[str, tuple[int, Any]] = {}
-    for model, _ in wanted:
-        if model not in answers:
-            answers[model] = servers.ask_one(name, "GET", f"/v1/models/{model}")
-    return {(model, version.name): _seen_on(name, version, *answers[model]) for model, version in wanted}
-
-
-def _seen_on(name: str, version: Version, status: int, said: Any) -> OnServer:
+def _on_server(host: str, version: Version, answer: Answer) -> OnServer:
+    """Return the state of a version by a server's answer on it, or on its model."""
+    status, body = answer
     if status == NOBODY:
-        return OnServer(name, SILENT, f"{said['error']}: fab predict brings it there")
-    here = said["model_version_status"] if status == 200 else []
-    for each in here:
+        return OnServer(host, SILENT, f"{body['error']}: fab predict brings it there")
+    for each in body["model_version_status"] if status == 200 else []:
         if each["version"] == version.name and each.get("deployment") == version.token:
-            return OnServer(name, each["state"], each["status"]["error_message"])
-    return OnServer(name, LoadState.LOADING)  # it has not looked yet
+            return OnServer(host, each["state"], each["status"]["error_message"])
+    return OnServer(host, LoadState.LOADING)  # it has not polled yet
 
 
-def told(seen: Sequence[OnServer]) -> str:
+def format_ready(states: Sequence[OnServer]) -> str:
     """Format on how many servers a version answers, `1 of 2`; empty if none should have it."""
-    return f"{sum(each.state == LoadState.AVAILABLE for each in seen)} of {len(seen)}" if seen else ""
+    return f"{sum(each.state == LoadState.AVAILABLE for each in states)} of {len(states)}" if states else ""
 
 
-def complaints(seen: Seen) -> list[str]:
+def complaints(states: ServerStates) -> list[str]:
     """Return a line for each silent server, and each version that a server is loading or could not load."""
-    silent = {each.errorMessage for servers in seen.values() for each in servers if each.state == SILENT}
+    listed = [(model, version, each) for (model, version), servers in states.items() for each in servers]
+    silent = {each.errorMessage for _, _, each in listed if each.state == SILENT}
     broken = [
         f"version {version} of model {model} on {each.server}: {each.errorMessage}"
-        for (model, version), servers in seen.items()
-        for each in servers
+        for model, version, each in listed
         if each.state != SILENT and each.errorMessage
     ]
     loading = [
         f"{each.server} is loading version {version} of model {model}"
-        for (model, version), servers in seen.items()
-        for each in servers
+        for model, version, each in listed
         if each.state == LoadState.LOADING
     ]
     return [*sorted(silent), *broken, *loading]
+
+
+def wait_loaded(cluster: Cluster, model: str, version: Version, started: Outcome[str]) -> None:
+    """Wait until all servers that can be started, and at least one, have loaded this deployment.
+
+    A server that is down is reported and waited for only briefly: it loads the deployed versions when it comes back.
+
+    Raises:
+        OpsError: if a server cannot load it.
+    """
+    down = dict(started.failures)
+    servers = ServingClient(cluster)
+    with terminal.Step(f"{model} {version.name}: loading"):
+        outcome = cluster.fleet.each(
+            started.results, lambda host: _wait_on(cluster, servers, host, model, version), _LOAD_SECONDS + _DOWN_SECONDS
+        )
+    for host, error in outcome.failures.items():
+        if not isinstance(error, HostError):
+            raise error
+        down[host] = error
+    if not outcome.results:
+        raise HostsError(down) if len(down) > 1 else next(iter(down.values()))
+    for error in down.values():
+        terminal.note(f"{error}: it loads {model} {version.name} when it is back")
+
+
+def _wait_on(cluster: Cluster, servers: ServingClient, host: str, model: str, version: Version) -> None:
+    """Wait until one server has loaded it.
+
+    Raises:
+        HostError: if the server is down.
+        OpsError: if it is up, and the version cannot be loaded.
+    """
+    journal = f"fab shell {host} -- journalctl -u scaletier-serving"
+    began = last_answer = started = time.monotonic()
+    while True:
+        answer = _ask(servers, host, f"/v1/models/{model}/versions/{version.name}")
+        now = time.monotonic()
+        if answer[0] != NOBODY:
+            last_answer = started = now
+        elif now - last_answer > _DOWN_SECONDS:
+            raise HostError(host, f"has no model server that answers ({journal})")
+        elif now - started > _AGAIN_SECONDS:
+            server.start(cluster, [host])  # it had nothing to serve for long, and ended just when something came
+            started = now
+        there = _on_server(host, version, answer)
+        if there.state == LoadState.AVAILABLE:
+            return
+        if there.state == LoadState.END:
+            where = f" on {host}" if len(servers.names) > 1 else ""
+            raise OpsError(f"version {version.name} of model {model} cannot be loaded{where}: {there.errorMessage}")
+        if now - began > _LOAD_SECONDS:
+            raise OpsError(
+                f"the model server on {host} has not loaded {model} {version.name} in {_LOAD_SECONDS:.0f} s: {journal}"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _ask(servers: ServingClient, host: str, path: str) -> Answer:
+    """Return a server's answer; one that accepts the request and never answers counts as down."""
+    try:
+        return servers.ask_one(host, "GET", path)
+    except HostError:
+        raise
+    except OpsError as error:
+        return NOBODY, {"error": str(error)}
+
+
+def wait_unloaded(cluster: Cluster, model: str, version: str) -> None:
+    """Wait until all servers that answer have unloaded it, for a limited time."""
+    servers, deadline = ServingClient(cluster), time.monotonic() + _GONE_SECONDS
+
+    def gone(host: str) -> None:
+        path = f"/v1/models/{model}/versions/{version}"
+        while servers.ask_one(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    cluster.fleet.each(servers.names, gone, _GONE_SECONDS)

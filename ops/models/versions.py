@@ -11,8 +11,17 @@ from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.models import loaded, server_status
-from ops.models.lookup import NONE, all_models, catalog_of, changed, check_change, existing_model, existing_version, find_model
+from ops.models import server_status
+from ops.models.lookup import (
+    NONE,
+    all_models,
+    catalog_of,
+    changed,
+    existing_model,
+    existing_version,
+    find_model,
+    one_line_errors,
+)
 
 
 def models(cluster: Cluster, as_json: bool) -> int:
@@ -20,9 +29,9 @@ def models(cluster: Cluster, as_json: bool) -> int:
     present, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
-    seen_by = server_status.look(cluster, present)
+    states = server_status.query(cluster, present)
     if as_json:
-        listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in present]
+        listed = [(m, [shown(m, v, states) for v in m.there]) for m in present]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not present:
@@ -32,14 +41,14 @@ def models(cluster: Cluster, as_json: bool) -> int:
         (
             m.name,
             m.default,
-            server_status.told(seen_by.get((m.name, m.default), [])),
+            server_status.format_ready(states.get((m.name, m.default), [])),
             len(m.there),
             terminal.local_time(m.createTime),
         )
         for m in present
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
-    for line in server_status.complaints(seen_by):
+    for line in server_status.complaints(states):
         terminal.note(line)
     return DONE
 
@@ -47,16 +56,16 @@ def models(cluster: Cluster, as_json: bool) -> int:
 def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
-    seen_by = server_status.look(cluster, [record])
+    states = server_status.query(cluster, [record])
     if as_json:
-        terminal.as_json([shown(record, version, seen_by) for version in record.there])
+        terminal.as_json([shown(record, version, states) for version in record.there])
         return DONE
     rows = [
         (
             v.name,
             v.state,
             "default" if v.name == record.default else "",
-            server_status.told(seen_by.get((record.name, v.name), [])),
+            server_status.format_ready(states.get((record.name, v.name), [])),
             v.jobId or v.origin,
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
@@ -67,7 +76,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     for v in record.there:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
-    for line in server_status.complaints(seen_by):
+    for line in server_status.complaints(states):
         terminal.note(line)
     return DONE
 
@@ -88,7 +97,7 @@ def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: 
     record, chosen = _of(catalog, model, version)
     after = changed(catalog, record.name, lambda record: record.undeployed(chosen.name))
     with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
-        loaded.nowhere(cluster, record.name, chosen.name)
+        server_status.wait_unloaded(cluster, record.name, chosen.name)
     return _done(after, chosen.name, as_json)
 
 
@@ -98,7 +107,8 @@ def delete_version(cluster: Cluster, model: str | None, version: str | None, sur
     if model is not None and version is not None and _was_deleted(catalog, model, version):
         cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
     record, chosen = _of(catalog, model, version)
-    check_change(lambda: record.deleted(chosen.name))
+    with one_line_errors(record.name):
+        record.deleted(chosen.name)  # before anything is asked
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
     # The version goes before its files: an interruption in between leaves no incomplete version.
@@ -138,9 +148,9 @@ def _done(record: Model, version: str, as_json: bool) -> int:
     return DONE
 
 
-def shown(model: Model, version: Version, seen_by: server_status.Seen | None = None) -> dict[str, Any]:
+def shown(model: Model, version: Version, states: server_status.ServerStates | None = None) -> dict[str, Any]:
     """Return a version for programs, with its state on the servers if they were queried."""
-    servers = [asdict(each) for each in seen_by.get((model.name, version.name), [])] if seen_by is not None else None
+    servers = [asdict(each) for each in states.get((model.name, version.name), [])] if states is not None else None
     return {
         "model": model.name,
         "version": version.name,

@@ -86,7 +86,7 @@ OUTSIDE = {
     "ops/cluster": {"fabric", "paramiko", "fsspec"},
     "ops/package": {"packaging", "pathspec", "pydantic"},
     "ops/submit/schema.py": {"pydantic"},
-    "ops/models/reach.py": {"paramiko"},
+    "ops/models/client.py": {"paramiko"},
     "ops/models/tensorboard.py": {"paramiko"},
     "ops/report/charts.py": {"vl_convert"},
     "ops/report/page.py": {"jinja2", "markupsafe"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ops.cluster import remote
-from ops.models import loaded, reach
+from ops.models import client, server_status
 from ops.show import doctor
 
 
@@ -13,4 +13,4 @@ def test_a_look_at_hosts_outlasts_the_slowest_connection() -> None:
 
 
 def test_a_server_that_starts_is_not_given_up_before_it_can_listen() -> None:
-    assert reach._LISTEN_SECONDS < loaded._DOWN_SECONDS
+    assert client._LISTEN_SECONDS < server_status._DOWN_SECONDS

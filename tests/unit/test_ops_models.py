@@ -26,8 +26,8 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError, UsageError
+from ops.models import client, lookup, server, server_status, versions
 from ops.models import deploy as deploying
-from ops.models import loaded, lookup, reach, server, server_status, versions
 from ops.models import predict as asking
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
@@ -68,10 +68,10 @@ class FakeServer:
             self.sent[name] = stdin
         return ""
 
-    def bring(self) -> None:
+    def start(self) -> None:
         """Do nothing: nothing is missing."""
 
-    def settle(self) -> None:
+    def finish_start(self) -> None:
         self.settled += 1
 
     def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -87,7 +87,8 @@ class FakeServer:
         if isinstance(said, dict) and "model_version_status" in said:
             named = path.partition("/versions/")[2]
             each = said["model_version_status"][0]
-            said = {"model_version_status": [{**each, "deployment": self.token(named or each["version"])}]}
+            name = named or each["version"]
+            said = {"model_version_status": [{**each, "version": name, "deployment": self.token(name)}]}
         return status, said
 
 
@@ -101,14 +102,14 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (output / "variables").mkdir(parents=True)
     (output / "saved_model.pb").write_bytes(MODEL_PB)
     (output / "variables/variables.index").write_bytes(b"12345")
-    monkeypatch.setattr(loaded, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(loaded, "_GONE_SECONDS", 0.1)
+    monkeypatch.setattr(server_status, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(server_status, "_GONE_SECONDS", 0.1)
     monkeypatch.setattr(asking, "_POLL_SECONDS", 0.0)
 
     def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
         fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
-        for module in (reach, server_status):
+        for module in (server_status, asking):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(LocalStore(bucket)))  # type: ignore[arg-type]
@@ -366,9 +367,9 @@ def test_a_server_that_is_down_is_named_and_holds_nobody_up(
     assert found(cluster).state is VersionState.READY
     assert "serving-1 does not answer: it loads mnist v1 when it is back\n" in capsys.readouterr().err
     assert fake.ended == ["master-0"]
-    monkeypatch.setattr(loaded, "_DOWN_SECONDS", 0.0)
+    monkeypatch.setattr(server_status, "_DOWN_SECONDS", 0.0)
     cluster, fake = deployed(on=served)
-    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (reach.NOBODY, {"error": "nobody"})}
+    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (client.NOBODY, {"error": "nobody"})}
     assert deploy(cluster, "v2") == 0
     said = "serving-1 has no model server that answers (fab shell serving-1 -- journalctl -u scaletier-serving)"
     assert f"{said}: it loads mnist v2 when it is back\n" in capsys.readouterr().err
@@ -377,7 +378,7 @@ def test_a_server_that_is_down_is_named_and_holds_nobody_up(
 def test_a_server_that_hangs_holds_nobody_up(
     deployed: Deployed, served: Inventory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded, "_DOWN_SECONDS", 0.0)
+    monkeypatch.setattr(server_status, "_DOWN_SECONDS", 0.0)
     cluster, fake = deployed(on=served)
     ask_one = fake.ask_one
 
@@ -421,7 +422,7 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     deploy(cluster, "v2")
     fake.of_host = {
         "serving-0": state("v1", "AVAILABLE"),
-        "serving-1": (reach.NOBODY, {"error": "no model server answers on serving-1"}),
+        "serving-1": (client.NOBODY, {"error": "no model server answers on serving-1"}),
     }
     capsys.readouterr()
     versions.versions(cluster, None, False)
@@ -445,7 +446,7 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     ]
     assert [on["state"] for on in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
     fake.token = lambda _: "of an earlier deployment"
-    assert [on.state for on in server_status.look(cluster, lookup.catalog_of(cluster).models()[0])["mnist", "v1"]] == [
+    assert [on.state for on in server_status.query(cluster, lookup.catalog_of(cluster).models()[0])["mnist", "v1"]] == [
         "LOADING"
     ] * 2
     fake.token = lambda name: found(cluster, name).token

@@ -16,8 +16,8 @@ from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import HostError, OpsError
-from ops.models import reach, serve, server
-from ops.models.reach import HEALTH, NOBODY, Answer, ServingClient
+from ops.models import client, serve, server
+from ops.models.client import HEALTH, NOBODY, Answer, ServingClient
 
 PREDICT = "/v1/models/m:predict"
 DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NOBODY, {"error": "nobody"})
@@ -70,8 +70,8 @@ def fleet() -> FakeFleet:
 
 @pytest.fixture
 def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(reach, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(reach, "_LISTEN_SECONDS", 0.1)
+    monkeypatch.setattr(client, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "_LISTEN_SECONDS", 0.1)
     return Cluster(served, fleet)  # type: ignore[arg-type]
 
 
@@ -110,32 +110,32 @@ def test_of_bad_answers_the_most_telling_one(cluster: Cluster) -> None:
 
 def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: Cluster, fleet: FakeFleet) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=SILENT)
-    servers.bring()
+    servers.start()
     assert servers.ask("POST", PREDICT) == DONE
-    servers.settle()
+    servers.finish_start()
     assert fleet.ran == [("serving-1", True), ("master-0", False)]
 
 
 def test_servers_that_are_there_are_left_alone(cluster: Cluster, fleet: FakeFleet) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=LOADING)
-    servers.bring()
-    servers.settle()
+    servers.start()
+    servers.finish_start()
     assert fleet.ran == []
 
 
 def test_it_is_waited_for_until_it_listens(cluster: Cluster, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_LISTEN_SECONDS", 60.0)
+    monkeypatch.setattr(client, "_LISTEN_SECONDS", 60.0)
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     fleet.then = lambda name: servers.answers.update({name: DONE})
-    servers.bring()
+    servers.start()
     assert servers.ask("POST", PREDICT) == DONE
-    servers.settle()
+    servers.finish_start()
     assert sorted(fleet.ran) == [("master-0", False), ("serving-0", True), ("serving-1", True)]
 
 
 def test_nobody_is_the_answer_of_one_that_never_listens(cluster: Cluster) -> None:
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
-    servers.bring()
+    servers.start()
     assert servers.ask("POST", PREDICT)[0] == NOBODY
 
 
@@ -145,15 +145,15 @@ def test_why_it_could_not_be_started(cluster: Cluster, fleet: FakeFleet) -> None
 
     fleet.then = fails
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
-    servers.bring()
+    servers.start()
     with pytest.raises(HostError, match="serving-0 could not start its model server: no TensorFlow"):
         servers.ask("POST", PREDICT)
 
 
 def test_a_host_that_is_down_is_named(cluster: Cluster, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=HostError("serving-1", "does not answer"))
-    servers.bring()
-    servers.settle()
+    servers.start()
+    servers.finish_start()
     assert (capsys.readouterr().err, fleet.ran) == ("serving-1 does not answer\n", [])
 
 
@@ -272,7 +272,7 @@ def test_nobody_answers_where_nothing_listens(cluster: Cluster, ssh: tuple[Ssh, 
 def test_one_that_says_nothing_does_not_answer(
     cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "_SECONDS", 0.1)
+    monkeypatch.setattr(client, "_SECONDS", 0.1)
     with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
         ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)
 
@@ -285,9 +285,9 @@ def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch
             {"serving-0": HostError("serving-0", "is gone"), "serving-1": HostError("serving-1", "is gone")},
         ]
     )
-    monkeypatch.setattr(reach.time, "sleep", lambda _: servers.answers.update(next(steps)))
+    monkeypatch.setattr(client.time, "sleep", lambda _: servers.answers.update(next(steps)))
     settled: list[int] = []
-    monkeypatch.setattr(servers, "settle", lambda: settled.append(len(servers.asked)))
+    monkeypatch.setattr(servers, "finish_start", lambda: settled.append(len(servers.asked)))
     with pytest.raises(OpsError, match="the connection to the host broke off: run fab serve again"):
         serve.hold(servers)
     assert settled == [0]

@@ -49,7 +49,7 @@ class ServingClient:
         self.names = server.names_of(cluster.inventory)
         self._cluster = cluster
         self._first = self.names[0]
-        self._brought: Future[Outcome[bool]] | None = None
+        self._started: Future[Outcome[bool]] | None = None
         self._listens_by = 0.0
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
@@ -58,8 +58,8 @@ class ServingClient:
         See `ask_one` for the errors.
         """
         answer = self._ask_any(method, path, body)
-        if answer[0] == NOBODY and self._brought:
-            start = self._brought.result()
+        if answer[0] == NOBODY and self._started:
+            start = self._started.result()
             if start.failures and not any(start.results.values()):
                 raise next(iter(start.failures.values()))
             while answer[0] == NOBODY and time.monotonic() < self._listens_by:
@@ -103,17 +103,17 @@ class ServingClient:
                 return channel
         raise paramiko.SSHException(f"{self._nobody()}: {failed}")
 
-    def bring(self) -> None:
+    def start(self) -> None:
         """Install the server in the background on hosts where nothing listens."""
-        self._brought = Future()
-        threading.Thread(target=self._bring, args=(self._brought,), daemon=True).start()
+        self._started = Future()
+        threading.Thread(target=self._start, args=(self._started,), daemon=True).start()
 
-    def settle(self) -> None:
-        """Wait briefly for the start by `bring` once a server answers; report failures, and end the master's."""
-        if self._brought is None:
+    def finish_start(self) -> None:
+        """Wait briefly for the start by `start` once a server answers; report failures, and end the master's."""
+        if self._started is None:
             return
         with contextlib.suppress(TimeoutError):
-            start = self._brought.result(_SETTLE_SECONDS)
+            start = self._started.result(_SETTLE_SECONDS)
             for error in start.failures.values():
                 terminal.note(str(error))
             if any(start.results.values()):
@@ -144,12 +144,12 @@ class ServingClient:
         place = self.names.index(self._first)
         return [*self.names[place:], *self.names[:place]]
 
-    def _bring(self, brought: Future[Outcome[bool]]) -> None:
-        outcome = self._cluster.fleet.each(self.names, self._bring_to, server.START_SECONDS)
+    def _start(self, started: Future[Outcome[bool]]) -> None:
+        outcome = self._cluster.fleet.each(self.names, self._start_on, server.START_SECONDS)
         self._listens_by = time.monotonic() + _LISTEN_SECONDS
-        brought.set_result(outcome)
+        started.set_result(outcome)
 
-    def _bring_to(self, name: str) -> bool:
+    def _start_on(self, name: str) -> bool:
         """Install the server on a host; return True if it was missing."""
         if self.ask_one(name, "GET", HEALTH)[0] != NOBODY:
             return False
