@@ -340,10 +340,5 @@ def inputs(report: Report) -> dict[str, str]:
 
 
 def results(report: Report) -> dict[str, str]:
-    """Return state, final metrics, seconds and US dollars of a job to compare."""
-    figures = {"state": report.state, **report.metrics}
-    if report.seconds is not None:
-        figures["seconds"] = f"{report.seconds:.1f}"
-    if report.cost:
-        figures["US dollars"] = f"{report.cost.total:.4f}"
-    return figures
+    """Return the results of a job to compare."""
+    return compare.results(report.state, report.metrics, report.seconds, report.cost.total if report.cost else None)

@@ -46,10 +46,17 @@ def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
 
 
 def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
-    """Return all differences in display order: inputs, then results; `finals` as of ops.train.metrics."""
-    sides = (inputs(original.manifest), inputs(again.manifest))
-    results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
-    return [*differences(sides), *differences(results)]
+    """Return all differences in display order: inputs, then results; `finals` as of ops.submit.metrics."""
+    sides = [inputs(record.manifest) for record in (original, again)]
+    outcomes = [
+        results(
+            record.state,
+            final,
+            seconds_between(record.startTime, record.endTime) if record.startTime and record.endTime else None,
+        )
+        for record, final in zip((original, again), finals, strict=True)
+    ]
+    return [*differences(sides), *differences(outcomes)]
 
 
 def inputs(short: Mapping[str, Any]) -> dict[str, str]:
@@ -69,8 +76,8 @@ def inputs(short: Mapping[str, Any]) -> dict[str, str]:
     return {what: str(value) for what, value in values.items() if value}
 
 
-def _outcome(record: JobRecord) -> dict[str, str]:
-    outcome = {"state": str(record.state)}
-    if record.startTime and record.endTime:
-        outcome[SECONDS] = f"{seconds_between(record.startTime, record.endTime):.1f}"
-    return outcome
+def results(state: str, metrics: Mapping[str, str], seconds: float | None, dollars: float | None = None) -> dict[str, str]:
+    """Return the results of a job to compare; those that are not known are left out."""
+    took = {} if seconds is None else {SECONDS: f"{seconds:.1f}"}
+    cost = {} if dollars is None else {"US dollars": f"{dollars:.4f}"}
+    return {"state": str(state), **metrics, **took, **cost}
