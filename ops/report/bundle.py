@@ -27,7 +27,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
-from ops.report.command import write
+from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock
 from ops.show.views import describe_to_stdout, took
@@ -91,15 +91,12 @@ def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, 
 
 def check_target(target: Path, force: bool) -> None:
     """Raise UsageError if the file cannot be written or would be overwritten."""
-    try:
-        if target.is_dir():
-            raise UsageError(f"{target} is a folder: --dest is the file to write")
-        if not target.parent.is_dir():
-            raise UsageError(f"{target} cannot be written: there is no folder {target.parent}")
-        if not force and target.exists():
-            raise UsageError(f"{target} is there already: give another --dest, or --force to write over it")
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None
+    if can_create(target):
+        return
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder: --dest is the file to write")
+    if not force:
+        raise UsageError(f"{target} is there already: give another --dest, or --force to write over it")
 
 
 def gather(cluster: Cluster, job: JobEvidence, step: terminal.Step) -> Bundle:

@@ -21,8 +21,8 @@ from ops.report.report import (
     WAITING,
     Chart,
     Curve,
-    Happening,
     ReplicaThroughput,
+    TimelineEvent,
     TimelineSegment,
     TrialRow,
     TunedParameter,
@@ -62,11 +62,11 @@ def svg(spec: Spec) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """Return the specification without characters that XML forbids: vl_convert would end the process."""
+    """Return the specification without characters that XML or UTF-8 forbid: vl_convert would end the process."""
     if isinstance(value, str):
-        return terminal.harmless(value)
+        return terminal.harmless(value).encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {terminal.harmless(key): _harmless(item) for key, item in value.items()}
+        return {_harmless(key): _harmless(item) for key, item in value.items()}
     return [_harmless(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -104,7 +104,7 @@ def by_step(name: str, series: Sequence[ChartSeries]) -> Spec:
     return _lines(series, "step", {"title": None, "scale": {"type": "log"}, "axis": axis})
 
 
-def throughput(paces: Sequence[ReplicaThroughput], happenings: Sequence[Happening], seconds: Sequence[float]) -> Spec:
+def throughput(paces: Sequence[ReplicaThroughput], happenings: Sequence[TimelineEvent], seconds: Sequence[float]) -> Spec:
     """Plot each replica's steps/s over time, its restarts as triangles, and the job's as lines.
 
     `seconds` are those of the happenings, from the job's creation.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ops import terminal
@@ -56,19 +57,28 @@ def check_output(target: Path) -> None:
     Raises:
         UsageError: if it cannot, or would.
     """
-    try:
-        if not target.exists():
-            if not target.parent.is_dir():
-                raise UsageError(f"{target} cannot be written: there is no folder {target.parent}")
-            return
-        if not target.is_file():
-            raise UsageError(f"{target} is there already, and no file: give another --output")
-        with target.open("rb") as there:
-            ours = MARK.encode() in there.read(_HEAD)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None
+    if can_create(target):
+        return
+    if not target.is_file():
+        raise UsageError(f"{target} is there already, and no file: give another --output")
+    with _write_errors(target), target.open("rb") as there:
+        ours = MARK.encode() in there.read(_HEAD)
     if not ours:
         raise UsageError(f"{target} is there already, and was not made by fab report: remove it, or give another --output")
+
+
+def can_create(target: Path) -> bool:
+    """Return whether a file can be created, False if something is there.
+
+    Raises:
+        UsageError: if it cannot, as there is no folder for it.
+    """
+    with _write_errors(target):
+        if target.exists():
+            return False
+        if not target.parent.is_dir():
+            raise UsageError(f"{target} cannot be written: there is no folder {target.parent}")
+        return True
 
 
 def write(target: Path, content: bytes) -> None:
@@ -78,11 +88,17 @@ def write(target: Path, content: bytes) -> None:
         UsageError: if the folder does not allow it.
     """
     part = target.with_name(f".{uuid.uuid4().hex}")
-    try:
+    with _write_errors(target):
         try:
             part.write_bytes(content)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None

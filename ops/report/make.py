@@ -23,11 +23,11 @@ from ops.report.report import (
     WAITING,
     Chart,
     Curve,
-    Happening,
     JobCost,
     ReplicaThroughput,
     Report,
     ReportedReplica,
+    TimelineEvent,
     TimelineSegment,
     TrialRow,
     TunedParameter,
@@ -245,10 +245,10 @@ def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[Ti
         yield TimelineSegment(replica.name, RUNNING, at, end)
 
 
-def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[Happening]:
+def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[TimelineEvent]:
     """List every restart with its cause, and the job's other events, by time."""
-    events = [Happening(event.time, "job", event.cause, event.seconds) for event in record.events]
-    events += [Happening(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
+    events = [TimelineEvent(event.time, "job", event.cause, event.seconds) for event in record.events]
+    events += [TimelineEvent(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
     return sorted(events, key=lambda happening: happening.time)
 
 

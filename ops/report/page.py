@@ -54,27 +54,8 @@ class Cell:
 
 def page(reports: Sequence[Report]) -> str:
     """Render the page of a job, or of several to compare; bytes that are not UTF-8 become question marks."""
-    reports = [_legible(report) for report in reports]
     html = _template().render(_one(reports[0]) if len(reports) == 1 else _several(reports))
     return html.encode("utf-8", "replace").decode()
-
-
-def _legible(report: Report) -> Report:
-    """Return the report without lone surrogates, which neither SVG nor UTF-8 can hold."""
-    clean: Report = _clean(report)
-    return clean
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list | tuple):
-        return type(value)(map(_clean, value))
-    if isinstance(value, dict):
-        return {_clean(key): _clean(each) for key, each in value.items()}
-    if hasattr(value, "__dataclass_fields__"):
-        return type(value)(**{name: _clean(getattr(value, name)) for name in value.__dataclass_fields__})
-    return value
 
 
 @cache

@@ -52,7 +52,7 @@ class TimelineSegment:
 
 
 @dataclass(frozen=True)
-class Happening:
+class TimelineEvent:
     """A restart, a lost host, or another event; recoverSeconds until it was up again."""
 
     time: str
@@ -172,7 +172,7 @@ class Report:
     paces: list[ReplicaThroughput]
     spans: list[TimelineSegment]
     replicas: list[ReportedReplica]
-    happenings: list[Happening]
+    happenings: list[TimelineEvent]
     arguments: list[str]
     made: dict[str, str]
     errors: list[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import tarfile
@@ -29,7 +28,6 @@ from ops.cluster.remote import Ran
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
 from ops.report import bundle as module
-from ops.report import command
 from ops.report.bundle import ask_command, bundle
 
 NOON = "2026-01-31T12:00:00.000Z"
@@ -333,17 +331,6 @@ def test_a_place_that_is_none(job: Job, dest: str, says: str, force: bool) -> No
         job.bundle(dest, force)
     assert job.fleet.asked == []  # before anything is read
     assert [path.name for path in Path().iterdir()] == ["mine"]
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> int:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(command.Path, "write_bytes", full)
-    with pytest.raises(UsageError, match=r"^b cannot be written: No space left on device$"):
-        job.bundle("b")
-    assert list(Path().iterdir()) == []
 
 
 def test_a_job_that_is_not_there(job: Job) -> None:

@@ -15,13 +15,13 @@ from ops.report.report import (
     Chart,
     Curve,
     Evaluation,
-    Happening,
     JobCost,
     Mistake,
     Planned,
     ReplicaThroughput,
     Report,
     ReportedReplica,
+    TimelineEvent,
     TimelineSegment,
     TrialRow,
     TunedParameter,
@@ -49,7 +49,7 @@ REPORT = Report(
     paces=[ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 7.0)], [4.0])],
     spans=[TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0), TimelineSegment("job", "RUNNING", 2.0, 38.0)],
     replicas=[ReportedReplica("master-0", "EXITED", 0, 1, "master-0")],
-    happenings=[Happening("2026-01-31T12:00:04.000Z", "master-0", "killed by SIGKILL", 2.5)],
+    happenings=[TimelineEvent("2026-01-31T12:00:04.000Z", "master-0", "killed by SIGKILL", 2.5)],
     arguments=["--max-steps", "40"],
     made={"module": "mine.task"},
     errors=[],
@@ -314,6 +314,6 @@ def test_time_is_in_the_unit_that_suits() -> None:
 
 
 def test_restarts_and_what_happened_to_the_job_are_marked() -> None:
-    told = [Happening("", "job", "goes on without worker-0"), Happening("", "worker-0", "killed")]
+    told = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
     spec = charts.throughput(REPORT.paces, told, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]
