@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
         return 1
     metrics = ServerMetrics()
-    shelf = ModelManager(
+    manager = ModelManager(
         Catalog(Limited(store, _STORE_SECONDS)),
         store,
         options.cache,
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    threading.Thread(target=_follow, args=(shelf, options.poll_seconds), name="shelf", daemon=True).start()
+    threading.Thread(target=_follow, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
     config = uvicorn.Config(
-        app(shelf, metrics),
+        app(manager, metrics),
         http="httptools",
         log_level="warning",
         access_log=False,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets)
-    shelf.close()
+    manager.close()
     return 0
 
 
@@ -81,20 +81,20 @@ def _load(folder: Path) -> SavedModel:
     return saved
 
 
-def _follow(shelf: ModelManager, seconds: float) -> None:
+def _follow(manager: ModelManager, seconds: float) -> None:
     tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
     wanted_at = time.monotonic()
     while True:
         try:
-            shelf.follow()
+            manager.follow()
         except Exception:  # noqa: BLE001  whatever it is, those that answer go on, and the next look may do
             traceback.print_exc()
-        if not shelf.idle:
+        if not manager.idle:
             wanted_at = time.monotonic()
         elif time.monotonic() - wanted_at > _IDLE_SECONDS:
             os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
             return
-        time.sleep(min(seconds, _SOON_SECONDS) if shelf.idle else seconds)
+        time.sleep(min(seconds, _SOON_SECONDS) if manager.idle else seconds)
 
 
 if __name__ == "__main__":

@@ -67,10 +67,10 @@ class ServerMetrics:
         )
         self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
 
-    def text(self, shelf: ModelManager) -> bytes:
+    def text(self, manager: ModelManager) -> bytes:
         """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
-        for name, served in shelf.models.items():
+        for name, served in manager.models.items():
             self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in served.versions.values()))
         text: bytes = generate_latest(self.registry)
         return text
@@ -112,18 +112,18 @@ class RequestMemoryLimit:
             raise RestError(503, "too many large requests at once", 1)
 
 
-def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
-    """Return the application; another thread polls `shelf`."""
+def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
+    """Return the application; another thread polls `manager`."""
 
-    room = RequestMemoryLimit()
+    limit = RequestMemoryLimit()
 
     async def status(request: Request) -> Response:
-        versions = shelf.there(request.path_params["model"], request.path_params.get("version"))
+        versions = manager.versions_of(request.path_params["model"], request.path_params.get("version"))
         return _json({"model_version_status": [_status(here) for here in versions]})
 
     async def metadata(request: Request) -> Response:
         model = request.path_params["model"]
-        here = shelf.find(model, request.path_params.get("version"))
+        here = manager.find(model, request.path_params.get("version"))
         assert here.model is not None
         signatures = {
             name: {
@@ -138,7 +138,7 @@ def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
         return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
 
     async def predict(request: Request) -> Response:
-        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        here = manager.find(request.path_params["model"], request.path_params.get("version"))
         assert here.model is not None
         signatures = here.model.signatures
 
@@ -147,7 +147,7 @@ def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
             name = rest.signature_name(body)
             return name, *rest.predict(body, rest.chosen(signatures, name))
 
-        async with room.content(request) as content:
+        async with limit.content(request) as content:
             # What takes long is not for the thread that all requests share.
             aside = len(content) > _LARGE_BYTES
             name, inputs, by_rows = await asyncio.to_thread(read, content) if aside else read(content)
@@ -156,9 +156,9 @@ def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
         return Response(answer, media_type="application/json")
 
     async def classify(request: Request) -> Response:
-        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        here = manager.find(request.path_params["model"], request.path_params.get("version"))
         assert here.model is not None
-        async with room.content(request) as content:
+        async with limit.content(request) as content:
             body = rest.body_of(content)
             name = rest.signature_name(body)
             rest.chosen(here.model.signatures, name)
@@ -166,10 +166,10 @@ def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
             return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
-        return Response(metrics.text(shelf), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_: Request) -> Response:
-        return _json({"looked": shelf.looked, "models": sorted(shelf.models)}, 200 if shelf.looked else 503)
+        return _json({"looked": manager.polled, "models": sorted(manager.models)}, 200 if manager.polled else 503)
 
     def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
@@ -181,7 +181,7 @@ def app(shelf: ModelManager, metrics: ServerMetrics) -> Starlette:
             except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
                 response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
             # A name that nobody has is one label, whatever clients make up.
-            model = request.path_params["model"] if request.path_params["model"] in shelf.models else _UNKNOWN
+            model = request.path_params["model"] if request.path_params["model"] in manager.models else _UNKNOWN
             metrics.requests.labels(model, method, str(response.status_code)).inc()
             metrics.seconds.labels(model, method).observe(time.perf_counter() - began)
             return response

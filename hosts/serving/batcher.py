@@ -14,7 +14,7 @@ from hosts.serving.rest import Arrays, RestError
 from hosts.serving.signatures import Signature
 
 Run = Callable[[str, Arrays], Arrays]
-Saw = Callable[[int], None]
+OnBatch = Callable[[int], None]
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Batcher:
         signatures: dict[str, Signature],
         most_rows: int = 128,
         most_waiting: int = 512,
-        saw: Saw = lambda _: None,
+        on_batch: OnBatch = lambda _: None,
     ) -> None:
-        """Start the thread that computes; `saw` is called with the rows of every batch."""
-        self._run, self._signatures, self._most_rows, self._saw = run, signatures, most_rows, saw
+        """Start the thread that computes; `on_batch` is called with the rows of every batch."""
+        self._run, self._signatures, self._most_rows, self._on_batch = run, signatures, most_rows, on_batch
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._most_waiting = most_waiting
         self._closed = False
@@ -124,7 +124,7 @@ class Batcher:
             for request in batch:
                 self._alone(request)
             return
-        self._saw(rows)
+        self._on_batch(rows)
         start = 0
         for request in batch:
             end = start + request.rows
@@ -134,7 +134,7 @@ class Batcher:
     def _alone(self, request: _Request) -> None:
         try:
             outputs = self._run(request.signature, request.inputs)
-            self._saw(max(request.rows, 1))
+            self._on_batch(max(request.rows, 1))
         except Exception as error:  # noqa: BLE001  it is for whoever asked
             request.future.set_exception(error)
         else:

@@ -73,18 +73,18 @@ class ModelManager:
         files: Files,
         cache: Path,
         load: Load,
-        saw: Callable[[str, int], None],
+        on_batch: Callable[[str, int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare a server without models.
 
-        `cache` is a folder of this server's own. `saw` is called with each model's batches by their rows.
+        `cache` is a folder of this server's own. `on_batch` is called with each model's batches by their rows.
         """
         self._clock = clock
         self._marks: set[Path] = set()
-        self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
+        self._catalog, self._files, self._cache, self._load, self._on_batch = catalog, files, cache, load, on_batch
         self._models: Mapping[str, ServedModel] = {}
-        self.looked = False
+        self.polled = False
         """True once the bucket was read."""
 
     @property
@@ -92,7 +92,7 @@ class ModelManager:
         """The present models by name."""
         return self._models
 
-    def there(self, model: str, version: str | None) -> list[LoadedVersion]:
+    def versions_of(self, model: str, version: str | None) -> list[LoadedVersion]:
         """Return the versions of a model, or the requested one.
 
         Raises:
@@ -112,7 +112,7 @@ class ModelManager:
         Raises:
             RestError: as by `there`, and 503 for one that may be loaded soon.
         """
-        here = self._shown(model).default if version is None else self.there(model, version)[0]
+        here = self._shown(model).default if version is None else self.versions_of(model, version)[0]
         if here is None or here.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
         if here.state is LoadState.END:
@@ -123,14 +123,14 @@ class ModelManager:
         models = self._models
         if model in models:
             return models[model]
-        if not self.looked:
+        if not self.polled:
             raise RestError(503, "the models are not loaded yet", _RETRY_SECONDS)
         raise RestError(404, f"there is no model {model!r} here; there are {', '.join(sorted(models)) or 'none'}")
 
     @property
     def idle(self) -> bool:
         """True where there is nothing to serve, as far as the bucket says."""
-        return self.looked and not self._models
+        return self.polled and not self._models
 
     def follow(self) -> None:
         """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
@@ -153,7 +153,7 @@ class ModelManager:
                     self._follow(model, state)
         if deleted:
             self._drop(deleted)
-        self.looked = True
+        self.polled = True
 
     def _bucket_there(self) -> bool:
         """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
@@ -208,7 +208,7 @@ class ModelManager:
             mark.touch()
             folder = self._fetched(model, version)
             saved = self._load(folder)
-            batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
+            batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
         except StoreError as error:
             _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
             return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time

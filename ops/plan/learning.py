@@ -80,23 +80,23 @@ class Learned:
     most: int
 
     @classmethod
-    def of(cls, made: Mapping[str, Any]) -> Learned:
+    def of(cls, until: Mapping[str, Any]) -> Learned:
         """Parse a plan's `until`."""
-        law = StepsModel(made["leastSteps"], made["noiseSteps"])
-        most = max(run["replicas"] for run in made["runs"])
-        return cls(AccuracyTarget(made["metric"], made["value"]), made["strategy"], law, most)
+        law = StepsModel(until["leastSteps"], until["noiseSteps"])
+        most = max(run["replicas"] for run in until["runs"])
+        return cls(AccuracyTarget(until["metric"], until["value"]), until["strategy"], law, most)
 
     def by(self, strategy: str) -> Learned | None:
         """Return this for the strategy that was measured, else None."""
         return self if strategy == self.strategy else None
 
-    def seconds(self, found: Prediction) -> float:
+    def seconds(self, prediction: Prediction) -> float:
         """Return the seconds to the target at a predicted rate."""
-        return self.law.seconds(found.replicas, found.rate)
+        return self.law.seconds(prediction.replicas, prediction.rate)
 
-    def speed_up(self, found: Prediction) -> float:
+    def speed_up(self, prediction: Prediction) -> float:
         """Return how many times as long one process on the master's machine takes to the target."""
-        return self.law.seconds(1, found.alone) / self.seconds(found)
+        return self.law.seconds(1, prediction.alone) / self.seconds(prediction)
 
 
 def target(text: str) -> AccuracyTarget:
@@ -137,28 +137,28 @@ def replicas(text: str) -> list[int]:
     return counts
 
 
-def crossing(wanted: AccuracyTarget, told: Sequence[Told]) -> Crossing | None:
+def crossing(goal: AccuracyTarget, evaluations: Sequence[Told]) -> Crossing | None:
     """Return when the evaluations first reach the target, interpolated between two of them.
 
     Returns:
         None if they do not reach it, or if the first one is there already, since when is then unknown.
     """
-    points = [point for point in told if wanted.metric in point.values]
+    points = [point for point in evaluations if goal.metric in point.values]
     for before, after in pairwise(points):
-        low, high = before.values[wanted.metric], after.values[wanted.metric]
-        if wanted.reached(low):
+        low, high = before.values[goal.metric], after.values[goal.metric]
+        if goal.reached(low):
             return None
-        if wanted.reached(high):
-            part = (wanted.value - low) / (high - low)
+        if goal.reached(high):
+            part = (goal.value - low) / (high - low)
             return Crossing(before.step + part * (after.step - before.step), before, after)
     return None
 
 
-def best(wanted: AccuracyTarget, told: Sequence[Told]) -> Told | None:
+def best(goal: AccuracyTarget, evaluations: Sequence[Told]) -> Told | None:
     """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
-    points = [point for point in told if wanted.metric in point.values]
-    sign = -1 if wanted.smaller else 1
-    return max(points, key=lambda point: sign * point.values[wanted.metric], default=None)
+    points = [point for point in evaluations if goal.metric in point.values]
+    sign = -1 if goal.smaller else 1
+    return max(points, key=lambda point: sign * point.values[goal.metric], default=None)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> StepsModel:

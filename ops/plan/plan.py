@@ -313,15 +313,15 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
     )
 
 
-def as_dict(found: Prediction, learned: Learned | None = None) -> dict[str, Any]:
+def as_dict(prediction: Prediction, learned: Learned | None = None) -> dict[str, Any]:
     """Return a prediction for programs: rates in steps/s, and the seconds to a target if that is known."""
     return {
-        "stepsPerSecond": round(found.rate, 2),
-        "alone": round(found.alone, 2),
-        "speedUp": round(found.speed_up, 3),
-        "efficiency": round(found.efficiency, 3),
-        "replicas": found.replicas,
-        "bound": found.bound,
-        "untilSeconds": round(learned.seconds(found), 2) if learned else None,
-        "untilSpeedUp": round(learned.speed_up(found), 3) if learned else None,
+        "stepsPerSecond": round(prediction.rate, 2),
+        "alone": round(prediction.alone, 2),
+        "speedUp": round(prediction.speed_up, 3),
+        "efficiency": round(prediction.efficiency, 3),
+        "replicas": prediction.replicas,
+        "bound": prediction.bound,
+        "untilSeconds": round(learned.seconds(prediction), 2) if learned else None,
+        "untilSpeedUp": round(learned.speed_up(prediction), 3) if learned else None,
     }

@@ -32,14 +32,14 @@ _TRAINS = (Role.MASTER, Role.WORKER)
 
 @dataclass(frozen=True)
 class Checked:
-    """A job's plan, the prediction that it comes to on this cluster, and the steps/s that the job had.
+    """A job's plan, its prediction for this cluster, and the measured steps/s.
 
-    Where the plan tells of a target for jobs like this, `learned` is what it tells, and `reached` after how many seconds of
-    training the job was there, None where its log does not say.
+    If the plan has a target for jobs like this, `learned` is its law, and `reached` the seconds of training after which the job
+    was there, None if its log does not say.
     """
 
-    made: dict[str, Any]
-    found: Prediction
+    plan: dict[str, Any]
+    prediction: Prediction
     measured: float
     learned: Learned | None = None
     reached: float | None = None
@@ -47,7 +47,7 @@ class Checked:
     @property
     def error(self) -> float:
         """The percentage by which the prediction is too high."""
-        return 100 * (self.found.rate / self.measured - 1)
+        return 100 * (self.prediction.rate / self.measured - 1)
 
 
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
@@ -86,7 +86,7 @@ def compare(cluster: Inventory, job_id: str, whole: Mapping[str, Any], read_mess
     return Checked(content, prediction, measured, learned, reached(learned, messages) if learned else None)
 
 
-def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> Learned | None:
+def learned_of(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> Learned | None:
     """Return a plan's law of the job's way to a target.
 
     A step costs the same however many a job has, but a law depends on that number: learning rates fall by it.
@@ -94,12 +94,12 @@ def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: TrainerCo
     Returns:
         None if the plan has none, or if the job learns by other arguments.
     """
-    if not made.get("until"):
+    if not plan.get("until"):
         return None
     ignored = [STRATEGY, *([declared.plan.evaluate] if declared.plan.evaluate else [])]
-    if without(made["args"], ignored) != without(args, ignored):
+    if without(plan["args"], ignored) != without(args, ignored):
         return None
-    return Learned.of(made["until"]).by(strategy_of(declared, chosen_strategy(args)))
+    return Learned.of(plan["until"]).by(strategy_of(declared, chosen_strategy(args)))
 
 
 def reached(learned: Learned, messages: Sequence[str]) -> float | None:
@@ -145,7 +145,7 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
 
 
 def _show(job_id: str, checked: Checked, as_json: bool) -> None:
-    content, prediction, measured, error = checked.made, checked.found, checked.measured, checked.error
+    content, prediction, measured, error = checked.plan, checked.prediction, checked.measured, checked.error
     if as_json:
         plan = {key: content[key] for key in ("createTime", "package", "work")}
         figures = {

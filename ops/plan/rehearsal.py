@@ -42,20 +42,20 @@ def marks(lines: Iterable[str]) -> list[Mark]:
     return latest[_WARM_UP_LINES:]
 
 
-def step_seconds(found: Sequence[Mark]) -> float | None:
+def step_seconds(train_marks: Sequence[Mark]) -> float | None:
     """Return the median seconds per step between two lines, or None if there are too few.
 
     Few intervals include an evaluation or a checkpoint, so that the median has none.
     """
-    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(found) if b.seconds > a.seconds]
+    rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(train_marks) if b.seconds > a.seconds]
     return 1 / median(rates) if rates and median(rates) > 0 else None
 
 
-def mean_rate(found: Sequence[Mark]) -> float | None:
+def mean_rate(train_marks: Sequence[Mark]) -> float | None:
     """Return the steps/s from the first to the last line, with all pauses between; None for too few."""
-    if len(found) < 2 or found[-1].seconds <= found[0].seconds:
+    if len(train_marks) < 2 or train_marks[-1].seconds <= train_marks[0].seconds:
         return None
-    return (found[-1].step - found[0].step) / (found[-1].seconds - found[0].seconds)
+    return (train_marks[-1].step - train_marks[0].step) / (train_marks[-1].seconds - train_marks[0].seconds)
 
 
 def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:

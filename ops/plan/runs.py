@@ -134,33 +134,33 @@ def _free_ports(count: int) -> list[int]:
             server.close()
 
 
-def _check(module: str, wanted: AccuracyTarget, told: Sequence[Told]) -> None:
+def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[Told]) -> None:
     """Check that Eval lines have the metric, and that the first one is not at the target already.
 
     Raises:
         UsageError: if one does not, or if it is.
     """
-    point = told[-1]
-    if wanted.metric not in point.values:
+    point = evaluations[-1]
+    if goal.metric not in point.values:
         has = ", ".join(point.values) or "none"
-        raise UsageError(f"--until {wanted}: the Eval lines of {module} have no {wanted.metric!r}; they have {has}")
-    if len(told) == 1 and wanted.reached(point.values[wanted.metric]):
-        value = f"{point.values[wanted.metric]:g}"
+        raise UsageError(f"--until {goal}: the Eval lines of {module} have no {goal.metric!r}; they have {has}")
+    if len(evaluations) == 1 and goal.reached(point.values[goal.metric]):
+        value = f"{point.values[goal.metric]:g}"
         raise UsageError(
-            f"--until {wanted} is too easy to tell: the first evaluation, at step {point.step}, has {wanted.metric} {value}"
+            f"--until {goal} is too easy to tell: the first evaluation, at step {point.step}, has {goal.metric} {value}"
         )
 
 
-def _missed(course: Course, replicas: int, told: Sequence[Told], processes: Running, took: float) -> OpsError:
+def _missed(course: Course, replicas: int, evaluations: Sequence[Told], processes: Running, took: float) -> OpsError:
     """Return the error of a run that did not reach its target."""
     module = course.argv[0]
     if processes.failed:
         return OpsError(failure(module, processes, took))
     by = f"with {terminal.plural(replicas, 'replica')}"
-    if not (nearest := best(course.target, told)):
+    if not (nearest := best(course.target, evaluations)):
         return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(took)}")
     best_value = f"the best was {nearest.values[course.target.metric]:g} at step {nearest.step}"
     over = took < course.seconds
-    where = f"by its end at step {told[-1].step}" if over else f"in {terminal.duration(took)}"
+    where = f"by its end at step {evaluations[-1].step}" if over else f"in {terminal.duration(took)}"
     fix = "give it more steps" if over else "give --until-seconds more"
     return UsageError(f"{module} {by} did not reach {course.target} {where}, {best_value}: {fix}, or an easier target")

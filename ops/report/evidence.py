@@ -163,9 +163,9 @@ class JobEvidence:
             checked = planned.compare(self._cluster.inventory, job_id, whole, lambda: self._chief_messages)
         except (OpsError, StoreError, OSError):
             return None
-        forecast = checked.found
+        forecast = checked.prediction
         figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))
-        return Planned(checked.made["createTime"], *figures, forecast.bound)
+        return Planned(checked.plan["createTime"], *figures, forecast.bound)
 
 
 def _evaluation(output: JobOutput) -> Evaluation:

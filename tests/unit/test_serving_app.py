@@ -41,7 +41,7 @@ class Digits:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> ModelManager:
+def manager(tmp_path: Path) -> ModelManager:
     (tmp_path / "bucket").mkdir()
     catalog = Catalog(LocalStore(tmp_path / "bucket"))
     catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
@@ -54,9 +54,9 @@ def shelf(tmp_path: Path) -> ModelManager:
 
 
 @pytest.fixture
-def server(shelf: ModelManager) -> Starlette:
-    shelf.follow()
-    return app(shelf, ServerMetrics())
+def server(manager: ModelManager) -> Starlette:
+    manager.follow()
+    return app(manager, ServerMetrics())
 
 
 Said = tuple[int, Any, dict[str, str]]
@@ -195,8 +195,8 @@ def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.Mo
     assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
 
 
-def test_before_it_is_loaded(shelf: ModelManager) -> None:
-    early = app(shelf, ServerMetrics())
+def test_before_it_is_loaded(manager: ModelManager) -> None:
+    early = app(manager, ServerMetrics())
     status, said, headers = ask(early, "POST", "/v1/models/mnist:predict", ROWS)
     assert (status, said, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
 
@@ -218,10 +218,10 @@ def test_figures_for_prometheus(server: Starlette) -> None:
     assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
 
 
-def test_health_is_whether_it_has_loaded_what_there_is(shelf: ModelManager) -> None:
-    server = app(shelf, ServerMetrics())
+def test_health_is_whether_it_has_loaded_what_there_is(manager: ModelManager) -> None:
+    server = app(manager, ServerMetrics())
     assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
-    shelf.follow()
+    manager.follow()
     assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})
 
 

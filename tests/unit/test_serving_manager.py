@@ -46,7 +46,7 @@ class World:
         self.bucket = root / "bucket"
         self.bucket.mkdir()
         self.catalog = Catalog(LocalStore(self.bucket))
-        self.shelf = ModelManager(self.catalog, LocalStore(self.bucket), root / "cache", FakeModel, lambda *_: None)
+        self.manager = ModelManager(self.catalog, LocalStore(self.bucket), root / "cache", FakeModel, lambda *_: None)
         self.cache = root / "cache"
 
     def change(self, change: Callable[[Model], Model]) -> None:
@@ -63,10 +63,10 @@ class World:
     def deploy(self, name: str, content: str) -> None:
         self.bring(name, content)
         self.change(lambda model: model.ready(name, name))
-        self.shelf.follow()
+        self.manager.follow()
 
     def ask(self, version: str | None = None) -> float:
-        here = self.shelf.find("m", version)
+        here = self.manager.find("m", version)
         assert here.batcher is not None
         return float(here.batcher.put("serving_default", {"x": np.zeros(1)}).result(limit())["y"][0])
 
@@ -83,48 +83,48 @@ def world(tmp_path: Path) -> World:
 
 def test_who_asks_early_is_told_to_come_again(world: World) -> None:
     assert world.refused() == (503, "the models are not loaded yet")
-    world.shelf.follow()
+    world.manager.follow()
     assert world.refused() == (404, "there is no model 'm' here; there are none")
-    assert world.shelf.idle
+    assert world.manager.idle
 
 
 def test_versions_come_swap_and_go(world: World) -> None:
     world.deploy("v1", "1")
     assert (world.ask(), world.ask("v1")) == (1, 1)
-    assert not world.shelf.idle
+    assert not world.manager.idle
     world.deploy("v2", "2")
     assert (world.ask(), world.ask("v2")) == (1, 2), "the first is the default"
     world.change(lambda model: model.with_default("v2"))
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 2
     assert world.refused("v3") == (404, "model m has no version 'v3' here; there are v1, v2")
     world.change(lambda model: model.undeployed("v1"))
-    world.shelf.follow()
+    world.manager.follow()
     assert world.refused("v1")[0] == 404
     assert [folder.name for folder in (world.cache / "m").iterdir()] == ["v2-v2"], "what is not served takes no room"
     world.change(lambda model: model.deleted("v2"))
-    world.shelf.follow()
-    assert (world.refused()[0], world.shelf.idle) == (404, True)
+    world.manager.follow()
+    assert (world.refused()[0], world.manager.idle) == (404, True)
     assert not (world.cache / "m").exists()
 
 
 def test_one_that_is_tried_answers_by_its_name_only(world: World) -> None:
     world.bring("v1", "1")
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask("v1") == 1
     assert world.refused() == (503, "model m is not loaded yet")
     world.change(lambda model: model.ready("v1", "v1"))
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
 
 
 def test_a_broken_version_never_takes_the_place_of_one_that_answers(world: World) -> None:
     world.deploy("v1", "1")
     world.deploy("v2", "broken")
-    assert world.shelf.models["m"].versions["v2"].state is LoadState.END
+    assert world.manager.models["m"].versions["v2"].state is LoadState.END
     assert "could not be loaded: ValueError: could not convert string to float: 'broken'" in world.refused("v2")[1]
     world.change(lambda model: model.with_default("v2"))  # whoever made it so
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1, "it goes on with what answers"
 
 
@@ -133,22 +133,22 @@ def test_a_version_is_what_was_deployed_or_nothing(world: World, damage: str | N
     world.bring("v1", "1")
     file = world.bucket / folder_of("m", "v1") / "saved_model.pb"
     file.unlink() if damage is None else file.write_text(damage)
-    world.shelf.follow()
+    world.manager.follow()
     why = "is not in the bucket" if damage is None else "is damaged: it is not what was deployed"
-    assert why in world.shelf.models["m"].versions["v1"].why
+    assert why in world.manager.models["m"].versions["v1"].why
 
 
 def test_a_file_may_not_leave_its_folder(world: World) -> None:
     world.change(lambda model: model.begun(Version("v1", token="a")).copied("v1", "a", {"../../../x": "00"}, 1))
-    world.shelf.follow()
-    assert "would leave its folder" in world.shelf.models["m"].versions["v1"].why
+    world.manager.follow()
+    assert "would leave its folder" in world.manager.models["m"].versions["v1"].why
 
 
 def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.deploy("v1", "1")
     away = world.bucket.with_name("away")
     world.bucket.rename(away)
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
     assert "the bucket does not answer" in capsys.readouterr().err
     away.rename(world.bucket)
@@ -158,12 +158,12 @@ def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureF
         def download(self, name: str, target: Path) -> bool:
             raise StoreError("away")
 
-    world.shelf._files = Away(world.bucket)
+    world.manager._files = Away(world.bucket)
     for _ in range(20):
-        world.shelf.follow()
-    assert world.shelf.models["m"].versions["v2"].state is LoadState.LOADING
-    world.shelf._files = LocalStore(world.bucket)
-    world.shelf.follow()
+        world.manager.follow()
+    assert world.manager.models["m"].versions["v2"].state is LoadState.LOADING
+    world.manager._files = LocalStore(world.bucket)
+    world.manager.follow()
     assert world.ask("v2") == 2
 
 
@@ -172,10 +172,10 @@ def test_a_record_that_cannot_be_read_takes_nothing_down(world: World) -> None:
     record = world.bucket / "models/m/model.json"
     whole = record.read_bytes()
     record.write_bytes(b"{")
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
     record.write_bytes(whole)
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
 
 
@@ -183,11 +183,11 @@ def test_a_version_whose_loading_ended_the_process_is_not_loaded_again(world: Wo
     world.deploy("v1", "1")
     world.bring("v2", "2")
     (world.cache / ".loading-m-v2-v2").touch()
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
     assert "v2 of model m could not be loaded: the server ended while it loaded this" in world.refused("v2")[1]
     world.change(lambda model: model.failed("v2", "v2", "died").again("v2", "another"))
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask("v2") == 2, "fab deploy tries it once more"
     assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
 
@@ -208,25 +208,25 @@ def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch:
 
 def test_a_ready_version_that_did_not_load_is_tried_again_later(world: World) -> None:
     now = [0.0]
-    world.shelf._clock = lambda: now[0]
+    world.manager._clock = lambda: now[0]
     world.bring("v1", "broken")
     world.change(lambda model: model.ready("v1", "v1"))
     loads: list[Path] = []
-    world.shelf._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
+    world.manager._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
     for seconds in (0.0, 59.0, 60.0, 61.0, 179.0, 180.0):
         now[0] = seconds
-        world.shelf.follow()
+        world.manager.follow()
     assert len(loads) == 3, "after 60 s, and after twice as long"
 
 
 def test_a_bucket_that_is_empty_all_at_once_is_taken_for_one_that_is_away(world: World) -> None:
     world.deploy("v1", "1")
     (world.bucket / "models").rename(world.bucket / "elsewhere")
-    world.shelf.follow()
+    world.manager.follow()
     assert world.ask() == 1
     (world.bucket / "cluster").mkdir()
     (world.bucket / "cluster/queue.json").write_text("{}")
-    world.shelf.follow()
+    world.manager.follow()
     assert world.refused()[0] == 404
 
 
@@ -248,9 +248,9 @@ def test_no_request_fails_while_versions_swap(world: World) -> None:
     for number in range(3, 11):
         world.deploy(f"v{number}", str(number))
         world.change(lambda model, name=f"v{number}": model.with_default(name))  # type: ignore[misc]
-        world.shelf.follow()
+        world.manager.follow()
         world.change(lambda model, name=f"v{number - 1}": model.deleted(name))  # type: ignore[misc]
-        world.shelf.follow()
+        world.manager.follow()
     wait_for(lambda: 10 in seen or failed, "an answer of the last version")
     ended.set()
     for asker in askers:
@@ -276,7 +276,7 @@ def put(batcher: Batcher, *values: float) -> Future[Arrays]:
 def test_what_comes_while_one_is_computed_is_computed_together() -> None:
     calls: list[list[float]] = []
     goes_on, sizes = threading.Event(), list[int]()
-    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_rows=4, saw=sizes.append)
+    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_rows=4, on_batch=sizes.append)
     first = put(batcher, 1)
     wait_for(lambda: len(calls) == 1, "the first call", poll=0.001)
     others = [put(batcher, 2, 3), put(batcher, 4), put(batcher, 5, 6)]
@@ -323,7 +323,7 @@ def test_nobody_gets_rows_of_another() -> None:
         goes_on.wait()
         return {"y": inputs["x"][inputs["x"] > 0]}
 
-    batcher = Batcher(positive, ROWS, saw=sizes.append)
+    batcher = Batcher(positive, ROWS, on_batch=sizes.append)
     asked = [put(batcher, 1, -1), put(batcher, 2, -2), put(batcher, -3, 3)]
     goes_on.set()
     assert [future.result(limit())["y"].tolist() for future in asked] == [[1], [2], [3]]
