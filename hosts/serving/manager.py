@@ -110,7 +110,7 @@ class ModelManager:
         """Return the version that is to answer.
 
         Raises:
-            RestError: as by `there`, and 503 for one that may be loaded soon.
+            RestError: as by `versions_of`, and 503 for one that may be loaded soon.
         """
         here = self._shown(model).default if version is None else self.versions_of(model, version)[0]
         if here is None or here.state is LoadState.LOADING:
@@ -254,7 +254,7 @@ class ModelManager:
 
 def _wanted(model: Model) -> list[Version]:
     """Return the versions that this server must have."""
-    return [version for version in model.versions if version.wanted]
+    return [version for version in model.versions if version.loadable]
 
 
 def _complain(line: str) -> None:

@@ -83,12 +83,12 @@ class Version:
     token: str = ""
 
     @property
-    def wanted(self) -> bool:
+    def loadable(self) -> bool:
         """True where servers are to load it: it is served, or about to be if that succeeds."""
         return bool(self.files) and self.state in (VersionState.READY, VersionState.CREATING)
 
     @property
-    def may_be_again(self) -> bool:
+    def redeployable(self) -> bool:
         """True if its files exist, and it is not served: undeployed, or not READY before its deployment ended."""
         return bool(self.files) and self.state is not VersionState.READY
 
@@ -105,19 +105,19 @@ class Model(Record):
     versions: list[Version] = field(default_factory=list)
 
     @property
-    def there(self) -> list[Version]:
+    def existing(self) -> list[Version]:
         """The versions that were not deleted, in the order in which they were made."""
         return [version for version in self.versions if version.state is not VersionState.DELETED]
 
     def version(self, name: str) -> Version:
         """Return the version of that name. Raises ModelError that lists the existing ones."""
-        for version in self.there:
+        for version in self.existing:
             if version.name == name:
                 return version
-        names = ", ".join(version.name for version in self.there) or "none"
+        names = ", ".join(version.name for version in self.existing) or "none"
         raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
 
-    def begun(self, version: Version) -> Model:
+    def add_version(self, version: Version) -> Model:
         """Return the model with one more version.
 
         Raises:
@@ -136,7 +136,7 @@ class Model(Record):
         others = [other for other in self.versions if other.name != version.name]
         return replace(self, versions=[*others, version])
 
-    def copied(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
+    def set_files(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
         """Return the model with all of a version's files in the bucket: servers may load it.
 
         Raises:
@@ -144,16 +144,16 @@ class Model(Record):
         """
         return self._changed(replace(self._creating(name, token), files=dict(files), size=size))
 
-    def ready(self, name: str, token: str) -> Model:
+    def mark_ready(self, name: str, token: str) -> Model:
         """Return the model with a version that servers have loaded; the first one is the default.
 
-        Errors are those of `copied`.
+        Errors are those of `set_files`.
         """
         model = self._changed(replace(self._creating(name, token), state=VersionState.READY))
         return model if model.default else replace(model, default=name)
 
-    def failed(self, name: str, token: str, why: str) -> Model:
-        """Return the model with a version that failed. Errors are those of `copied`."""
+    def mark_failed(self, name: str, token: str, why: str) -> Model:
+        """Return the model with a version that failed. Errors are those of `set_files`."""
         return self._changed(replace(self._creating(name, token), state=VersionState.FAILED, errorMessage=why))
 
     def with_default(self, name: str) -> Model:
@@ -164,13 +164,13 @@ class Model(Record):
         """
         version = self.version(name)
         if version.state is not VersionState.READY:
-            ready = ", ".join(v.name for v in self.there if v.state is VersionState.READY) or "none"
+            ready = ", ".join(v.name for v in self.existing if v.state is VersionState.READY) or "none"
             raise ModelError(
                 f"only a READY version can be the default; {name} of model {self.name} is {version.state}, READY are {ready}"
             )
         return replace(self, default=name)
 
-    def undeployed(self, name: str) -> Model:
+    def undeploy(self, name: str) -> Model:
         """Return the model with a version that is no longer served; its files stay.
 
         Raises:
@@ -181,16 +181,16 @@ class Model(Record):
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
         return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED))
 
-    def again(self, name: str, token: str) -> Model:
+    def redeploy(self, name: str, token: str) -> Model:
         """Return the model with an unserved version, which has its files, to be loaded again."""
         version = self.version(name)
         if version.token == token:
             return self
-        if not version.may_be_again:
+        if not version.redeployable:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: only what is kept is deployed again")
         return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
-    def deleted(self, name: str) -> Model:
+    def delete(self, name: str) -> Model:
         """Return the model without a version, whose name stays reserved.
 
         Raises:
@@ -209,7 +209,7 @@ class Model(Record):
     def _without_default(self, name: str) -> Model:
         if self.default != name:
             return self
-        others = [v.name for v in self.there if v.state is VersionState.READY and v.name != name]
+        others = [v.name for v in self.existing if v.state is VersionState.READY and v.name != name]
         if others:
             raise ModelError(
                 f"version {name} is the default of model {self.name}: fab set-default {self.name} {others[-1]} first"

@@ -121,7 +121,7 @@ def _version(model: Model, name: str | None) -> Version:
     Raises:
         UsageError: if it is not READY.
     """
-    ready = [version.name for version in model.there if version.state is VersionState.READY]
+    ready = [version.name for version in model.existing if version.state is VersionState.READY]
     if name is None and not model.default:
         raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
     version = existing_version(model, name or model.default)

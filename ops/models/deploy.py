@@ -56,18 +56,18 @@ def deploy(
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
     before = find_model(catalog, name)
-    there = next((v for v in before.there if v.name == version), None) if before else None
+    there = next((v for v in before.existing if v.name == version), None) if before else None
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
-        if there and there.may_be_again and origin is None and job_id is None:
+        if there and there.redeployable and origin is None and job_id is None:
             starting = _start(cluster)
-            changed(catalog, name, lambda record: record.again(version, token))
+            changed(catalog, name, lambda record: record.redeploy(version, token))
         else:
             if before:
                 with one_line_errors(name):
-                    before.begun(Version(version, token=token))  # before anything is copied
+                    before.add_version(Version(version, token=token))  # before anything is copied
             if origin is None and job_id is None:
-                versions = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
+                versions = ", ".join(v.name for v in before.existing if v.redeployable) if before else ""
                 raise UsageError(
                     f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
                     + (f"; kept, and to be deployed again without these, are {versions}" if versions else "")
@@ -84,14 +84,14 @@ def deploy(
                 manifest=source.manifest or {},
                 token=token,
             )
-            changed(catalog, name, lambda record: record.begun(new_version), create=True)
+            changed(catalog, name, lambda record: record.add_version(new_version), create=True)
         with _undone(catalog, name, version, token):
             if files:
                 _upload(cluster, catalog, name, version, token, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
                 started = starting.join(server.START_SECONDS)
             server_status.wait_loaded(cluster, name, Version(version, token=token), started)
-            record = changed(catalog, name, lambda record: record.ready(version, token))
+            record = changed(catalog, name, lambda record: record.mark_ready(version, token))
         server.hand_over(cluster)
     if as_json:
         terminal.as_json(shown(record, record.version(version)))
@@ -172,7 +172,7 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: 
             with file.open("rb") as content:
                 digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
     try:
-        changed(catalog, name, lambda record: record.copied(version, token, digests, size))
+        changed(catalog, name, lambda record: record.set_files(version, token, digests, size))
     except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
         cluster.bucket.remove(folder_of(name, version))
         raise
@@ -190,7 +190,7 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
         raise UsageError(f"{source.said}/{MODEL_FILE}: {error}") from None
     if not available:
         raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
-    others = sum(version.size for model in all_models(catalog)[0] for version in model.there if version.wanted)
+    others = sum(version.size for model in all_models(catalog)[0] for version in model.existing if version.loadable)
     host = min(server.servers_of(cluster.inventory), key=server.memory_of)
     room = server.memory_of(host) - _TENSORFLOW_BYTES - others
     if source.size > room:
@@ -210,13 +210,13 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
         why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
 
         def failed(record: Model) -> Model:
-            mine = next((v for v in record.there if v.name == version and v.token == token), None)
-            return record.failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
+            mine = next((v for v in record.existing if v.name == version and v.token == token), None)
+            return record.mark_failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, StoreError, Conflict):
-            remainder = next((v for v in changed(catalog, name, failed).there if v.name == version), None)
+            remainder = next((v for v in changed(catalog, name, failed).existing if v.name == version), None)
             if remainder and remainder.state is VersionState.FAILED:
-                again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.may_be_again else ""
+                again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.redeployable else ""
                 terminal.note(
                     f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
                 )

@@ -45,8 +45,8 @@ def served_model(catalog: Catalog, name: str | None) -> Model:
         UsageError: if the server has none.
     """
     record = existing_model(catalog, name)
-    if not any(version.state is VersionState.READY for version in record.there):
-        states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
+    if not any(version.state is VersionState.READY for version in record.existing):
+        states = ", ".join(f"{version.name} is {version.state}" for version in record.existing)
         raise UsageError(
             f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
         )
@@ -62,14 +62,14 @@ def existing_version(record: Model, name: str) -> Version:
     try:
         return record.version(name)
     except ModelError as error:
-        raise UsageError(f"{error}{meant(name, [version.name for version in record.there])}") from None
+        raise UsageError(f"{error}{meant(name, [version.name for version in record.existing])}") from None
 
 
 def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
     """Return the models with a version; records of others only keep their used names."""
     try:
         records, bad = catalog.models()
-        return [model for model in records if model.there], bad
+        return [model for model in records if model.existing], bad
     except StoreError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 

@@ -31,7 +31,7 @@ def models(cluster: Cluster, as_json: bool) -> int:
         terminal.note(line)
     states = server_status.query(cluster, present)
     if as_json:
-        listed = [(m, [shown(m, v, states) for v in m.there]) for m in present]
+        listed = [(m, [shown(m, v, states) for v in m.existing]) for m in present]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not present:
@@ -42,7 +42,7 @@ def models(cluster: Cluster, as_json: bool) -> int:
             m.name,
             m.default,
             server_status.format_ready(states.get((m.name, m.default), [])),
-            len(m.there),
+            len(m.existing),
             terminal.local_time(m.createTime),
         )
         for m in present
@@ -58,7 +58,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     record = existing_model(catalog_of(cluster), model)
     states = server_status.query(cluster, [record])
     if as_json:
-        terminal.as_json([shown(record, version, states) for version in record.there])
+        terminal.as_json([shown(record, version, states) for version in record.existing])
         return DONE
     rows = [
         (
@@ -70,10 +70,10 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
         )
-        for v in record.there
+        for v in record.existing
     ]
     terminal.table(("VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"), rows)
-    for v in record.there:
+    for v in record.existing:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
     for line in server_status.complaints(states):
@@ -95,7 +95,7 @@ def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: 
     """
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
-    after = changed(catalog, record.name, lambda record: record.undeployed(chosen.name))
+    after = changed(catalog, record.name, lambda record: record.undeploy(chosen.name))
     with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
         server_status.wait_unloaded(cluster, record.name, chosen.name)
     return _done(after, chosen.name, as_json)
@@ -108,11 +108,11 @@ def delete_version(cluster: Cluster, model: str | None, version: str | None, sur
         cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
     record, chosen = _of(catalog, model, version)
     with one_line_errors(record.name):
-        record.deleted(chosen.name)  # before anything is asked
+        record.delete(chosen.name)  # before anything is asked
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
     # The version goes before its files: an interruption in between leaves no incomplete version.
-    after = changed(catalog, record.name, lambda record: record.deleted(chosen.name))
+    after = changed(catalog, record.name, lambda record: record.delete(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:
         terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": after.default})
@@ -129,7 +129,7 @@ def _was_deleted(catalog: Catalog, model: str, version: str) -> bool:
 def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
     record = existing_model(catalog, model)
     if version is None:
-        there = ", ".join(v.name for v in record.there) or "none"
+        there = ", ".join(v.name for v in record.existing) or "none"
         raise UsageError(f"which version of model {record.name}? There are {there}")
     return record, existing_version(record, version)
 

@@ -39,9 +39,9 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     catalog = catalog_of(made)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)
-        catalog.change("digits", lambda record, version=version: record.begun(version), create=True)  # type: ignore[misc]
-    catalog.change("digits", lambda record: record.ready("v1", "v1"))
-    catalog.change("digits", lambda record: record.failed("v3", "v3", "why"))
+        catalog.change("digits", lambda record, version=version: record.add_version(version), create=True)  # type: ignore[misc]
+    catalog.change("digits", lambda record: record.mark_ready("v1", "v1"))
+    catalog.change("digits", lambda record: record.mark_failed("v3", "v3", "why"))
     model = bucket / "models/digits/versions/v1/saved_model.pb"
     model.parent.mkdir(parents=True)
     model.write_bytes(MODEL_PB)

@@ -44,12 +44,12 @@ class Digits:
 def manager(tmp_path: Path) -> ModelManager:
     (tmp_path / "bucket").mkdir()
     catalog = Catalog(LocalStore(tmp_path / "bucket"))
-    catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
+    catalog.change("mnist", lambda model: model.add_version(Version("v1", token="a")), create=True)
     file = tmp_path / "bucket" / folder_of("mnist", "v1") / "saved_model.pb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    catalog.change("mnist", lambda model: model.copied("v1", "a", {"saved_model.pb": nothing}, 0).ready("v1", "a"))
+    catalog.change("mnist", lambda model: model.set_files("v1", "a", {"saved_model.pb": nothing}, 0).mark_ready("v1", "a"))
     return ModelManager(catalog, LocalStore(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
 
 

@@ -58,11 +58,13 @@ class World:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
         digest = hashlib.sha256(content.encode()).hexdigest()
-        self.change(lambda model: model.begun(Version(name, token=name)).copied(name, name, {"saved_model.pb": digest}, 1))
+        self.change(
+            lambda model: model.add_version(Version(name, token=name)).set_files(name, name, {"saved_model.pb": digest}, 1)
+        )
 
     def deploy(self, name: str, content: str) -> None:
         self.bring(name, content)
-        self.change(lambda model: model.ready(name, name))
+        self.change(lambda model: model.mark_ready(name, name))
         self.manager.follow()
 
     def ask(self, version: str | None = None) -> float:
@@ -98,11 +100,11 @@ def test_versions_come_swap_and_go(world: World) -> None:
     world.manager.follow()
     assert world.ask() == 2
     assert world.refused("v3") == (404, "model m has no version 'v3' here; there are v1, v2")
-    world.change(lambda model: model.undeployed("v1"))
+    world.change(lambda model: model.undeploy("v1"))
     world.manager.follow()
     assert world.refused("v1")[0] == 404
     assert [folder.name for folder in (world.cache / "m").iterdir()] == ["v2-v2"], "what is not served takes no room"
-    world.change(lambda model: model.deleted("v2"))
+    world.change(lambda model: model.delete("v2"))
     world.manager.follow()
     assert (world.refused()[0], world.manager.idle) == (404, True)
     assert not (world.cache / "m").exists()
@@ -113,7 +115,7 @@ def test_one_that_is_tried_answers_by_its_name_only(world: World) -> None:
     world.manager.follow()
     assert world.ask("v1") == 1
     assert world.refused() == (503, "model m is not loaded yet")
-    world.change(lambda model: model.ready("v1", "v1"))
+    world.change(lambda model: model.mark_ready("v1", "v1"))
     world.manager.follow()
     assert world.ask() == 1
 
@@ -139,7 +141,7 @@ def test_a_version_is_what_was_deployed_or_nothing(world: World, damage: str | N
 
 
 def test_a_file_may_not_leave_its_folder(world: World) -> None:
-    world.change(lambda model: model.begun(Version("v1", token="a")).copied("v1", "a", {"../../../x": "00"}, 1))
+    world.change(lambda model: model.add_version(Version("v1", token="a")).set_files("v1", "a", {"../../../x": "00"}, 1))
     world.manager.follow()
     assert "would leave its folder" in world.manager.models["m"].versions["v1"].why
 
@@ -186,7 +188,7 @@ def test_a_version_whose_loading_ended_the_process_is_not_loaded_again(world: Wo
     world.manager.follow()
     assert world.ask() == 1
     assert "v2 of model m could not be loaded: the server ended while it loaded this" in world.refused("v2")[1]
-    world.change(lambda model: model.failed("v2", "v2", "died").again("v2", "another"))
+    world.change(lambda model: model.mark_failed("v2", "v2", "died").redeploy("v2", "another"))
     world.manager.follow()
     assert world.ask("v2") == 2, "fab deploy tries it once more"
     assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
@@ -194,7 +196,7 @@ def test_a_version_whose_loading_ended_the_process_is_not_loaded_again(world: Wo
 
 def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.catalog.change(
-        "a", lambda model: model.begun(Version("v1", token="a")).copied("v1", "a", {"x": "00"}, 1), create=True
+        "a", lambda model: model.add_version(Version("v1", token="a")).set_files("v1", "a", {"x": "00"}, 1), create=True
     )
     world.deploy("v1", "1")
     order: list[str] = []
@@ -210,7 +212,7 @@ def test_a_ready_version_that_did_not_load_is_tried_again_later(world: World) ->
     now = [0.0]
     world.manager._clock = lambda: now[0]
     world.bring("v1", "broken")
-    world.change(lambda model: model.ready("v1", "v1"))
+    world.change(lambda model: model.mark_ready("v1", "v1"))
     loads: list[Path] = []
     world.manager._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
     for seconds in (0.0, 59.0, 60.0, 61.0, 179.0, 180.0):
@@ -249,7 +251,7 @@ def test_no_request_fails_while_versions_swap(world: World) -> None:
         world.deploy(f"v{number}", str(number))
         world.change(lambda model, name=f"v{number}": model.with_default(name))  # type: ignore[misc]
         world.manager.follow()
-        world.change(lambda model, name=f"v{number - 1}": model.deleted(name))  # type: ignore[misc]
+        world.change(lambda model, name=f"v{number - 1}": model.delete(name))  # type: ignore[misc]
         world.manager.follow()
     wait_for(lambda: 10 in seen or failed, "an answer of the last version")
     ended.set()

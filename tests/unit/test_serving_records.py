@@ -21,73 +21,82 @@ FILES = {"saved_model.pb": "00"}
 def with_versions(*names: str) -> Model:
     model = Model("mnist")
     for name in names:
-        model = model.begun(Version(name, token=name)).copied(name, name, FILES, 3).ready(name, name)
+        model = model.add_version(Version(name, token=name)).set_files(name, name, FILES, 3).mark_ready(name, name)
     return model
 
 
 def test_the_first_version_that_is_ready_is_the_default() -> None:
-    model = Model("mnist").begun(Version("v1", token="a"))
-    assert (model.default, model.version("v1").wanted) == ("", False), "its files are on their way"
-    model = model.copied("v1", "a", FILES, 3)
-    assert (model.default, model.version("v1").wanted) == ("", True), "servers try it"
-    model = model.ready("v1", "a")
+    model = Model("mnist").add_version(Version("v1", token="a"))
+    assert (model.default, model.version("v1").loadable) == ("", False), "its files are on their way"
+    model = model.set_files("v1", "a", FILES, 3)
+    assert (model.default, model.version("v1").loadable) == ("", True), "servers try it"
+    model = model.mark_ready("v1", "a")
     assert (model.default, model.version("v1").state) == ("v1", "READY")
-    assert model.begun(Version("v2", token="b")).copied("v2", "b", FILES, 3).ready("v2", "b").default == "v1"
+    assert model.add_version(Version("v2", token="b")).set_files("v2", "b", FILES, 3).mark_ready("v2", "b").default == "v1"
 
 
 def test_one_that_failed_is_never_the_default() -> None:
-    model = Model("mnist").begun(Version("v1", token="a")).copied("v1", "a", FILES, 3).failed("v1", "a", "no SavedModel")
-    assert (model.default, model.version("v1").wanted, model.version("v1").errorMessage) == ("", False, "no SavedModel")
+    model = (
+        Model("mnist")
+        .add_version(Version("v1", token="a"))
+        .set_files("v1", "a", FILES, 3)
+        .mark_failed("v1", "a", "no SavedModel")
+    )
+    assert (model.default, model.version("v1").loadable, model.version("v1").errorMessage) == ("", False, "no SavedModel")
     with pytest.raises(
         ModelError, match="only a READY version can be the default; v1 of model mnist is FAILED, READY are none"
     ):
         model.with_default("v1")
     with pytest.raises(ModelError, match="v1 of model mnist is FAILED by now: somebody else changed it"):
-        model.ready("v1", "a")
-    creating = Model("mnist").begun(Version("v1", token="a"))
-    for change in (lambda: creating.copied("v1", "b", FILES, 3), lambda: creating.ready("v1", "b")):
+        model.mark_ready("v1", "a")
+    creating = Model("mnist").add_version(Version("v1", token="a"))
+    for change in (lambda: creating.set_files("v1", "b", FILES, 3), lambda: creating.mark_ready("v1", "b")):
         with pytest.raises(ModelError, match="is CREATING by now: somebody else changed it"):
             change()
 
 
 def test_a_name_is_used_once() -> None:
-    model = with_versions("v1", "v2").deleted("v2")
+    model = with_versions("v1", "v2").delete("v2")
     for name, was in (("v1", "it is READY"), ("v2", "it was deleted")):
         with pytest.raises(
             ModelError, match=rf"version {name} of model mnist was made at .* \({was}\), and a name is used once"
         ):
-            model.begun(Version(name, token="another"))
-    assert [v.name for v in model.there] == ["v1"]
+            model.add_version(Version(name, token="another"))
+    assert [v.name for v in model.existing] == ["v1"]
     with pytest.raises(ModelError, match=r"model mnist has no version 'v2'; there are v1$"):
         model.version("v2")
 
 
 def test_a_deployment_that_came_to_nothing_leaves_the_name() -> None:
-    model = Model("mnist").begun(Version("v1", token="a"))
-    assert model.begun(Version("v1", token="a")) == model, "the same again is nothing new"
-    model = model.failed("v1", "a", "interrupted").begun(Version("v1", token="b"))
+    model = Model("mnist").add_version(Version("v1", token="a"))
+    assert model.add_version(Version("v1", token="a")) == model, "the same again is nothing new"
+    model = model.mark_failed("v1", "a", "interrupted").add_version(Version("v1", token="b"))
     assert [(v.name, v.state, v.token) for v in model.versions] == [("v1", "CREATING", "b")]
 
 
 def test_the_default_goes_last() -> None:
     model = with_versions("v1", "v2")
-    for change in (model.undeployed, model.deleted):
+    for change in (model.undeploy, model.delete):
         with pytest.raises(ModelError, match="version v1 is the default of model mnist: fab set-default mnist v2 first"):
             change("v1")
-    model = model.with_default("v2").undeployed("v1")
-    assert (model.default, model.version("v1").state, model.version("v1").wanted) == ("v2", "UNDEPLOYED", False)
-    assert model.deleted("v2").default == "", "there is no other that is served"
-    again = model.again("v1", "token")
+    model = model.with_default("v2").undeploy("v1")
+    assert (model.default, model.version("v1").state, model.version("v1").loadable) == ("v2", "UNDEPLOYED", False)
+    assert model.delete("v2").default == "", "there is no other that is served"
+    again = model.redeploy("v1", "token")
     assert (again.version("v1").state, again.version("v1").files, again.version("v1").token) == ("CREATING", FILES, "token")
-    assert again.ready("v1", "token").default == "v2"
-    assert again.failed("v1", "token", "why").again("v1", "new").version("v1").state is CREATING, "what failed is tried again"
+    assert again.mark_ready("v1", "token").default == "v2"
+    assert again.mark_failed("v1", "token", "why").redeploy("v1", "new").version("v1").state is CREATING, (
+        "what failed is tried again"
+    )
     with pytest.raises(ModelError, match="only what is kept is deployed again"):
-        model.again("v2", "token")
+        model.redeploy("v2", "token")
 
 
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["begun", "copied", "ready", "failed", "with_default", "undeployed", "deleted", "again"]),
+        st.sampled_from(
+            ["add_version", "set_files", "mark_ready", "mark_failed", "with_default", "undeploy", "delete", "redeploy"]
+        ),
         st.sampled_from(["v1", "v2", "v3"]),
     ),
     max_size=40,
@@ -97,10 +106,10 @@ CHANGES = st.lists(
 @given(CHANGES)
 def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(changes: list[tuple[str, str]]) -> None:
     model = Model("mnist")
-    more = {"copied": ("t", FILES, 3), "ready": ("t",), "failed": ("t", "why"), "again": ("t",)}
+    more = {"set_files": ("t", FILES, 3), "mark_ready": ("t",), "mark_failed": ("t", "why"), "redeploy": ("t",)}
     for number, (change, name) in enumerate(changes):
         try:
-            argument = Version(name, token=str(number) if number % 2 else "t") if change == "begun" else name
+            argument = Version(name, token=str(number) if number % 2 else "t") if change == "add_version" else name
             model = getattr(model, change)(argument, *more.get(change, ()))
         except ModelError:
             continue
@@ -115,7 +124,7 @@ def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
     assert catalog.models() == ([], [])
     with pytest.raises(ModelError, match="there is no model 'mnist'"):
         catalog.change("mnist", lambda model: model.with_default("v1"))
-    made = catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
+    made = catalog.change("mnist", lambda model: model.add_version(Version("v1", token="a")), create=True)
     assert (catalog.model("mnist"), catalog.models()) == (made, ([made], []))
     assert (path_of("mnist"), folder_of("mnist", "v1")) == ("models/mnist/model.json", "models/mnist/versions/v1")
     (tmp_path / "models/bad").mkdir()
@@ -137,8 +146,12 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
     def deploy(number: int) -> None:
         name, token = f"v{number % 10}", str(number)
         try:
-            Catalog(LocalStore(tmp_path)).change("mnist", lambda model: model.begun(Version(name, token=token)), create=True)
-            Catalog(LocalStore(tmp_path)).change("mnist", lambda model: model.copied(name, token, FILES, 3).ready(name, token))
+            Catalog(LocalStore(tmp_path)).change(
+                "mnist", lambda model: model.add_version(Version(name, token=token)), create=True
+            )
+            Catalog(LocalStore(tmp_path)).change(
+                "mnist", lambda model: model.set_files(name, token, FILES, 3).mark_ready(name, token)
+            )
         except ModelError:
             return
         won.append(name)
