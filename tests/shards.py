@@ -58,16 +58,11 @@ _E2E, _UNIT, _STORY = "tests/e2e/", "tests/unit/", "tests/story/test_story.py::"
 CHEAPER: dict[str, str] = {
     f"{_E2E}{name}": cheaper
     for name, cheaper in {
-        "test_jobs.py::test_mnist_is_trained_logged_exported_and_fetched": f"{_STORY}test_mnist_trains_on_all_of_them",
         "test_jobs.py::test_arguments_arrive_byte_for_byte": (
             f"{_UNIT}test_agent_process.py::test_arguments_and_environment_arrive_byte_for_byte"
         ),
         "test_jobs.py::test_cancel_stops_all_and_the_log_stays": f"{_STORY}test_the_next_job_waits_until_that_one_is_cancelled",
-        "test_jobs.py::test_trainer_that_raises_is_failed_with_its_traceback": (
-            f"{_STORY}test_a_failed_job_is_explained_in_one_file"
-        ),
         "test_jobs.py::test_why_jobs_failed_is_told_in_one_file": f"{_STORY}test_a_failed_job_is_explained_in_one_file",
-        "test_jobs.py::test_killed_replica_is_restarted_and_the_job_succeeds": f"{_STORY}test_a_killed_worker_returns",
         "test_jobs.py::test_of_two_that_train_at_the_same_time_one_waits_for_the_other": (
             f"{_UNIT}test_jobs_queue.py::test_all_hosts_or_none"
         ),
@@ -83,10 +78,7 @@ CHEAPER: dict[str, str] = {
         "test_truth.py::test_a_submission_that_is_killed_anywhere_blocks_nobody": (
             f"{_UNIT}test_ops_submit.py::test_what_a_killed_fab_train_left_behind_is_cleared_away"
         ),
-        "test_hostile.py::test_it_is_refused": f"{_STORY}test_a_hostile_trainer_is_refused_everything",
         "test_firewall.py::test_who_reaches_whom_is_what_the_table_says": f"{_STORY}test_the_firewall_is_its_table",
-        "test_doctor.py::test_nothing_is_broken_in_a_cluster_that_is_up": f"{_STORY}test_the_doctor_finds_nothing_wrong",
-        "test_stack.py::test_cluster_is_up_and_a_second_up_changes_nothing": f"{_STORY}test_a_second_up_changes_nothing",
         "test_part.py::test_a_host_that_is_off_is_done_without": (
             f"{_UNIT}test_ops_submit.py::test_a_host_that_does_not_answer_is_done_without_where_another_would_do"
         ),
@@ -102,7 +94,6 @@ CHEAPER: dict[str, str] = {
         "test_tuning.py::test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead": (
             f"{_UNIT}test_tuner_run.py::test_a_wrong_tag_is_told_what_there_was_instead"
         ),
-        "test_serving.py::test_what_is_there": f"{_STORY}test_its_model_is_deployed_and_predicts",
         "test_serving.py::test_a_model_that_no_server_can_load": (
             f"{_UNIT}test_ops_models.py::test_a_version_that_no_server_can_load_is_failed"
         ),

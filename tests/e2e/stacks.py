@@ -231,9 +231,9 @@ class Stack:
         return folder / "out"
 
     def messages(self, job: str, replica: str = "all") -> dict[str, list[str]]:
-        """Return the messages of a job's log by replica, or those of one replica alone."""
+        """Return the messages of a job's log by replica, or those of one replica alone; empty if there is no log yet."""
         messages: dict[str, list[str]] = {}
-        for text in self.must("logs", replica, "--job", job, "--lines", "all", "--json").out.splitlines():
+        for text in self.fab("logs", replica, "--job", job, "--lines", "all", "--json").out.splitlines():
             line = json.loads(text)
             messages.setdefault(line["replica"], []).append(line["message"])
         return messages

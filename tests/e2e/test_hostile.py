@@ -5,55 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
 
 import pytest
 from stacks import ENDLESS, TINY, Stack
 from waiting import wait_for
 
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
-_HARMLESS = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
-_SECRET = "print('ran'); import os, pathlib; pathlib.Path(os.environ['JOB_DIR'], 'secret.txt').write_text('of ann')\n"
-
-
-@pytest.fixture(scope="module")
-def victim(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return another user's job that has ended, with an output and a package."""
-    script = tmp_path_factory.mktemp("victim") / "quiet.py"
-    script.write_text(_SECRET)
-    cluster.must("train", "victim", "--scale-tier", "BASIC", "--script", str(script))
-    return "victim"
 
 
 def _results(cluster: Stack, job: str) -> dict[str, str]:
     results: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/told.json").out)
     return results
-
-
-@pytest.fixture(scope="module")
-def tried(cluster: Stack, victim: str) -> Iterator[dict[str, str]]:
-    """Return the result of each attempt that is refused or does not end at once."""
-    before = cluster.ssh("master-0", _STATE).out
-    cluster.must("train", "hostile", *HOSTILE, "--", "--victim", victim, "--try", *_HARMLESS)
-    assert cluster.ssh("master-0", _STATE).out == before, "what was there before is as it was"
-    yield _results(cluster, "hostile")
-
-
-_STATE = (
-    "cd /bucket && sudo sha256sum jobs/victim/*.json jobs/victim/*.gz jobs/victim/*/* /usr/lib/scaletier/* /etc/ssh/* "
-    "/opt/scaletier/hosts/*/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
-)
-
-
-@pytest.mark.parametrize("way", _HARMLESS)
-def test_it_is_refused(tried: dict[str, str], way: str) -> None:
-    assert tried[way].startswith("refused: "), tried[way]
-
-
-def test_the_job_s_record_is_as_the_replica_wrote_it(cluster: Stack, tried: dict[str, str]) -> None:
-    record = cluster.describe("hostile")
-    assert record["state"] == "SUCCEEDED"
-    assert [(each["name"], each["exitCode"]) for each in record["replicas"]] == [("master-0", 0)]
 
 
 def trains(cluster: Stack) -> bool:
@@ -92,7 +54,6 @@ def test_nothing_outlives_its_job(cluster: Stack) -> None:
     assert cluster.ssh("master-0", "pgrep -u trainer").code == 1
 
 
-@pytest.mark.usefixtures("tried")
 def test_what_a_job_leaves_goes_with_it(cluster: Stack) -> None:
     wait_for(lambda: not cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split(), "a host that has no job keeps none")
 

@@ -134,19 +134,6 @@ def digits(cluster: Stack) -> dict[str, Any]:
     return next(model for model in cluster.json("models") if model["name"] == "digits")
 
 
-def test_what_is_there(deployed: Stack) -> None:
-    model = digits(deployed)
-    assert (model["name"], model["default"]) == ("digits", "v1")
-    assert [(v["version"], v["state"], v["jobId"]) for v in model["versions"]] == [
-        ("v1", "READY", "served"),
-        ("v2", "READY", "served"),
-    ]
-    again = deployed.fab("deploy", "--job", "served", "--model", "digits", "--version", "v2")
-    assert (again.code, "a name is used once: take another" in again.text) == (2, True)
-    gone = deployed.fab("predict", "--model", "digits", "--version", "v3", "--json-instances", "-")
-    assert gone.code == 2
-
-
 def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> None:
     """A large 1 by mouse, and a small 0 in a corner by a finger."""
     stroke = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]

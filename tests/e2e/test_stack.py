@@ -11,11 +11,6 @@ from waiting import limit, wait_for
 from infra.lxd.host import remove
 
 
-def test_cluster_is_up_and_a_second_up_changes_nothing(cluster: Stack) -> None:
-    assert cluster.hosts() == ["ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"]
-    assert cluster.changes() == {}
-
-
 def test_plain_ssh_works_and_checks_the_host_key(cluster: Stack) -> None:
     result = cluster.ssh("worker-1", "hostname; systemctl is-system-running --wait")
     assert result.out.split() == ["worker-1", "running"], result.text

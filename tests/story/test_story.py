@@ -12,27 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from reaching import listening, mistakes
-from stacks import Stack
+from stacks import TINY, Stack
 from waiting import limit, wait_for
 
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 HOSTS = ["ps-0", "master-0", "worker-0"]
-TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
 REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
 _OTHER_PORT = 8080
 # Of the host: records, secrets, code and units that no trainer may change.
 _STATE = (
-    "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz /usr/lib/scaletier/* /etc/ssh/* /opt/scaletier/hosts/*/* "
-    "/etc/systemd/system/scaletier* 2>/dev/null; ls /bucket"
+    "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz jobs/mnist/*/* /usr/lib/scaletier/* /etc/ssh/* "
+    "/opt/scaletier/hosts/*/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
 )
-
-
-def messages(stack: Stack, replica: str, job: str) -> list[str]:
-    """Return the messages of a replica's log."""
-    logs = stack.fab("logs", replica, "--job", job, "--lines", "all", "--json")
-    return [json.loads(line)["message"] for line in logs.out.splitlines()]
 
 
 def test_up_makes_the_hosts(stack: Stack) -> None:
@@ -50,8 +43,7 @@ def test_a_second_up_changes_nothing(stack: Stack) -> None:
 
 
 def test_mnist_trains_on_all_of_them(stack: Stack) -> None:
-    trained = stack.fab("train", "--job", "mnist", "--labels", "owner=story", "--", "--model", "mlp", "--max-steps", "800")
-    assert trained.code == 0, trained.text
+    stack.must("train", "--job", "mnist", "--labels", "owner=story", "--", "--model", "mlp", "--max-steps", "800")
     record = stack.describe("mnist")
     assert (record["state"], record["labels"]) == ("SUCCEEDED", {"owner": "story"})
     assert {replica["name"] for replica in record["replicas"]} == set(HOSTS)
@@ -59,44 +51,41 @@ def test_mnist_trains_on_all_of_them(stack: Stack) -> None:
 
 
 def test_every_replica_has_logged(stack: Stack) -> None:
+    lines = stack.messages("mnist")
     for replica, start in (("ps-0", "Started [ps/0]"), ("master-0", "Train [master/0]"), ("worker-0", "Train [worker/0]")):
-        assert [message for message in messages(stack, replica, "mnist") if message.startswith(start)], replica
-    final = [message for message in messages(stack, "master-0", "mnist") if message.startswith("Final metrics")]
+        assert [line for line in lines[replica] if line.startswith(start)], replica
+    final = [line for line in lines["master-0"] if line.startswith("Final metrics")]
     assert float(final[-1].rpartition("accuracy: ")[2]) >= 0.9
 
 
 def test_its_output_is_fetched(stack: Stack, tmp_path: Path) -> None:
-    assert stack.fab("get", "mnist", str(tmp_path / "output")).code == 0
-    assert list((tmp_path / "output" / "export" / "Servo").glob("*/saved_model.pb"))
+    assert list((stack.get("mnist", tmp_path) / "export" / "Servo").glob("*/saved_model.pb"))
 
 
 def test_its_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     assert stack.run(sys.executable, "-m", "trainer.request", "--output", str(request)).code == 0
-    deployed = stack.fab("deploy", "--job", "mnist", "--model", "digits", "--version", "v1")
-    assert deployed.code == 0, deployed.text
-    answered = stack.fab("predict", "--model", "digits", "--json-instances", str(request), "--json")
-    assert answered.code == 0, answered.text
-    predictions = json.loads(answered.out)["predictions"]
+    stack.must("deploy", "--job", "mnist", "--model", "digits", "--version", "v1")
+    predictions = stack.must_json("predict", "--model", "digits", "--json-instances", str(request))["predictions"]
     assert len(predictions) == len(request.read_text().splitlines())
     assert all(len(prediction["probabilities"]) == 10 for prediction in predictions)
 
 
 def test_a_killed_worker_returns(stack: Stack) -> None:
     endless = ("--model", "mlp", "--max-steps", "10000000")
-    assert stack.fab("train", "--job", "endless", "--no-follow", "--", *endless).code == 0
+    stack.must("train", "--job", "endless", "--no-follow", "--", *endless)
 
-    def has_trained() -> bool:
-        return any(message.startswith("Train [worker/0]") for message in messages(stack, "worker-0", "endless"))
+    def lines() -> list[str]:
+        return stack.messages("endless", "worker-0").get("worker-0", [])
 
-    wait_for(has_trained, "worker-0 trains", poll=1)
-    assert stack.ssh("worker-0", "sudo pkill -KILL -f [t]rainer.task").code == 0
+    wait_for(lambda: any(line.startswith("Train [worker/0]") for line in lines()), "worker-0 trains", poll=1)
+    stack.must_ssh("worker-0", "sudo pkill -KILL -f [t]rainer.task")
 
     def has_returned() -> dict[str, Any] | None:
         (worker,) = [replica for replica in stack.describe("endless")["replicas"] if replica["name"] == "worker-0"]
-        lines = messages(stack, "worker-0", "endless")
-        starts = [place for place, line in enumerate(lines) if line.startswith("started trainer")]
-        trains = len(starts) == 2 and any(line.startswith("Train [worker/0]") for line in lines[starts[1] :])
+        log = lines()
+        starts = [place for place, line in enumerate(log) if line.startswith("started trainer")]
+        trains = len(starts) == 2 and any(line.startswith("Train [worker/0]") for line in log[starts[1] :])
         return worker if worker["restarts"] and trains else None
 
     assert wait_for(has_returned, "worker-0 trains again", poll=1)["restarts"] == 1
@@ -104,10 +93,9 @@ def test_a_killed_worker_returns(stack: Stack) -> None:
 
 
 def test_the_next_job_waits_until_that_one_is_cancelled(stack: Stack) -> None:
-    queued = stack.fab("train", "--job", "raises", *TINY, "--no-follow", "--", "--raise", "worker-0", "--seconds", "600")
-    assert queued.code == 0, queued.text
+    stack.must("train", "--job", "raises", *TINY, "--no-follow", "--", "--raise", "worker-0", "--seconds", "600")
     assert stack.describe("raises")["state"] == "QUEUED"
-    assert stack.fab("cancel", "endless").code == 0
+    stack.must("cancel", "endless")
     assert stack.describe("endless")["state"] == "CANCELLED"
 
 
@@ -133,20 +121,20 @@ def test_a_failed_job_is_explained_in_one_file(stack: Stack, tmp_path: Path) -> 
 
 def test_a_hostile_trainer_is_refused_everything(stack: Stack) -> None:
     before = stack.ssh("master-0", _STATE).out
-    ran = stack.fab("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
-    assert ran.code == 0, ran.text
+    stack.must("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
     outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/told.json").out)
     assert set(outcomes) == set(REFUSED)
     assert {way: outcome for way, outcome in outcomes.items() if not outcome.startswith("refused: ")} == {}
     assert stack.ssh("master-0", _STATE).out == before
+    record = stack.describe("hostile")
+    assert record["state"] == "SUCCEEDED"
+    assert [(each["name"], each["exitCode"]) for each in record["replicas"]] == [("master-0", 0)]
 
 
 def test_the_firewall_is_its_table(stack: Stack) -> None:
     ports = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
-    hosts = json.loads((stack.folder / "inventory.json").read_text())["hosts"]
-    addresses = {host["name"]: host["address"] for host in hosts}
     with listening(stack, HOSTS, ports[1:]):
-        assert mistakes(stack, addresses, ports) == []
+        assert mistakes(stack, stack.addresses, ports) == []
 
 
 def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:

@@ -68,6 +68,7 @@ def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest
     assert Path(path).parent == tmp_path / "export" / "Servo"
     image = np.full((1, 784), 0.5, np.float32)
     answer: Any = tf.saved_model.load(path).signatures["serving_default"](key=tf.constant([1], tf.int64), image=image)
+    assert (answer["key"].numpy().tolist(), answer["classes"].numpy()) == ([1], answer["scores"].numpy().argmax(1))
     assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.own, image)), atol=1e-5)
 
 

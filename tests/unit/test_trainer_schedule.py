@@ -25,12 +25,3 @@ def test_it_rises_and_falls_by_its_formula(step: int, max_steps: int, replicas: 
     fall = 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step + 1) / max_steps))
     found = rate(WarmupCosineDecay(learning_rate, max_steps, replicas), step)
     assert found == pytest.approx(learning_rate * growth * rise * fall, rel=1e-4, abs=1e-6)
-
-
-def test_it_grows_with_the_replicas_up_to_eight() -> None:
-    alone, five, eight, many = (WarmupCosineDecay(0.1, 100_000, replicas) for replicas in (1, 5, 8, 100))
-    assert rate(alone, 600) == pytest.approx(0.1, abs=1e-3)
-    assert rate(five, 600) == pytest.approx(0.5, abs=1e-3)
-    assert rate(eight, 700) == pytest.approx(0.8, abs=1e-3)
-    assert rate(many, 700) == rate(eight, 700)
-    assert rate(eight, 99_999) < 1e-6

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scaletier.training import ChiefTasks
@@ -58,21 +57,6 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
     exports = sorted((tmp_path / "job/export/Servo").iterdir())
     assert [str(path) for path in exports] == [line.rpartition(" ")[2] for line in (first[-2], second[-2])]
     assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)
-
-
-def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
-    from scaletier.runtime import import_tensorflow
-
-    tf = import_tensorflow()
-    assert train("--max-steps=8") == 0
-    (exported,) = (tmp_path / "job/export/Servo").iterdir()
-    predict = tf.saved_model.load(str(exported)).signatures["serving_default"]
-    answer = predict(key=tf.constant([7, 8], tf.int64), image=tf.zeros([2, 784]))
-    assert sorted(answer) == ["classes", "key", "probabilities", "scores"]
-    assert answer["key"].numpy().tolist() == [7, 8]
-    assert answer["scores"].shape == (2, 10)
-    assert np.allclose(answer["scores"].numpy().sum(1), 1.0)
-    assert answer["classes"].dtype == tf.int64
 
 
 def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -172,16 +156,3 @@ def test_data_is_found_by_directory_glob_and_path(data: Path) -> None:
     assert find_files([str(data)], "train") == find_files([f"{data}/train*"], "train") == find_files([train], "x") == [train]
     with pytest.raises(DataError, match=r"data .*/eval\*\.tfrecord\* matches no file"):
         find_files([f"{data}/"], "eval")
-
-
-def test_packed_records_are_read(data: Path, tmp_path: Path) -> None:
-    import gzip
-
-    from trainer.data import eval_pipeline
-
-    packed = tmp_path / "eval.tfr.gz"
-    packed.write_bytes(gzip.compress((data / "test-00000-of-00001.tfrecord").read_bytes()))
-    ((images, labels),) = list(eval_pipeline([str(packed)]))
-    assert images.shape == (COUNT, 784)
-    assert float(images.numpy().max()) == 1.0
-    assert labels.numpy().tolist() == [number % 10 for number in range(COUNT)]
