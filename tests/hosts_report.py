@@ -1,7 +1,7 @@
-"""Write down what hosts, jobs and logs were like when a test on hosts failed.
+"""Write the state of hosts, jobs and logs to a file when a test on hosts failed.
 
-tests/conftest.py has the hook; what makes a stack puts it into WATCHED. Nothing here raises, and nothing needs a stack that is
-up: what does not answer in time is one line of the file.
+tests/conftest.py has the hook; each stack is in WATCHED while it exists. Nothing here raises or needs a stack that is up: a
+host that does not answer in time is one line of the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Answer(Protocol):
 
 
 class Watched(Protocol):
-    """A stack that is up, or has been tried to bring up."""
+    """A stack that is up, or comes up."""
 
     name: str
 
@@ -46,7 +46,7 @@ class Watched(Protocol):
 
 
 WATCHED: list[Watched] = []
-"""Stacks of this process, from their making until they are destroyed."""
+"""Stacks of this process, from their creation until they are destroyed."""
 
 
 def write(name: str) -> str:
@@ -59,7 +59,7 @@ def write(name: str) -> str:
         path = base.with_name(f"{base.name}.txt")
         path.write_text("\n".join(part for stack in list(WATCHED) for part in _describe(stack, base)))
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  the test's own failure is what counts, not its limit
-        return f"its hosts could not be looked at: {error!r}"
+        return f"its hosts could not be queried: {error!r}"
     return f"fab doctor, jobs, bundle and the journals of its hosts: {path}"
 
 
@@ -98,8 +98,8 @@ def _try(ask: Callable[[], str]) -> str:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Write the report of a test that failed, and name its path below the failure."""
     report = yield
-    if report.failed and not report.longreprtext.startswith("not tried"):  # as the story has it, of what follows a failure
+    if report.failed and not report.longreprtext.startswith("not tried"):  # by the story, for tests after a failure
         item.stash[FAILED] = True
-        if told := write(f"{item.nodeid.rpartition('/')[2]}.{report.when}"):
-            report.sections.append(("hosts", told))
+        if line := write(f"{item.nodeid.rpartition('/')[2]}.{report.when}"):
+            report.sections.append(("hosts", line))
     return report

@@ -34,7 +34,7 @@ _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
-# A change of these lines makes nothing wrong: only later or sooner, or possible that nobody does.
+# A change of these lines changes only a delay, or permits something that no code does.
 _NO_MATTER = ("monotonic()", "sleep(", ".flush()", "flush=", "@dataclass(")
 _TIMEOUT_SECONDS = 900
 
@@ -120,7 +120,7 @@ def _unrun(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """Draw mutants, as many of a package as it has of all, at most one of a line."""
+    """Draw mutants, from each package in proportion to its own, at most one per line."""
     files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if file.name != "__main__.py")
     every = [mutant for file in files for mutant in mutants_of(file)]
     random.Random(seed).shuffle(every)

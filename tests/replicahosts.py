@@ -31,7 +31,7 @@ GOES = "import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists()
 
 
 class Cluster:
-    """A bucket with a job that was handed over, and the hosts that it has: directories with a replica process each."""
+    """A bucket with a submitted job, and its hosts: directories with an agent process each."""
 
     def __init__(self, root: Path, trainer: str, replicas: list[str], args: list[str], **plan: Any) -> None:
         self.root, self.replicas = root, replicas
@@ -46,14 +46,7 @@ class Cluster:
         quick: dict[str, Any] = {"heartbeatSeconds": 0.1, "leaseSeconds": 0.5 * scale(), "stopSeconds": PATIENCE}
         url, python = plan.pop("bucket", str(self.bucket)), plan.pop("python", sys.executable)
         settings = quick | {"packageSha256": PACKAGE} | plan
-        self.plan = Plan(
-            "job01",
-            replicas,
-            "task",
-            args,
-            {name: task(name) for name in replicas},
-            **settings,
-        )
+        self.plan = Plan("job01", replicas, "task", args, {name: task(name) for name in replicas}, **settings)
         (self.job_folder / "plan.json").write_bytes(self.plan.to_json())
         self.write_job(JobState.PREPARING)
         self.write_queue(QueueEntry("job01", replicas, held=True))
@@ -85,14 +78,14 @@ class Cluster:
         return [self.processes[name].wait(PATIENCE) for name in names or self.processes]
 
     def kill(self, name: str) -> None:
-        """What systemd does when a unit's main process is killed: nothing of its control group is left."""
+        """Kill the agent and its trainer, as systemd does with a unit's control group."""
         trainer = self.trainer(name)
         self.processes[name].kill()
         self.processes[name].wait(PATIENCE)
         end(trainer)
 
     def trainer(self, name: str) -> int:
-        """The pid of the last trainer that the replica started; each leads a process group."""
+        """Return the pid of the last trainer that the replica started; each leads a process group."""
         started = [line for line in self.log(name) if line.startswith("started trainer pid ")]
         return int(started[-1].split()[3].rstrip(":")) if started else 0
 
@@ -126,7 +119,7 @@ class Cluster:
         return b"".join(entry.line + b"\n" for entry in ChunkReader(ChunkFolder(self.job_folder / "logs" / name)).entries())
 
     def runs(self, *names: str) -> bool:
-        """True when the trainers of these replicas have said `up`."""
+        """Return True once the trainers of these replicas have printed `up`."""
         return all("up" in self.log(name) for name in names)
 
     def journal(self, name: str) -> str:
@@ -166,20 +159,20 @@ Make = Callable[..., Cluster]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a cluster of replica processes, which end with the test."""
-    made: list[Cluster] = []
+    """Return a function that creates a cluster of agent processes, which end with the test."""
+    clusters: list[Cluster] = []
 
     def cluster(trainer: str, *replicas: str, args: list[str] | None = None, **plan: Any) -> Cluster:
-        made.append(Cluster(tmp_path, trainer, list(replicas) or ["master-0"], args or [], **plan))
-        return made[-1]
+        clusters.append(Cluster(tmp_path, trainer, list(replicas) or ["master-0"], args or [], **plan))
+        return clusters[-1]
 
     yield cluster
-    for each in made:
+    for each in clusters:
         each.close()
 
 
 class Clock:
-    """A monotonic clock that stands still unless it is told."""
+    """A monotonic clock that only `pass_` advances."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -192,7 +185,7 @@ class Clock:
 
 
 class Flaky:
-    """A store that fails as it is told: before the effect of a call, or after it. `calls` are the names that were written."""
+    """A store that fails as `fail` lists: before or after the effect of a write. `calls` are the names that were written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -204,13 +197,13 @@ class Flaky:
         def call(name: Any, *args: Any) -> Any:
             self.before(method, name)
             writes = method in ("create", "replace")
-            evil = self.fail.pop(0) if writes and self.fail else ""
-            if evil == "before":
+            failure = self.fail.pop(0) if writes and self.fail else ""
+            if failure == "before":
                 raise StoreError("the bucket fails")
             result = getattr(self._store, method)(name, *args)
             if writes:
                 self.calls.append(name)
-            if evil == "after":
+            if failure == "after":
                 raise StoreError("the answer is lost")
             return result
 

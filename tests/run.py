@@ -166,7 +166,7 @@ def table(run: Run) -> Iterator[str]:
 
 
 def say(text: str) -> None:
-    """Print text, or nothing from now on if nobody reads it any longer: Ctrl-C in `make test | tee log` ends tee too."""
+    """Print text, or nothing more once the output is closed: Ctrl-C in `make test | tee log` ends tee too."""
     try:
         print(text, flush=True)
     except OSError:
@@ -201,7 +201,7 @@ class Lock:
         return self._file.fileno()
 
     def write(self, child: int = 0) -> None:
-        """Write down who holds it: this process and its current child."""
+        """Write its holders into the file: this process and its current child."""
         self._file.truncate(0)
         self._file.write(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), child]}))
         self._file.flush()

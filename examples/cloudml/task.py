@@ -27,7 +27,7 @@ class Report(tf.train.SessionRunHook):
     def after_run(self, _, run_values):
         values, now = run_values.results, time.time()
         self.local += 1
-        if self.last_step is None:  # the steps of others before this replica joined count for nobody here
+        if self.last_step is None:  # steps of others before this replica joined do not count
             self.began, self.last_time, self.last_step = now, now, int(values["step"])
             return
         seconds = now - self.last_time
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--max-steps", type=int, default=2000, help="of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
-    parser.add_argument("--checkpoint-steps", type=int, help="a checkpoint every so many steps, and all are kept")
+    parser.add_argument("--checkpoint-steps", type=int, help="a checkpoint every N steps, and all are kept")
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for checkpoints and summaries")
     args = parser.parse_args()

@@ -61,7 +61,7 @@ def main():
     args = parser.parse_args()
     tf.disable_v2_behavior()
 
-    # Who I am is in TYPE and INDEX; who the others are is in TF_CONFIG, which calls the master chief unless told otherwise.
+    # TYPE and INDEX name this task; TF_CONFIG has all tasks, and calls the master chief by default.
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     job, index = os.environ["TYPE"], int(os.environ["INDEX"])
     if job == "evaluator":

@@ -33,7 +33,7 @@ MODELS = {
 
 
 class WarmupCosineDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """The rate rises for so many updates, and falls along a cosine to the last."""
+    """The rate rises for `rise` updates, and falls along a cosine to the last."""
 
     def __init__(self, highest, rise, updates):
         self.highest, self.rise, self.updates = highest, max(rise, 1), updates
@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--momentum", type=float, help="Nesterov's, of gradient descent; without it Adam")
     parser.add_argument("--clip", type=float, help="with --momentum: the length that a gradient has at most")
     parser.add_argument(
-        "--warmup-steps", type=int, help="the rate rises for so many batches and falls to the last; else it stays"
+        "--warmup-steps", type=int, help="the rate rises for N batches and falls to the last; by default it is constant"
     )
     parser.add_argument("--steps-per-execution", type=int, default=1, help="of Keras's compile")
     parser.add_argument(

@@ -26,7 +26,7 @@ def reach(end):
 with ThreadPoolExecutor(32) as pool:
     print(json.dumps(list(pool.map(reach, json.loads(sys.argv[1])))))
 """
-"""Whether each end, an address, a port and perhaps seconds, can be connected to; by default what is shut is waited for 2 s."""
+"""Prints whether each end, an address, a port and perhaps a timeout (by default 2 s), can be connected to."""
 _LISTEN = """
 import signal, socket
 held = []
@@ -71,7 +71,7 @@ def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int],
     def of(source: str) -> list[str]:
         ends = [(name, port) for name in addresses for port in ports if name != source]
         wanted = [is_open(source, name, port) for name, port in ends]
-        # What is to answer may take its time; from what is not to, an answer would come at once.
+        # An open port may answer late; a closed one that answers by mistake answers at once.
         there = [(addresses[name], port, limit(60) if open_ else 3) for (name, port), open_ in zip(ends, wanted, strict=True)]
         return [
             f"{source} {'reaches' if reached else 'does not reach'} {name}:{port}"

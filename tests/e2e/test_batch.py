@@ -17,7 +17,7 @@ from trainer.request import images
 MNIST = ROOT / ".cache" / "mnist"
 _OUTPUT = "/bucket/predictions/test"
 # Three replicas have four shards each, and each of the images' files is one. The second worker is the third replica: these are
-# the first two of its shards, and the file of the second, which it finds to be a pipe that nobody writes into.
+# the first two of its shards, and the file of the second, which is replaced by a pipe without a writer.
 _FILES = 12
 _FIRST = f"{_OUTPUT}/.parts/00002.json"
 _SECOND = "/bucket/data/batch/test-05.tfrecord"
@@ -72,9 +72,9 @@ def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, t
         assert hold.result().code == 0, hold.result().text
     model.wait_on("worker-1", f"[ -e {_FIRST} ]", f"sudo mv {_SECOND}.kept {_SECOND}", timeout=600)
     model.must_ssh("worker-1", "sudo pkill -KILL -f [h]osts.batch.task")
-    said, _ = batch.communicate(timeout=limit(600))
-    assert batch.returncode == 0, said
-    assert "Predicted 10002 instances, 3 errors (" in said
+    printed, _ = batch.communicate(timeout=limit(600))
+    assert batch.returncode == 0, printed
+    assert "Predicted 10002 instances, 3 errors (" in printed
     (worker,) = (replica for replica in model.describe("batch")["replicas"] if replica["name"] == "worker-1")
     assert worker["restarts"] >= 1, "it was killed in the middle"
     log = model.fab("logs", "worker-1", "--job", "batch", "--lines", "all").out

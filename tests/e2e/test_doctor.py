@@ -35,8 +35,8 @@ def test_what_is_broken_is_said_and_what_is_safe_is_mended(cluster: Stack) -> No
         assert code == 1
         assert {check for check, _ in _wrong(found)} == {"keys", "hosts", "firewall", "ssh"}
         whats = " ".join(what for _, what in _wrong(found))
-        for said in ("id_ed25519 has mode 0644", "host worker-1 is stopped", "+ accept", "breaks.service failed on ps-1"):
-            assert said in whats
+        for problem in ("id_ed25519 has mode 0644", "host worker-1 is stopped", "+ accept", "breaks.service failed on ps-1"):
+            assert problem in whats
         code, found = _look(cluster, "--fix")
         assert {each["check"] for each in found if each["mended"]} == {"keys", "hosts", "firewall"}
         assert nft.listed(table) == before

@@ -101,10 +101,10 @@ class FakeServer:
                 handler.answer(handler.rfile.read(int(handler.headers["Content-Length"])))
 
             def answer(handler, body: bytes | None) -> None:  # noqa: N805
-                status, said = self.ask(handler.command, handler.path, body)
+                status, content = self.ask(handler.command, handler.path, body)
                 handler.send_response(status)
                 handler.end_headers()
-                handler.wfile.write(json.dumps(said).encode())
+                handler.wfile.write(json.dumps(content).encode())
 
             def log_message(self, *_: Any) -> None:
                 """Log nothing."""
@@ -157,8 +157,8 @@ def test_drawn_with_a_finger_or_a_mouse(
 
     def card(name: str, digit: int, sure: int = 75) -> dict[str, Any]:
         bars = [100 - sure if each == 0 else sure if each == digit else 0 for each in range(10)]
-        said = {"name": name, "default": name == "v1", "answer": str(digit)}
-        return said | {"sure": f"{sure}.0 %", "time": True, "bars": bars}
+        expected = {"name": name, "default": name == "v1", "answer": str(digit)}
+        return expected | {"sure": f"{sure}.0 %", "time": True, "bars": bars}
 
     wanted = [card("v1", 3), card("v2", 8), card(LONG, 9, 100)]
     browser.await_here(CARDS, lambda cards: cards == wanted)
@@ -206,8 +206,8 @@ def test_a_test_image_by_the_keyboard_is_asked_as_it_is(browser: Browser, url: s
         wanted = [round(value * 255) for value in image]
         browser.await_here(SEEN, lambda seen, wanted=wanted: seen == wanted)
     browser.await_here("return 0", lambda _: newest(fake, "v1") == wanted)
-    told = browser.await_here("return document.querySelector('[role=status]').textContent", bool)
-    assert told == "v1: 3, 75.0 %; v2: 8, 75.0 %"
+    text = browser.await_here("return document.querySelector('[role=status]').textContent", bool)
+    assert text == "v1: 3, 75.0 %; v2: 8, 75.0 %"
 
 
 def test_versions_come_and_go(browser: Browser, url: str, fake: FakeServer) -> None:
@@ -227,8 +227,8 @@ def test_an_api_that_is_gone_is_told(browser: Browser, fake: FakeServer) -> None
         pass
     with serving(Server(0, api, [])) as address:
         browser.open(f"http://{address}/?model=m")
-        told = browser.await_here("return document.querySelector('#trouble').textContent", bool)
-    assert told.startswith("fab serve does not answer")
+        text = browser.await_here("return document.querySelector('#trouble').textContent", bool)
+    assert text.startswith("fab serve does not answer")
 
 
 def tensor(dtype: str, *sizes: int) -> dict[str, Any]:
@@ -283,10 +283,10 @@ def test_probabilities(browser: Browser, url: str) -> None:
         assert browser.value(MODEL % f"probabilities({{output: 'p'}}, {json.dumps({'predictions': [row]})})") == values
     for predictions in ([], [{"other": ten}], [ten[1:]], [[*ten[1:], None]]):
         call = f"probabilities({{output: 'p'}}, {json.dumps({'predictions': predictions})})"
-        told = browser.value(
+        text = browser.value(
             f"const {{ probabilities }} = await import('/model.js'); try {{ {call} }} catch (e) {{ return e.message }}"
         )
-        assert told == "the answer has not 10 numbers"
+        assert text == "the answer has not 10 numbers"
 
 
 def test_a_model_that_takes_no_drawing_says_what_it_takes(browser: Browser, url: str, fake: FakeServer) -> None:

@@ -22,7 +22,7 @@ folder = pathlib.Path(parser.parse_args().job_dir)
 here = pathlib.Path(__file__).parent
 seen = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
 seen["there"] = folder.is_dir()
-(here / "beside").write_text("x")  # as many a program does
+(here / "beside").write_text("x")  # as programs often do
 if os.environ["TYPE"] == "master":
     (folder / "own").mkdir(exist_ok=True)
     (folder / "own" / "file").write_text("x")
@@ -237,8 +237,8 @@ def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
     key = cluster.describe("own_python")["manifest"]["runtime"]["key"]
     try:
         folder = f"/opt/scaletier/runtimes/{key}"
-        said = cluster.fab("logs", "all", "own_python").out
-        assert f"found 7 None {folder} {folder}/bin/python" in said
+        log = cluster.fab("logs", "all", "own_python").out
+        assert f"found 7 None {folder} {folder}/bin/python" in log
         assert cluster.ssh("master-0", f"sudo touch {folder}/mine").code != 0, "no host writes there"
         kept = {each["name"]: each["versions"] for each in cluster.json("runtimes")}
         assert kept[key] == {"far": "1.0"}

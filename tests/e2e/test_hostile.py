@@ -131,7 +131,7 @@ def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
     try:
         wait_for(lambda: trains(cluster), "the trainer runs")
         for unit, most in (("scaletier", 2.0), ("scaletier-trainer", 1.5)):
-            said = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
-            assert float(said.split(": ")[1].split()[0]) <= most, said
+            rating = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
+            assert float(rating.split(": ")[1].split()[0]) <= most, rating
     finally:
         cluster.must("cancel", "looked_at")

@@ -128,8 +128,8 @@ def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:
     assert operations(pair) == {"project": "update", "operator-files": "replace"}
     pair.up()
     assert (pair.names, pair.hosts(), kept(pair)) == (whose, hosts, True)
-    said = refusal(pair, "destroy", "--yes", "--skip-preview")
-    assert "the bucket holds models (kept), so nothing is destroyed" in said
+    message = refusal(pair, "destroy", "--yes", "--skip-preview")
+    assert "the bucket holds models (kept), so nothing is destroyed" in message
     assert (pair.hosts(), kept(pair)) == (hosts, True)
     config(pair, retainBucket=True)
     pair.up()

@@ -31,10 +31,10 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     cluster.must("wait", "side3")
     assert cluster.describe("side1")["state"] == "RUNNING"
     assert placement(cluster, "side3") == {"master-0": "worker-0", "ps-0": "ps-0", "worker-0": "worker-1"}
-    said = cluster.fab("logs", "worker-0", "side3", "--lines", "all").out
+    log = cluster.fab("logs", "worker-0", "side3", "--lines", "all").out
     peers = {"ps": "ps-0", "chief": "worker-0", "worker": "worker-1"}
-    assert f"cluster { ({role: [f'{cluster.addresses[host]}:2222'] for role, host in peers.items()}) }" in said
-    assert "'type': 'worker', 'index': 0" in said
+    assert f"cluster { ({role: [f'{cluster.addresses[host]}:2222'] for role, host in peers.items()}) }" in log
+    assert "'type': 'worker', 'index': 0" in log
     cluster.must("wait", "side4")
     cluster.must("cancel", "side1")
     wrong = cluster.fab("logs", "worker-1", "side1")
@@ -54,10 +54,10 @@ def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> 
     cluster.must("train", "shrinks", *TINY, "--replicas", "worker", *ENDLESS)
     cluster.configure(workerCount="1")
     try:
-        said = "this takes worker-1 away, and job shrinks has worker-1"
-        assert f"{said}: pulumi up will refuse" in cluster.run("pulumi", "preview", "--non-interactive").text
+        warning = "this takes worker-1 away, and job shrinks has worker-1"
+        assert f"{warning}: pulumi up will refuse" in cluster.run("pulumi", "preview", "--non-interactive").text
         refused = cluster.run("pulumi", "up", "--yes", "--skip-preview", "--non-interactive")
-        assert (refused.code != 0, f"{said}: nothing was changed" in refused.text) == (True, True), refused.text
+        assert (refused.code != 0, f"{warning}: nothing was changed" in refused.text) == (True, True), refused.text
         assert "worker-1" in cluster.hosts()
         assert cluster.describe("shrinks")["state"] == "RUNNING"
         cluster.configure(disruptJobs="true")

@@ -93,16 +93,16 @@ def nine(job_id: str, rate: float) -> JobEvidence:
                 if name == "worker-1" and 300 <= n < 320:
                     continue
                 loss = 2.3 * math.exp(-n * rate / 100) + 0.006 + 0.003 * math.sin(7 * n + place)
-                told = f"loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f} ({n * 1.4:.3f} sec)"
+                metrics = f"loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f} ({n * 1.4:.3f} sec)"
                 local = 20 + place + 3 * math.sin(n / 9 + place)
                 speeds = f"{100 + 9 * math.sin(n / 50):.1f} global steps/s, {local:.1f} local steps/s"
                 logs[name].append(
-                    LogLine(moment(15 + n * 1.4), "INFO", name, f"Train [{role}], step {n * 10}: {told} {speeds}")
+                    LogLine(moment(15 + n * 1.4), "INFO", name, f"Train [{role}], step {n * 10}: {metrics} {speeds}")
                 )
     for n in range(1, 21):
         loss = 2.3 * math.exp(-n * 30 * rate / 100) + 0.05
-        said = f"Eval, step {n * 300}: loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f}"
-        logs["evaluator-0"].append(LogLine(moment(15 + n * 42), "INFO", "evaluator-0", said))
+        evaluation = f"Eval, step {n * 300}: loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f}"
+        logs["evaluator-0"].append(LogLine(moment(15 + n * 42), "INFO", "evaluator-0", evaluation))
     logs["worker-1"].append(
         LogLine(moment(440), "ERROR", "worker-1", "a <script>line</script> of an error " + "without_a_gap" * 20)
     )

@@ -159,8 +159,8 @@ def test_no_request_fails_while_the_default_changes(deployed: Stack, request_fil
     answers: list[int] = []
     with tunnel(deployed) as port:
         assert ask(port, "/v1/models/digits/metadata")[0] == 200
-        status, said = ask(port, "/v1/models/digits:predict", {"instances": [{"key": 1, "image": [1]}]})
-        assert (status, said["error"]) == (400, "input image has the shape [1, 1], and must have [?, 784]")
+        status, answer = ask(port, "/v1/models/digits:predict", {"instances": [{"key": 1, "image": [1]}]})
+        assert (status, answer["error"]) == (400, "input image has the shape [1, 1], and must have [?, 784]")
 
         with load(lambda: answers.append(ask(port, "/v1/models/digits:predict", body)[0])):
             for version in ("v2", "v1", "v2"):

@@ -58,7 +58,7 @@ def interrupt_after(stack: Stack, hosts: int) -> int:
 def test_an_update_that_is_interrupted_goes_on_tiers_change_by_the_difference_and_all_of_it_goes(
     cluster: Stack, empty_stack: Stack
 ) -> None:
-    """One stack beside another: an update of a few minutes each, so what one step makes the next one takes."""
+    """One stack beside another. An update takes minutes, so each step uses the state of the one before."""
     stack = empty_stack
     stack.configure(scaleTier="STANDARD_1")
     assert interrupt_after(stack, hosts=1) != 0

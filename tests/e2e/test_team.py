@@ -1,4 +1,4 @@
-"""Two users of one stack with remote state: the one who did not make the hosts works on them as well."""
+"""Two users of one stack with remote state: the one who did not create the hosts can use them as well."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) 
     mine = shared.folder / "inventory.json"
     mine.write_text(mine.read_text().replace("serving-0", "serving-9"))
     shared.up()
-    assert "serving-9" not in mine.read_text(), "an update mends what is not of this cluster"
+    assert "serving-9" not in mine.read_text(), "an update corrects a wrong inventory"
 
     shared.pulumi("destroy", "--yes", "--skip-preview")
     gone = colleague.fab("connect")

@@ -24,19 +24,19 @@ def commands() -> list[str]:
 def test_the_tutorial(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / ".cache").symlink_to(ROOT / ".cache")
     environ = {**cluster.env, "SCALETIER_PROJECT": str(ROOT)}
-    said = {}
+    outputs = {}
     for line in commands():
         ran = subprocess.run(
             line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(600), check=False
         )
         assert ran.returncode == 0, f"{line} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}"
-        said[line] = ran.stdout
-    assert len(said) == 15
-    accuracy = re.search(r"Final metrics after 3000 steps, .*accuracy: (0\.\d+)", said["fab logs master-0 --lines 5"])
+        outputs[line] = ran.stdout
+    assert len(outputs) == 15
+    accuracy = re.search(r"Final metrics after 3000 steps, .*accuracy: (0\.\d+)", outputs["fab logs master-0 --lines 5"])
     assert accuracy is not None
     assert float(accuracy[1]) > 0.9
     assert (tmp_path / "model").is_dir()
-    heads, *rows = said["fab predict --model MNIST --json-instances request.json"].splitlines()
+    heads, *rows = outputs["fab predict --model MNIST --json-instances request.json"].splitlines()
     assert heads.split() == ["KEY", "CLASSES", "PROBABILITIES"]
     found = [(int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
     assert sum(digit == right for (digit, _), right in zip(found, DIGITS, strict=True)) >= 9
