@@ -160,70 +160,22 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-_FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
-
-
-class Step:
-    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s and at last.
-
-    `with Step("connecting", quiet=False) as step: step.count = "3 of 8"`
-    """
-
-    def __init__(self, what: str, always: bool = False) -> None:
-        self.what, self._always = what, always
-        self.count: str | Callable[[], str] = ""
-        self._ended = threading.Event()
-        self._shown = False
-
-    def __enter__(self) -> Self:
-        self._began = time.monotonic()
-        self._live = colourful(sys.stderr)
-        self._thread = threading.Thread(target=self._draw if self._live else self._tell, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._shown:
-            sys.stderr.write("\r\033[K")
-        took = time.monotonic() - self._began
-        if kind is None and (self._always or took >= 2):
-            note(f"{self._line()} ({duration(took)})")
-
-    def _line(self) -> str:
-        return f"{self.what} {self.count() if callable(self.count) else self.count}".rstrip()
-
-    def _tell(self) -> None:
-        wait = _FIRST_SECONDS
-        while not self._ended.wait(wait):
-            note(f"{self._line()} … {time.monotonic() - self._began:.0f} s")
-            wait = _AGAIN_SECONDS
-
-    def _draw(self) -> None:
-        while not self._ended.wait(0.2):
-            took = time.monotonic() - self._began
-            if took >= 1:
-                self._shown = True
-                sys.stderr.write(f"\r\033[K{self._line()} … {took:.0f} s")
-                sys.stderr.flush()
-
-
 class StatusLine:
     """A status on one line of stderr: rewritten on a terminal, elsewhere one line for each change."""
 
-    def __init__(self) -> None:
-        self._live = colourful(sys.stderr)
-        self._shown = False
+    def __init__(self, suffix: str = "") -> None:
+        """Append the suffix on a terminal."""
+        self.live = colourful(sys.stderr)
+        self._suffix, self._shown = suffix, False
 
     def show(self, text: str) -> None:
         """Replace the text; an empty one removes it."""
         self.clear()
-        if text and not self._live:
+        if text and not self.live:
             note(text)
         elif text:
-            width = shutil.get_terminal_size().columns - len(" …") - 1  # a wrapped line could not be removed
-            sys.stderr.write(f"{harmless(text)[:width]} …")
+            width = shutil.get_terminal_size().columns - len(self._suffix) - 1  # a wrapped line could not be removed
+            sys.stderr.write(f"{harmless(text)[:width]}{self._suffix}")
             sys.stderr.flush()
             self._shown = True
 
@@ -233,6 +185,47 @@ class StatusLine:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
             self._shown = False
+
+
+_FIRST_SECONDS, _AGAIN_SECONDS, _REDRAW_SECONDS = 2.0, 10.0, 0.2
+
+
+class Step:
+    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s and at last.
+
+    `with Step("connecting") as step: step.count = "3 of 8"`
+    """
+
+    def __init__(self, what: str, always: bool = False) -> None:
+        self.what, self._always = what, always
+        self.count: str | Callable[[], str] = ""
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._began, self._status = time.monotonic(), StatusLine()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._status.clear()
+        took = time.monotonic() - self._began
+        if kind is None and (self._always or took >= 2):
+            note(f"{self._line()} ({duration(took)})")
+
+    def _line(self) -> str:
+        return f"{self.what} {self.count() if callable(self.count) else self.count}".rstrip()
+
+    def _show(self) -> None:
+        wait = _REDRAW_SECONDS if self._status.live else _FIRST_SECONDS
+        while not self._ended.wait(wait):
+            took = time.monotonic() - self._began
+            if took >= 1 or not self._status.live:
+                self._status.show(f"{self._line()} … {took:.0f} s")
+            if not self._status.live:
+                wait = _AGAIN_SECONDS
 
 
 def list_some(items: Sequence[str], count: int | None = None, most: int = 5) -> str:

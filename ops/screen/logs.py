@@ -83,7 +83,7 @@ def follow_plain(
 ) -> JobRecord | None:
     """Print the logs as they grow; return as followed()."""
     write, end = _writer(cluster, record, replicas, as_json, live=True), None
-    state, status = "", terminal.StatusLine()
+    state, status = "", terminal.StatusLine(" …")
     try:
         for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
             for event in events:

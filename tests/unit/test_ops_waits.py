@@ -150,7 +150,7 @@ def test_a_status_line_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    status = terminal.StatusLine()
+    status = terminal.StatusLine(" …")
     for text in ("one", "two\033[2J is far too long for it", "", ""):
         status.show(text)
     written = stream.getvalue()
