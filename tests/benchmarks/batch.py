@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.jobs import upload_data
@@ -59,25 +59,13 @@ def _one_process(stack: BenchStack, folder: str, pattern: str, copies: int) -> f
     return seconds
 
 
-@benchmark(
-    "batch-10000",
-    what="seconds of `fab predict --batch` of MNIST's 10,000 test images (cnn, STANDARD_1) to its end; medians of 5",
-    against=f"one process: {_NOT_EQUAL}",
-    bar=1.3,
-    aim=1.05,
-)
-def batch_10000(stack: BenchStack) -> Figure:
-    """Most of it is the start: of fab and TensorFlow, and of TensorFlow for the peer."""
-    return _batch(stack, 1)
-
-
-@benchmark(
-    "batch-100000",
-    what="the same of 100,000, in 10 files; medians of 3",
-    against="the same",
-    bar=1.0,
-    aim=0.8,
-)
-def batch_100000(stack: BenchStack) -> Figure:
-    """Most of it are the predictions; the replicas share all processors."""
-    return _batch(stack, 10)
+for _copies, _bar, _aim in ((1, 1.3, 1.05), (10, 1.0, 0.8)):
+    # Of 10,000 most is the start, of fab and TensorFlow; of 100,000 the predictions, and the replicas share all processors.
+    benchmark(
+        f"batch-{_copies * 10_000}",
+        what=f"seconds of `fab predict --batch` of {_copies * 10_000:,} of MNIST's test images, 10,000 a file (cnn, "
+        f"STANDARD_1); medians of {_TIMES[_copies]}",
+        against=f"one process: {_NOT_EQUAL}",
+        bar=_bar,
+        aim=_aim,
+    )(partial(_batch, copies=_copies))

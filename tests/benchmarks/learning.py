@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -159,30 +159,19 @@ def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
     return Figure.of(ours, [_reached(stack, "cloudml", _CLOUDML, *options).sent for _ in _SEEDS])
 
 
-@benchmark(
-    "own-async",
-    what=f"{_SECONDS}, async STANDARD_1, {_SHARE} core a host, median of 3",
-    against=f"one such host, {_SHARE} core",
-    bar=0.4,
-    aim=0.25,
-    unequal=f"{_FIVE_UNEQUAL}; {_ONES}; {_SERVERS}",
-)
-def own_async(stack: BenchStack) -> Figure:
-    """Five replicas and three parameter servers."""
-    return _on_own_cores(stack, lambda: _five(stack, "async"))
+def _own(stack: BenchStack, strategy: str) -> Figure:
+    return _on_own_cores(stack, lambda: _five(stack, strategy))
 
 
-@benchmark(
-    "own-sync",
-    what=f"{_SECONDS}, sync STANDARD_1, {_SHARE} core a host, median of 3",
-    against=f"one such host, {_SHARE} core",
-    bar=0.4,
-    aim=0.25,
-    unequal=f"{_FIVE_UNEQUAL}; {_ONES}",
-)
-def own_sync(stack: BenchStack) -> Figure:
-    """The parameter servers are idle."""
-    return _on_own_cores(stack, lambda: _five(stack, "sync"))
+for _strategy, _besides in (("async", f"; {_SERVERS}"), ("sync", "")):
+    benchmark(
+        f"own-{_strategy}",
+        what=f"{_SECONDS}, {_strategy} STANDARD_1, {_SHARE} core a host, median of 3",
+        against=f"one such host, {_SHARE} core",
+        bar=0.4,
+        aim=0.25,
+        unequal=f"{_FIVE_UNEQUAL}; {_ONES}{_besides}",
+    )(partial(_own, strategy=_strategy))
 
 
 @benchmark(

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
@@ -92,31 +92,16 @@ def _added(stack: BenchStack, which: str) -> Figure:
     return Figure(1000 * (median(o[which] for o in one) - median(c[which] for c in called)))
 
 
-@benchmark(
-    "predict-p50",
-    what="ms of one client's request (one image, cnn, on the host) beyond a call of the model in a process of its own, "
-    "the median of 5 s; medians of 3",
-    against=None,
-    bar=4.0,
-    aim=1.5,
-    unit="ms",
-)
-def predict_p50(stack: BenchStack) -> Figure:
-    """The server has one core, the client another."""
-    return _added(stack, "p50")
-
-
-@benchmark(
-    "predict-p99",
-    what="the same at the 99th percentile, of both",
-    against=None,
-    bar=15.0,
-    aim=5.0,
-    unit="ms",
-)
-def predict_p99(stack: BenchStack) -> Figure:
-    """As predict-p50."""
-    return _added(stack, "p99")
+for _which, _percentile, _bar, _aim in (("p50", "median", 4.0, 1.5), ("p99", "99th percentile", 15.0, 5.0)):
+    benchmark(
+        f"predict-{_which}",
+        what="ms of one client's request (one image, cnn, on the host) beyond a call of the model in a process of its own, "
+        f"the {_percentile} of 5 s of both; medians of 3; the server has one core, the client another",
+        against=None,
+        bar=_bar,
+        aim=_aim,
+        unit="ms",
+    )(partial(_added, which=_which))
 
 
 @benchmark(
