@@ -54,7 +54,10 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collect
     for row in cells:
         for head, text, width in zip(heads, row, widths, strict=True):
             text.align("right" if head in right else "left", width)
-    return [Text(_GAP).join(row) for row in cells]
+    lines = [Text(_GAP).join(row) for row in cells]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def cut(lines: Picture, most: int, what: str) -> Picture:

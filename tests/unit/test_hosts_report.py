@@ -71,4 +71,4 @@ def test_a_stack_that_is_not_up_and_a_disk_that_is_full_raise_nothing(folder: Pa
     assert "the last job: " in (folder / "y.txt").read_text()
     folder.rename(folder.with_name("other"))
     folder.write_text("no folder")
-    assert hosts_report.write("z").startswith("its hosts could not be looked at: FileExistsError")
+    assert hosts_report.write("z").startswith("its hosts could not be queried: FileExistsError")
