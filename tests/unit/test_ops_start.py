@@ -14,7 +14,7 @@ from ops.cli import checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-_CALL = "import sys; sys.argv[0] = 'scaletier'; from ops.start import scaletier; scaletier()"
+_CALL = "import sys; sys.argv[0] = 'scaletier'; from ops.cli.start import scaletier; scaletier()"
 
 
 @pytest.fixture
