@@ -1,4 +1,4 @@
-"""Names of all objects of a job in the bucket: the only place that defines them."""
+"""Names of all objects of a job in the bucket, and of the folders on a host: the only place that defines them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ QUEUE = "cluster/queue.json"
 LEFT = "left"
 """The folder of a job's output for what its replicas wrote beside that, a folder each."""
 EVERY_JOB = f"{JOBS}/*/job.json"
+STATE_DIR, CODE_DIR = "/var/lib/scaletier", "/opt/scaletier"
+"""On a host: what it keeps of jobs, and scaletier's own code with its Python."""
+VENV = f"{CODE_DIR}/venv"
+PYTHON = f"{VENV}/bin/python"
 
 
 def folder(job_id: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from jobs import chunks, lease
+from jobs import chunks, lease, paths
 from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
@@ -394,7 +394,7 @@ class HostFile(Record):
     name: str
     bucket: str
     pollSeconds: float = 1.0
-    python: str = "/opt/scaletier/venv/bin/python"
+    python: str = paths.PYTHON
     power: Power | None = None
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from jobs import paths
 from jobs.checked import RecordError
 from jobs.records import HostFile
 
 _ETC = "/etc/scaletier"
-_STATE = "/var/lib/scaletier"
 
 
 class HostConfigError(ValueError):
@@ -24,7 +24,7 @@ def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     Raises:
         ConfigError: the file is invalid or missing.
     """
-    etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", _STATE))
+    etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     file = etc / "host.json"
     try:
         return HostFile.from_json(file.read_bytes()), state

@@ -130,11 +130,8 @@ class Launched:
     def _await(self) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             reply = _answer(self._channel)
-            code = int(reply["code"])
-            # An older host's launcher does not tell a signal from the code that a shell makes of it.
-            number = reply["signal"] if "signal" in reply else code - 128 if code > 128 else None
-            status = -int(number) if number else code
-            self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply.get("left", 0)))
+            status = -int(reply["signal"]) if reply["signal"] else int(reply["code"])
+            self._exit = Exit(status, bool(reply["outOfMemory"]), reply["memoryLimit"], int(reply["left"]))
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 

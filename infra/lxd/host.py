@@ -14,7 +14,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import client, errors, hosts_of, number
 from infra.lxd.layout import BUCKET, RUNTIMES
-from infra.runtime.build import VENV
+from jobs.paths import VENV
 
 REPLACE = frozenset(
     {"project", "name", "image", "runtime", "pool", "bridge", "port", "address", "gateway", "authorizedKey", "wall", "bucket"}

@@ -17,10 +17,10 @@ from infra.runtime import pip
 from infra.runtime.atomic_dir import beside, making, settle
 from infra.runtime.recipe import Recipe
 from infra.templates import ROOT
+from jobs.paths import VENV
 
 KEPT = ROOT / ".cache" / "hosts"
 """What was made, for further stacks: folders, which local hosts mount, and archives."""
-VENV = "/opt/scaletier/venv"
 """Where every host has it."""
 # Scripts name the Python of this machine, and nobody calls them; headers are two files of five, and no host has a compiler.
 _NEEDLESS = ("bin", "tensorflow/include")

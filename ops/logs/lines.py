@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import cache, lru_cache
 from typing import Any
 
-from jobs import chunks
+from jobs import chunks, paths
 from jobs.chunks import LogFilter, Position
 from ops.errors import UsageError
 
-LOG_DIR = "/var/lib/scaletier/logs"
+LOG_DIR = f"{paths.STATE_DIR}/logs"
 _PYTHON = ("python3", "-I", "-S", "-c")
 _CONTROLS = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

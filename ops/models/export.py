@@ -11,6 +11,7 @@ from hosts.serving.signatures import Tensor, read_signatures, shape_text
 from infra.inventory import Host, Inventory
 from infra.templates import ROOT as HERE
 from jobs import paths
+from jobs.paths import PYTHON
 from jobs.study import words
 from ops import terminal
 from ops.cluster import root_helper
@@ -20,7 +21,6 @@ from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
 from ops.package import declared, push, runtimes
-from ops.package.push import PYTHON
 from ops.submit.trials import best_of, say_which
 
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import paramiko
 
 from infra.inventory import Host
+from jobs.paths import PYTHON
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
@@ -20,7 +21,6 @@ from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.cluster.remote import Fleet, broke_off, cut_off
 from ops.errors import DONE, HostError, OpsError, UsageError
-from ops.package.push import PYTHON
 
 _PORT = 6006
 _RELOAD_SECONDS = 5

@@ -10,15 +10,13 @@ import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression, mode
 
-STATE_DIR = "/var/lib/scaletier"
-PYTHON = "/opt/scaletier/venv/bin/python"
 READY, FAILED = "ready", "failed: "
-CODE_DIR = "/opt/scaletier"
 # Code and a package arrive beside the present ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
 # The packages that run on a host, identified there by their version.

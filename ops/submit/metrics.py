@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs import progress
 from jobs.chunks import LogFilter
+from jobs.paths import PYTHON
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
@@ -16,7 +17,6 @@ from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, JobOutput, find
 from ops.errors import OpsError, one_line
 from ops.logs.read import read_logs
-from ops.package.push import PYTHON
 
 # Runs on a host, where the summaries are: prints up to N points of each scalar, the last among them. Without TensorFlow
 # it starts in a fifth of the time.

@@ -8,6 +8,7 @@ from typing import Any
 
 from infra.inventory import Inventory
 from infra.templates import ROOT as HERE
+from jobs import paths
 from jobs.queue import place
 from jobs.records import Plan
 from ops import terminal
@@ -71,7 +72,7 @@ def _show_sent(sent: dict[str, int], hosts: int) -> None:
 
 def _show_replica(inventory: Inventory, plan: Plan, replica: str, host: str) -> None:
     task = plan.tasks[replica]
-    runs = shlex.join(plan.program(plan.python or push.PYTHON))
+    runs = shlex.join(plan.program(plan.python or paths.PYTHON))
     terminal.out()
     terminal.out(terminal.paint(f"# {replica} on {host} ({inventory.host(host).address}): {runs}", "bold"))
     hidden = dict.fromkeys(plan.secrets, "(secret)")

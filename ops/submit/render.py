@@ -9,7 +9,7 @@ from typing import Any
 from infra import templates
 from infra.inventory import Host, Inventory
 from infra.spec import Role
-from jobs import variables
+from jobs import paths, variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
 from ops.cluster.host_files import RemoteFile, beat_seconds
@@ -17,7 +17,7 @@ from ops.submit.arguments import data_paths
 from ops.submit.config import JobSpec
 from ops.submit.environment import USUAL, of_task
 
-SECRETS = "/var/lib/scaletier/secrets"
+SECRETS = f"{paths.STATE_DIR}/secrets"
 
 
 def secret_files(job: JobSpec) -> list[RemoteFile]:

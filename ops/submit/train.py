@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from infra.inventory import Inventory
+from jobs import paths
 from jobs.chunks import LogFilter
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.paths import DATA
@@ -233,8 +234,8 @@ def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> 
         UsageError: with what it lacks.
     """
     inventory, fleet = cluster.inventory, cluster.fleet
-    directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
-    python = render.python(inventory, submission.job) or push.PYTHON
+    directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
+    python = render.python(inventory, submission.job) or paths.PYTHON
 
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()

@@ -13,7 +13,7 @@ from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.serving import MODEL, deployed, stop_server
 from benchmarks.stack import BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.package.push import PYTHON
+from jobs.paths import PYTHON
 
 _HOST = "master-0"
 _TEST = "test-00000-of-00001.tfrecord"

@@ -13,7 +13,7 @@ from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
 from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
-from ops.package.push import PYTHON
+from jobs.paths import PYTHON
 
 _STEP_SECONDS = 180.0
 _FOLLOW_SECONDS = 20.0

@@ -12,7 +12,7 @@ from benchmarks.measure import Lines, MeasureError, first_byte, must, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
-from ops.package.push import PYTHON
+from jobs.paths import PYTHON
 
 _HELLO = "print('hello', flush=True)\n"
 _JOBS = 5

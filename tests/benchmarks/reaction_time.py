@@ -32,10 +32,10 @@ from infra.lxd.orphans import own
 from infra.spec import ScaleTier
 from jobs import paths
 from jobs.lease import Lease
+from jobs.paths import PYTHON, STATE_DIR
 from jobs.queue import Queue, QueueEntry
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.states import JobState
-from ops.package.push import PYTHON, STATE_DIR
 
 SECONDS = float(os.environ.get("SCALETIER_BENCH_SECONDS", "60"))
 """The duration of the simulations."""

@@ -18,8 +18,8 @@ from benchmarks.pty import Watched, watch
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier, preset
+from jobs.paths import CODE_DIR, PYTHON
 from jobs.records import Plan
-from ops.package.push import CODE_DIR, PYTHON
 
 _SECONDS = 30.0
 _STACK = "bench-top"

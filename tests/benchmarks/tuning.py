@@ -14,7 +14,7 @@ from benchmarks.measure import must, run
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
-from ops.package.push import PYTHON
+from jobs.paths import PYTHON
 
 _TRIALS, _AT_ONCE = 16, 5
 _TRAINING = ["--model", "mlp", "--max-steps", "3000", "--seed", "1"]

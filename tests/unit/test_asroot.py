@@ -148,7 +148,7 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
             assert host.checked(host.OF_SERVING, server.conf(cluster, each).encode())
     assert host.whose(f"{render.SECRETS}/job01.json") == ("replica", "replica", 0o600)
     assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
-    assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, push.PYTHON, push.STATE_DIR)
+    assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, paths.PYTHON, paths.STATE_DIR)
     assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
     assert f"/{SCRIPT.with_name('root-helper').relative_to(SCRIPT.parents[3])}" == root_helper.PROGRAM
     sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()

@@ -1,14 +1,15 @@
-"""The queue: no host twice, priority and then time, never past somebody who waits for a shared host."""
+"""The queue: no host twice, priority and then time, never past a job that waits for a shared host; the assignment of hosts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.queue import Queue, QueueEntry
+from jobs.queue import Queue, QueueEntry, place
 
 HOSTS = ["master-0", "worker-0", "worker-1", "ps-0"]
 
@@ -105,3 +106,96 @@ def test_whoever_comes_and_goes(entries: list[QueueEntry], order: list[int]) -> 
             raise AssertionError("all wait for one another")
         queue = queue.without(QueueEntry(held(queue)[0], []))
         check(queue)
+
+
+# Which hosts a job gets
+
+ROLE_HOSTS = ("m", "w0", "w1", "w2", "p")
+# A master may have a worker's host, a worker none but those, a parameter server its own alone.
+MASTER, WORKER, PS = ["m", "w0", "w1", "w2"], ["w0", "w1", "w2"], ["p"]
+
+
+def wants(workers: int, ps: int = 0) -> dict[str, list[str]]:
+    """Return the candidates of a job's replicas, the hosts of their own names first."""
+    own = {f"worker-{n}": [f"w{n}", *(host for host in WORKER if host != f"w{n}")] for n in range(workers)}
+    return {"master-0": MASTER, **own, **({"ps-0": PS} if ps else {})}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "placed"),
+    [
+        (wants(0), "", {"master-0": "m"}),
+        (wants(0), "m", {"master-0": "w0"}),
+        (wants(2, 1), "", {"master-0": "m", "worker-0": "w0", "worker-1": "w1", "ps-0": "p"}),
+        (wants(2), "m w0", {"master-0": "w1", "worker-0": "w2"}),
+        (wants(3), "", {"master-0": "m", "worker-0": "w0", "worker-1": "w1", "worker-2": "w2"}),
+        (wants(2), "m", {"master-0": "w0", "worker-0": "w1", "worker-1": "w2"}),
+        (wants(0), "m w0 w1 w2", {}),
+    ],
+)
+def test_the_best_host_that_is_free(wanted: dict[str, list[str]], taken: str, placed: dict[str, str]) -> None:
+    assert place(wanted, taken.split()) == placed
+
+
+@given(st.integers(0, 3), st.integers(0, 1), st.sets(st.sampled_from(ROLE_HOSTS)))
+def test_whoever_can_be_placed_is(workers: int, ps: int, taken: set[str]) -> None:
+    placed = place(wants(workers, ps), taken)
+    assert len(set(placed.values())) == len(placed)
+    assert not set(placed.values()) & taken
+    free_workers, free_masters = len(set(WORKER) - taken), len(set(MASTER) - taken)
+    enough = workers <= free_workers and workers + 1 <= free_masters and (not ps or "p" not in taken)
+    assert (len(placed) == 1 + workers + ps) == enough
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> Queue:
+    """Return a queue after some jobs have come and gone."""
+    queue = Queue()
+    for number in range(draw(st.integers(1, 8))):
+        asked = wants(draw(st.integers(0, 3)), draw(st.integers(0, 1)))
+        queue = queue.added(QueueEntry(f"job{number}", [], priority=draw(st.integers(0, 1)), wants=asked))
+        if draw(st.booleans()):
+            queue = queue.without(draw(st.sampled_from(queue.entries)))
+    return queue
+
+
+@given(queues())
+def test_no_host_has_two_jobs_and_none_is_idle_for_whom_it_would_do(queue: Queue) -> None:
+    held = [host for entry in queue.entries if entry.held for host in entry.hosts]
+    assert len(set(held)) == len(held)
+    for entry in queue.entries:
+        assert entry.held == bool(entry.hosts)
+        assert all(host in entry.wants[replica] for replica, host in entry.placement.items())
+        assert bool(queue.ahead_of(entry.jobId)) != entry.held
+    waiting = sorted((entry for entry in queue.entries if not entry.held), key=lambda entry: -entry.priority)
+    if waiting:
+        assert len(place(waiting[0].wants, held)) < len(waiting[0].wants)
+
+
+@given(queues())
+def test_every_job_has_its_turn(queue: Queue) -> None:
+    for _ in range(len(queue.entries)):
+        queue = queue.without(next(entry for entry in queue.entries if entry.held))
+    assert queue.entries == []
+
+
+def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() -> None:
+    queue = Queue()
+    for number in range(4):
+        queue = queue.added(QueueEntry(f"one{number}", [], wants=wants(0)))
+    assert [entry.placement for entry in queue.entries] == [{"master-0": host} for host in ("m", "w0", "w1", "w2")]
+    queue = queue.added(QueueEntry("three", [], wants=wants(2))).added(QueueEntry("late", [], wants=wants(0)))
+    assert [entry.jobId for entry in queue.ahead_of("late")] == ["one0", "one1", "one2", "one3", "three"]
+    assert queue.kept() == {}
+    assert queue.without(QueueEntry("one3", [])).kept() == {"w2": "three"}
+    for gone in ("one3", "one1"):
+        queue = queue.without(QueueEntry(gone, []))
+        assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
+    queue = queue.without(QueueEntry("one0", []))
+    three = queue.entry("three")
+    assert three is not None
+    assert three.placement == {"master-0": "m", "worker-0": "w0", "worker-1": "w2"}
+    assert [(entry.jobId, entry.replica_on("w2")) for entry in queue.concerning("w2")] == [
+        ("three", "worker-1"),
+        ("late", ""),
+    ]

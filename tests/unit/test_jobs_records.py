@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,3 +236,35 @@ def test_floods_are_records_that_cannot_be_read(content: bytes) -> None:
 def test_a_moment_that_is_none_ends_a_job_all_the_same(moment: str) -> None:
     ended = JobRecord("job01", createTime=moment, hourlyCost=3.0).ended("why")
     assert (ended.state, ended.cost) == (JobState.FAILED, 0.0)
+
+
+def test_a_record_of_an_older_version_names_hosts_alone() -> None:
+    old = JobRecord.from_json('{"jobId": "job01", "hosts": ["master-0", "ps-0"]}')
+    assert old.wanted == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
+    assert old.placement == {"master-0": "master-0", "ps-0": "ps-0"}
+    assert JobRecord("job02", wants={"master-0": ["w"]}).placement == {}
+
+
+def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
+    config = {"cluster": {"chief": ["master-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "chief", "index": 0}}
+    told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
+    tasks = {"master-0": Task(json.dumps(config), told), "worker-0": Task(json.dumps(config))}
+    plan = Plan("job01", ["master-0", "worker-0"], "m", [], tasks, addresses={"w0": "10.0.0.1", "w1": "10.0.0.2"})
+    placed = plan.placed({"master-0": "w1", "worker-0": "w0"})
+    assert json.loads(placed.tasks["worker-0"].tfConfig) == {
+        "cluster": {"chief": ["10.0.0.2:2222"], "worker": ["10.0.0.1:2222"]},
+        "task": {"type": "chief", "index": 0},
+    }
+    addresses = {"MASTER_ADDR": "10.0.0.2", "JAX_COORDINATOR_ADDRESS": "10.0.0.2:2223"}
+    assert placed.tasks["master-0"].environment == {"RANK": "0", "MINE": "master-0"} | addresses
+    assert placed.address("master-0") == "10.0.0.2"
+    assert placed.tasks["worker-0"].environment == {}
+    assert placed.hosts == {"master-0": "w1", "worker-0": "w0"}
+    assert plan.peers("master-0") == {}
+    assert (placed.peers("master-0"), placed.peers("worker-0")) == ({"w0": "10.0.0.1"}, {"w1": "10.0.0.2"})
+    damaged = replace(plan, tasks={"master-0": Task("no JSON")})
+    for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
+        with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):
+            replace(damaged, tasks={"master-0": Task(text)}).placed({"master-0": "w1"})
+    older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
+    assert older.placed({"master-0": "master-0"}).tasks == older.tasks

@@ -472,12 +472,6 @@ def test_what_is_left_running_is_counted_but_for_who_counts(tmp_path: Path, grou
     assert not (tmp_path / "left").exists(), "a unit that is stopped has left nothing by itself"
 
 
-def test_an_older_launcher_tells_no_signal(host: Host, tmp_path: Path) -> None:
-    told = (host.root / "post-stop").read_text().replace('"signal": number, ', "")
-    (host.root / "post-stop").write_text(told)
-    assert finished(started(host, tmp_path, "import os; os.kill(os.getpid(), 9)")) == -9
-
-
 @pytest.mark.parametrize(("name", "number"), [("KILL", 9), ("RTMIN+3", 37), ("64", 64), ("NONE", 9)])
 def test_the_number_of_a_signal(name: str, number: int) -> None:
     assert at_the_end.signal_number(name) == number
@@ -670,9 +664,8 @@ def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("told", "status"),
     [
-        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 3, "signal": null}\n', 3),
-        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 137, "signal": 15}\n', -15),
-        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 143}\n', -15),
+        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 3, "signal": null, "left": 0}\n', 3),
+        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 137, "signal": 15, "left": 0}\n', -15),
         (b"", -9),
         (b"what?\n", -9),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import paths
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package import push
@@ -33,7 +34,7 @@ def test_the_command_that_checks_a_host() -> None:
 
 
 def _on_a_host(folder: Path, command: str) -> str:
-    return command.replace(push.PYTHON, sys.executable).replace("/run/", f"{folder}/").replace(PROGRAM, "/")
+    return command.replace(paths.PYTHON, sys.executable).replace("/run/", f"{folder}/").replace(PROGRAM, "/")
 
 
 @pytest.mark.parametrize("said", ["preparing: runtime", "failed: image: it has no curl"])
@@ -44,7 +45,7 @@ def test_a_host_that_is_not_ready_says_so_and_nothing_else(tmp_path: Path, said:
 
 
 def test_a_host_without_its_python_prepares(tmp_path: Path) -> None:
-    command = push.check_command(["/"]).replace(push.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
+    command = push.check_command(["/"]).replace(paths.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
     assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == "preparing\n"
 
 

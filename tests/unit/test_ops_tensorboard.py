@@ -20,6 +20,7 @@ from opsdata import put_job
 from waiting import limit
 
 from infra.inventory import Inventory
+from jobs.paths import PYTHON
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -27,7 +28,6 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
-from ops.package.push import PYTHON
 
 
 class FakeChannel:
