@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from jobs import lease
 from jobs.checked import RecordError
+from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
-from jobs.power import HostStarter
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState

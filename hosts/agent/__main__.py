@@ -29,10 +29,10 @@ from hosts.agent.process import Child, ProcessRun
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
+from jobs.host_start import HostStarter, StartClient
 from jobs.ledger import Ledger
 from jobs.limited import Limited
 from jobs.open import open_store
-from jobs.power import HostStarter, StartClient
 from jobs.store import StoreError
 from jobs.times import now
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hosts.agent.rules import View, decide, stopped, to_start
+from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
-from jobs.power import HostStarter
 from jobs.progress import of_job
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState

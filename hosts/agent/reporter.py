@@ -10,10 +10,10 @@ from hosts.agent.leader import Leader
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths
 from jobs.checked import RecordError
+from jobs.host_start import HostStarter
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
-from jobs.power import HostStarter
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict

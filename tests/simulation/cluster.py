@@ -21,9 +21,9 @@ from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.checked import RecordError
+from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
-from jobs.power import HostStarter
 from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState

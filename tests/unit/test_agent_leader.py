@@ -10,8 +10,8 @@ from replicahosts import Clock
 
 from hosts.agent.leader import Leader
 from jobs.folder import LocalStore
+from jobs.host_start import HostStarter
 from jobs.ledger import Ledger, Stored
-from jobs.power import HostStarter
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict

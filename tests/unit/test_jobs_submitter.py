@@ -12,9 +12,9 @@ from replicahosts import Clock, Flaky
 
 from jobs import paths
 from jobs.folder import LocalStore
+from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
-from jobs.power import HostStarter
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan

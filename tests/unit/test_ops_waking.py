@@ -10,7 +10,7 @@ import pytest
 from replicahosts import Clock
 
 from infra.inventory import Inventory, PowerAccess
-from jobs.power import NoAnswerError, PowerError
+from jobs.host_start import NoAnswerError, PowerError
 from ops.cluster import waking
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from replicahosts import Clock
 
-from jobs import power
-from jobs.power import HostStarter, NoAnswerError, PowerError, StartClient
+from jobs import host_start
+from jobs.host_start import HostStarter, NoAnswerError, PowerError, StartClient
 from jobs.records import Power
 
 START, TOKEN, PREEMPTED = "https://compute/worker-0/start", "http://metadata/token", "http://metadata/preempted"
@@ -56,7 +56,7 @@ Put = Callable[[Web], Web]
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
     def put(web: Web) -> Web:
-        monkeypatch.setattr(power.urllib.request, "urlopen", web)
+        monkeypatch.setattr(host_start.urllib.request, "urlopen", web)
         return web
 
     return put
