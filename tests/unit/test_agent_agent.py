@@ -45,9 +45,12 @@ class Host:
         self.notification: Notification | None = None
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
+        self.damage = ""
         self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
+        if self.damage:
+            raise StoreError(self.damage)
         self.prepares.append(plan.jobId)
         self.plan = plan
         return Assignment(plan, replica, Path(), {}, "python", self)
@@ -253,11 +256,8 @@ def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host
     assert host.prepares == ["job02"]
 
 
-def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(_: Plan, __: str) -> Assignment:
-        raise StoreError("the package is damaged")
-
-    monkeypatch.setattr(host, "prepare", damaged)
+def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host) -> None:
+    host.damage = "the package is damaged"
     host.submit()
     host.rounds(int(Plan.preparingSeconds))
     assert host.job().state == "QUEUED"
@@ -331,13 +331,8 @@ def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
     assert waits == [0.0, 0.25]
 
 
-def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(_: Plan, __: str) -> Assignment:
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr(host, "prepare", damaged)
+def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(host: Host) -> None:
+    host.damage = "the disk is full"
     host.submit(hosts=("worker-0", "master-0"), state=JobState.RUNNING)
 
     def renewed() -> None:

@@ -31,6 +31,11 @@ class Bucket:
     def leader(self, name: str, life: str = "1", clock: Clock | None = None, plan: Plan = PLAN) -> Leader:
         return Leader(plan, name, life, self.ledger, clock or self.clock, lambda: self.wall)
 
+    def leading(self, name: str = "master-0", life: str = "1", plan: Plan = PLAN) -> Leader:
+        leader = self.leader(name, life, plan=plan)
+        leader.take(self.stored)
+        return leader
+
     @property
     def stored(self) -> Stored[JobRecord]:
         stored = self.ledger.job("job01")
@@ -85,8 +90,7 @@ def test_a_lease_that_is_held_is_taken_over_after_silence_alone(bucket: Bucket) 
 
 
 def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0")
-    leader.take(bucket.stored)
+    leader = bucket.leading()
     for _ in range(100):
         bucket.clock.pass_(0.1)
         leader.act(bucket.stored, running(), False)
@@ -122,8 +126,7 @@ def test_who_was_overtaken_changes_nothing(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("wall", ["2026-01-31T11:50:00.000Z", "2026-01-31T12:10:00.000Z", "2036-01-31T12:00:00.000Z"])
 def test_a_wall_clock_that_is_off_changes_nothing(bucket: Bucket, wall: str) -> None:
-    leader = bucket.leader("master-0")
-    leader.take(bucket.stored)
+    leader = bucket.leading()
     for beat in range(30):
         records = running(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
         bucket.wall = wall if beat % 3 else "2026-01-31T12:00:00.000Z"
@@ -134,8 +137,7 @@ def test_a_wall_clock_that_is_off_changes_nothing(bucket: Bucket, wall: str) -> 
 
 
 def test_who_is_silent_is_lost_by_the_leader_s_own_clock(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0", plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
-    leader.take(bucket.stored)
+    leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running(), False)
     for beat in range(30):
         bucket.clock.pass_(1.0)
@@ -147,8 +149,7 @@ def test_who_is_silent_is_lost_by_the_leader_s_own_clock(bucket: Bucket) -> None
 
 
 def test_after_a_long_sleep_silence_counts_from_anew(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0", plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
-    leader.take(bucket.stored)
+    leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running(), False)
     bucket.clock.pass_(3600.0)
     leader.act(bucket.stored, running(), False)
@@ -174,8 +175,7 @@ def test_the_time_that_a_job_runs_goes_on_with_another_leader(bucket: Bucket) ->
 def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -> None:
     """A peer that exits 20 s after a kill follows from it, one that exits 40 s after does not."""
     for pause, state in ((20, "RUNNING"), (40, "FAILED")):
-        leader = bucket.leader("master-0", life=str(pause))
-        leader.take(bucket.stored)
+        leader = bucket.leading(life=str(pause))
         killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
         killed = {name: replace(record, attempt=bucket.job.attempt) for name, record in killed.items()}
         for _ in range(pause):
@@ -191,8 +191,7 @@ def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -
 
 
 def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0")
-    leader.take(bucket.stored)
+    leader = bucket.leading()
     done = {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     ended = leader.act(bucket.stored, running() | done, False)
     assert ended.record.state == "SUCCEEDED"
@@ -205,8 +204,7 @@ def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
 
 
 def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0")
-    leader.take(bucket.stored)
+    leader = bucket.leading()
     records = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     for _ in range(2):  # the first moves it on, the second sees that it has ended
         leader.act(bucket.stored, records, False)

@@ -75,6 +75,10 @@ class Host:
     def record(self) -> ReplicaRecord:
         return self.supervisor.record
 
+    def orders(self, attempt: int, ending: str = "") -> None:
+        self.supervisor.order(attempt, ending)
+        self.supervisor.step()
+
     def ends(self, code: int, after: float = 60.0) -> float:
         self.clock.pass_(after)
         self.child.code = code
@@ -85,16 +89,14 @@ class Host:
 def host() -> Host:
     """Return a host whose trainer runs."""
     host = Host()
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     return host
 
 
 def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
     host = Host()
     host.fails = TimeoutError("the launcher did not answer")
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
     host.fails = None
     host.clock.pass_(60)
@@ -151,8 +153,7 @@ def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
 
 def test_lines_are_counted_through_all_restarts() -> None:
     host = Host(record=ReplicaRecord("worker-0", lines=100))
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     host.child.lines = 7
     assert host.supervisor.lines == 107
     host.ends(-9)
@@ -196,8 +197,7 @@ def test_for_want_of_memory_is_told(host: Host) -> None:
 def test_a_trainer_that_cannot_start_is_an_exit(error: Exception) -> None:
     host = Host()
     host.fails = error
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     assert (host.record.state, host.record.exitCode) == ("EXITED", 127)
     assert host.record.errorMessage == f"the trainer cannot start: {error}"
 
@@ -216,8 +216,7 @@ def test_the_end_of_the_job_stops_the_trainer_once(host: Host) -> None:
 
 def test_a_job_that_ends_before_it_starts_here_starts_nothing() -> None:
     host = Host()
-    host.supervisor.order(0, "job CANCELLED")
-    host.supervisor.step()
+    host.orders(0, "job CANCELLED")
     assert (host.children, host.record.state, host.record.exitCode) == ([], "EXITED", None)
 
 
@@ -228,8 +227,7 @@ def test_a_unit_that_is_stopped_stops_its_trainer(host: Host) -> None:
     host.ends(0)
     assert (host.record.state, host.record.exitCode) == ("EXITED", 143)  # its own answer to SIGTERM is no success
     assert host.said[-1] == ("INFO", "stopping: the unit is stopped")
-    host.supervisor.order(1, "")
-    host.supervisor.step()
+    host.orders(1)
     assert len(host.children) == 1
 
 
@@ -248,8 +246,7 @@ def test_a_unit_that_is_stopped_before_it_began() -> None:
 
 
 def test_another_attempt_stops_and_starts_again(host: Host) -> None:
-    host.supervisor.order(1, "")
-    host.supervisor.step()
+    host.orders(1)
     assert host.child.stops == [7.0]
     host.ends(143)
     assert len(host.children) == 2
@@ -258,48 +255,40 @@ def test_another_attempt_stops_and_starts_again(host: Host) -> None:
     host.supervisor.step()
     assert (host.child.stops, host.record.attempt) == ([], 1)
     host.ends(3)
-    host.supervisor.order(2, "")
-    host.supervisor.step()
+    host.orders(2)
     assert (len(host.children), host.record.attempt, host.record.exitCode) == (3, 2, None)
 
 
 @pytest.mark.parametrize("name", ["master-0", "worker-0"])
 def test_who_ends_well_to_start_again_is_not_done(name: str) -> None:
     host = Host(name)
-    host.supervisor.order(0, "")
-    host.supervisor.step()
-    host.supervisor.order(1, "")
-    host.supervisor.step()
+    host.orders(0)
+    host.orders(1)
     host.ends(0)
     assert (len(host.children), host.record.attempt, host.record.state) == (2, 1, "RUNNING")
 
 
 def test_a_late_answer_does_not_call_another_attempt_back(host: Host) -> None:
     host.supervisor.order(1, "")
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     assert host.child.stops == [7.0]
 
 
 def test_a_chief_that_is_done_stays_done() -> None:
     host = Host("master-0")
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     host.ends(0)
-    host.supervisor.order(1, "")
-    host.supervisor.step()
+    host.orders(1)
     assert (len(host.children), host.record.attempt, host.record.done) == (1, 0, True)
 
 
 def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
     host = Host(plan=replace(PLAN, restartPolicy="all"))
-    host.supervisor.order(0, "")
-    host.supervisor.step()
+    host.orders(0)
     host.ends(-9)
     assert (len(host.children), host.record.killed) == (1, True)
     assert host.said[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
-    host.supervisor.order(1, "")
-    host.supervisor.step()
+    host.orders(1)
     assert (len(host.children), host.record.attempt) == (2, 1)
 
 
