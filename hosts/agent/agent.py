@@ -47,7 +47,7 @@ class Site(Protocol):
         """
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        """Return the files that the job wrote outside JOB_DIR, or None during the search.
+        """Return the files that the job wrote outside JOB_DIR, which are kept if JOB_DIR is empty, or None during the search.
 
         The first call begins it.
         """
@@ -56,7 +56,10 @@ class Site(Protocol):
         """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget the secrets of every job but these, which have this host or may get it."""
+        """Remove secrets, packages and homes of every job but these, which have this host or may get it, and what trials left.
+
+        Call it while no trainer of this host runs.
+        """
 
     def finish(self) -> bool:
         """Return True once log and diagnosis are in the bucket, or after a time limit."""

@@ -63,7 +63,7 @@ class _Job:
 
 
 class JobFiles:
-    """A job's files below `state`.
+    """A job's files below `state`: the agent's `Site` on a real host.
 
     They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
     `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
@@ -93,11 +93,6 @@ class JobFiles:
         self._job: _Job | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        """Return the job's package, log and environment.
-
-        Raises:
-            StoreError: they cannot be fetched now.
-        """
         self.finish()  # of a job, or an attempt, before
         try:
             self._job = self._prepare(plan, replica)
@@ -133,24 +128,15 @@ class JobFiles:
         )
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the facts of the chief's host once they are in the manifest; None before and after."""
         return self._job.manifest.new_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        """Begin to write the diagnosis of a job that FAILED, once.
-
-        `end_seen` is when this host learnt of its end.
-        """
         if (mine := self._job) and mine.diagnosis is None:
             make = partial(diagnosis.build, self._host, self._state, mine.assignment, mine.log.path, job, record, end_seen)
             name = paths.diagnosis(job.jobId, record.name)
             mine.diagnosis = diagnosis.start(self._files, name, make, lambda why: mine.log.say(why, "WARNING"))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        """Return the files written outside an empty JOB_DIR, or None during the search.
-
-        The first call begins it; the files are kept.
-        """
         mine = self._job
         if mine is None or mine.assignment.plan.study or not record.startTime or not mine.assignment.environment.get("JOB_DIR"):
             return UnsavedFiles()
@@ -160,7 +146,6 @@ class JobFiles:
         return mine.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:
-        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
         assert self._job is not None
         if self._job.notifier is None:
             plan, env = self._job.assignment.plan, self._job.assignment.environment
@@ -185,10 +170,6 @@ class JobFiles:
         return end.status
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Remove secrets, packages and homes of all other jobs, and what trials left.
-
-        The given jobs have this host or may get it. Call it while no trainer of this host runs.
-        """
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
@@ -206,7 +187,6 @@ class JobFiles:
         return names
 
     def finish(self) -> bool:
-        """Return True once diagnosis and log are in the bucket, or after a time limit."""
         if self._job is None:
             return True
         if self._job.manifest:

@@ -51,10 +51,16 @@ class SupervisedProcess(Protocol):
         """Its reported progress."""
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM now, SIGKILL after this many seconds."""
+        """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
+
+        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
+        """
 
     def poll(self) -> Exit | None:
-        """Return the exit once it has ended."""
+        """Return the exit once it has ended and its output is read; until then None.
+
+        Children that outlive it are killed: they would hold its port.
+        """
 
     def due(self) -> float:
         """Return the seconds until poll has work besides a SIGCHLD."""
