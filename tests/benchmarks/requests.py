@@ -6,22 +6,21 @@ Time is simulated, the trainers do nothing, and the bucket is a dictionary that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
-from typing import Any
+
+from fakesite import FakeSite
 
 from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack
 from hosts.agent.agent import Agent
-from hosts.agent.supervisor import Assignment
 from infra.gcp.cluster import POLL_SECONDS
 from infra.spec import ScaleTier, preset
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
-from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import JobRecord, Plan, Task
 from jobs.states import JobState
 from jobs.store import Conflict, Item
 from ops.cluster.host_files import beat_seconds, idle_seconds
@@ -84,34 +83,6 @@ class _Trainer:
         return 1.0
 
 
-class _Site:
-    """Files, log and facts; all are empty."""
-
-    def prepare(self, plan: Plan, replica: str) -> Assignment:
-        return Assignment(plan, replica, Path(), {}, "python", self)
-
-    def say(self, message: str, severity: str = "INFO") -> None:
-        pass
-
-    def facts(self) -> dict[str, Any] | None:
-        return None
-
-    def notify(self, job: JobRecord) -> None:
-        pass
-
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        pass
-
-    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        return UnsavedFiles()
-
-    def tidy(self, job_ids: Collection[str]) -> None:
-        pass
-
-    def finish(self) -> bool:
-        return True
-
-
 class _World:
     """Hosts in simulated time, which advances from one event to the next."""
 
@@ -133,7 +104,9 @@ class _World:
     def host(self, name: str) -> None:
         """Run an agent of a host until it exits; the host's timer starts the next one."""
         ledger = Ledger(self.bucket, lambda _: None)
-        agent = Agent(name, str(self._count), ledger, _Site(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll)
+        agent = Agent(
+            name, str(self._count), ledger, FakeSite(), lambda _: _Trainer(), lambda: self.time, lambda: "", self._poll
+        )
 
         def turn() -> None:
             wait = agent.round()

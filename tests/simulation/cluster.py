@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from fakesite import FakeSite
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from hosts.agent.agent import Agent
@@ -25,7 +25,7 @@ from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue import Queue
-from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
@@ -119,8 +119,8 @@ class Trainer:
         return max(ends - self.host.cluster.world.time, 0.0)
 
 
-class Site:
-    """Files, log and facts, of which there are none here."""
+class Site(FakeSite):
+    """A site whose package is not always there."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -128,29 +128,11 @@ class Site:
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         self._host.process_sleep(0.2)
         if self._host.cluster.world.chance(self._host.cluster.world.faults.before):
-            raise StoreError("the package cannot be had")
-        return Assignment(plan, replica, Path(), {}, "python", self)
+            raise StoreError("the package cannot be fetched")
+        return super().prepare(plan, replica)
 
     def say(self, message: str, severity: str = "INFO") -> None:
         self._host.cluster.world.note(f"{self._host.name}: {message}")
-
-    def facts(self) -> dict[str, Any] | None:
-        return None
-
-    def notify(self, job: JobRecord) -> None:
-        raise AssertionError("nobody is to be told")
-
-    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        pass
-
-    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        return UnsavedFiles()
-
-    def tidy(self, job_ids: Collection[str]) -> None:
-        pass
-
-    def finish(self) -> bool:
-        return True
 
 
 @dataclass

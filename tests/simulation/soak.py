@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[depth]) for depth in range(3)]
 
 from cluster import play  # noqa: E402
 from world import Violation  # noqa: E402

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakesite import FakeSite
 from replicahosts import Clock, Flaky
 from test_agent_supervisor import Child
 
@@ -27,7 +28,7 @@ NOW = "2026-01-31T12:00:00.000Z"
 LEASE = 9.0
 
 
-class Host:
+class Host(FakeSite):
     """The agent of one host, with a trainer that ends when it is told; its files are all there."""
 
     def __init__(self, root: Path, life: str = "a") -> None:
@@ -53,7 +54,7 @@ class Host:
             raise StoreError(self.damage)
         self.prepares.append(plan.jobId)
         self.plan = plan
-        return Assignment(plan, replica, Path(), {}, "python", self)
+        return super().prepare(plan, replica)
 
     def facts(self) -> dict[str, Any] | None:
         found, self.found = self.found, None

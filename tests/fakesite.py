@@ -1,0 +1,39 @@
+"""The files, log and facts of a job on a host that has none: what the agent's rounds need besides a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from hosts.agent.supervisor import Assignment
+from jobs.notification import Notification
+from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
+
+
+class FakeSite:
+    """A site on which everything is done at once."""
+
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
+        return Assignment(plan, replica, Path(), {}, "python", self)
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        pass
+
+    def facts(self) -> dict[str, Any] | None:
+        return None
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        raise AssertionError("no end is to be reported")
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
+        pass
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        return UnsavedFiles()
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        pass
+
+    def finish(self) -> bool:
+        return True
