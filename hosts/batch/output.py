@@ -15,21 +15,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeVar
 
-from hosts.batch.shards import (
-    Count,
-    Done,
-    InputFile,
-    Shard,
-    Tally,
-    counts_from_json,
-    done_from_json,
-    files_from_json,
-    to_json,
-)
+from hosts.batch.shards import Count, Done, InputFile, Shard, Tally
 from hosts.serving.saved import tensorflow
 
+T = TypeVar("T")
 ERRORS = "prediction.errors_stats-00000-of-00001"
 METRICS = "metrics.json"
 _PARTS = ".parts"
@@ -56,26 +48,25 @@ class PredictionOutput:
 
     def plan(self) -> list[InputFile] | None:
         """Return the input files, or None if the chief has not looked at them yet."""
-        content = self._read(_PLAN)
-        return None if content is None else files_from_json(content)
+        return self._read_list(_PLAN, InputFile)
 
     def keep_plan(self, files: Sequence[InputFile]) -> None:
-        self._write(_PLAN, [to_json(files)])
+        self._write(_PLAN, [json.dumps([asdict(file) for file in files]).encode()])
 
     def counts(self, rank: int) -> list[Count] | None:
         """Return the records of a replica's shards, or None if it has not counted them yet."""
-        content = self._read(_counts(rank))
-        return None if content is None else counts_from_json(content)
+        return self._read_list(_counts(rank), Count)
 
     def keep_counts(self, rank: int, counts: Sequence[Count]) -> None:
-        self._write(_counts(rank), [to_json(counts)])
+        self._write(_counts(rank), [json.dumps([asdict(count) for count in counts]).encode()])
 
     def done(self, shard: Shard) -> Done:
         """Return the outcome of a shard that is done."""
         content = self._read(_part(shard))
         if content is None:
             raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
-        return done_from_json(content)
+        data = json.loads(content)
+        return Done(**{**data, "count": Count(**data["count"])})
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
         """Return the shards to do; none if all were done and merged."""
@@ -94,7 +85,7 @@ class PredictionOutput:
 
         If the process is killed in between, the shard is done again, with the same result.
         """
-        self._write(_part(shard), [to_json(done)])
+        self._write(_part(shard), [json.dumps(asdict(done)).encode()])
 
     @property
     def metrics(self) -> dict[str, int] | None:
@@ -142,6 +133,10 @@ class PredictionOutput:
         """Forget what is of no use any more."""
         if self._io.file_exists_v2(f"{self._folder}/{_PARTS}"):
             self._io.delete_recursively_v2(f"{self._folder}/{_PARTS}")
+
+    def _read_list(self, name: str, kind: type[T]) -> list[T] | None:
+        content = self._read(name)
+        return None if content is None else [kind(**each) for each in json.loads(content)]
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 # More than one a replica, so that a restarted one has little to do over again.
@@ -103,20 +102,3 @@ class Done:
     count: Count
     instances: int
     errors: Sequence[Mapping[str, Any]] = ()
-
-
-def to_json(value: Done | Sequence[Count] | Sequence[InputFile]) -> bytes:
-    return json.dumps(asdict(value) if isinstance(value, Done) else [asdict(each) for each in value]).encode()
-
-
-def files_from_json(content: bytes) -> list[InputFile]:
-    return [InputFile(**each) for each in json.loads(content)]
-
-
-def counts_from_json(content: bytes) -> list[Count]:
-    return [Count(**each) for each in json.loads(content)]
-
-
-def done_from_json(content: bytes) -> Done:
-    data = json.loads(content)
-    return Done(Count(**data["count"]), data["instances"], data["errors"])

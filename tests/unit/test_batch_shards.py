@@ -5,20 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.request import Request
-from hosts.batch.shards import (
-    PER_REPLICA,
-    Count,
-    Done,
-    InputFile,
-    Tally,
-    counts_from_json,
-    cut,
-    done_from_json,
-    files_from_json,
-    mine,
-    to_json,
-)
+from hosts.batch.shards import PER_REPLICA, Count, InputFile, Tally, cut, mine
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -65,14 +52,3 @@ def test_the_number_of_a_record() -> None:
     assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
     assert apart.add(third, Count(0, 200, 200)) == (False, "")
     assert apart.key == 5
-
-
-def test_what_is_written_is_read_again() -> None:
-    files = [InputFile("/bucket/a", 7, True, True, "cannot be read"), InputFile("/bucket/é")]
-    assert files_from_json(to_json(files)) == files
-    counts = [Count(1, 2, 3), Count(0, 0, 0, "é")]
-    assert counts_from_json(to_json(counts)) == counts
-    done = Done(counts[0], 3, [{"line": 2, "error": "é"}])
-    assert done_from_json(to_json(done)) == done
-    request = Request(("/bucket/a", "/bucket/b"), {"saved_model.pb": "00"})
-    assert Request.from_json(request.to_json()) == request

@@ -260,15 +260,25 @@ def test_no_request_fails_while_versions_swap(world: World) -> None:
     assert failed == []
 
 
-def slow_model(calls: list[list[float]], goes_on: threading.Event) -> Callable[[str, Arrays], Arrays]:
-    def run(_: str, inputs: Arrays) -> Arrays:
-        calls.append(inputs["x"].tolist())
-        goes_on.wait()
+class Blocked:
+    """A batcher at its first request; its model doubles x, refuses -1, and computes nothing before `free` is set."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.calls, self.sizes, self.free = list[list[float]](), list[int](), threading.Event()
+        self.batcher = Batcher(self.run, ROWS, on_batch=self.sizes.append, **limits)
+        self.first = put(self.batcher, 0)
+        wait_for(lambda: len(self.calls) == 1, "the first call", poll=0.001)
+
+    def run(self, _: str, inputs: Arrays) -> Arrays:
+        self.calls.append(inputs["x"].tolist())
+        self.free.wait()
         if -1 in inputs["x"]:
             raise RestError(400, "no")
         return {"y": inputs["x"] * 2}
 
-    return run
+    def results(self, *futures: Future[Arrays]) -> list[list[float]]:
+        self.free.set()
+        return [future.result(limit())["y"].tolist() for future in (self.first, *futures)]
 
 
 def put(batcher: Batcher, *values: float) -> Future[Arrays]:
@@ -276,45 +286,30 @@ def put(batcher: Batcher, *values: float) -> Future[Arrays]:
 
 
 def test_what_comes_while_one_is_computed_is_computed_together() -> None:
-    calls: list[list[float]] = []
-    goes_on, sizes = threading.Event(), list[int]()
-    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_rows=4, on_batch=sizes.append)
-    first = put(batcher, 1)
-    wait_for(lambda: len(calls) == 1, "the first call", poll=0.001)
-    others = [put(batcher, 2, 3), put(batcher, 4), put(batcher, 5, 6)]
-    goes_on.set()
-    assert [future.result(limit())["y"].tolist() for future in (first, *others)] == [[2], [4, 6], [8], [10, 12]]
-    assert calls == [[1], [2, 3, 4], [5, 6]], "as many as may go together, in the order in which they came"
-    assert sizes == [1, 3, 2]
+    blocked = Blocked(most_rows=4)
+    others = [put(blocked.batcher, 2, 3), put(blocked.batcher, 4), put(blocked.batcher, 5, 6)]
+    assert blocked.results(*others) == [[0], [4, 6], [8], [10, 12]]
+    assert blocked.calls == [[0], [2, 3, 4], [5, 6]], "as many as may go together, in the order in which they came"
+    assert blocked.sizes == [1, 3, 2]
 
 
 def test_one_bad_request_spoils_no_other() -> None:
-    calls: list[list[float]] = []
-    goes_on = threading.Event()
-    batcher = Batcher(slow_model(calls, goes_on), ROWS)
-    first = put(batcher, 0)
-    wait_for(lambda: len(calls) == 1, "the first call", poll=0.001)
-    good, bad = put(batcher, 1), put(batcher, -1)
-    goes_on.set()
-    assert (first.result(limit())["y"].tolist(), good.result(limit())["y"].tolist()) == ([0], [2])
+    blocked = Blocked()
+    good, bad = put(blocked.batcher, 1), put(blocked.batcher, -1)
+    assert blocked.results(good) == [[0], [2]]
     with pytest.raises(RestError, match="no"):
         bad.result(limit())
 
 
 def test_too_many_at_once_and_after_the_end() -> None:
-    calls: list[list[float]] = []
-    goes_on = threading.Event()
-    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_waiting=2)
-    first = put(batcher, 0)
-    wait_for(lambda: len(calls) == 1, "the first call", poll=0.001)
-    waiting = [put(batcher, 1), put(batcher, 2)]
+    blocked = Blocked(most_waiting=2)
+    waiting = [put(blocked.batcher, 1), put(blocked.batcher, 2)]
     with pytest.raises(RestError, match="too many requests wait") as caught:
-        put(batcher, 3)
+        put(blocked.batcher, 3)
     assert (caught.value.status, caught.value.retry_after) == (503, 1)
-    batcher.close()
-    goes_on.set()
-    assert [future.result(limit())["y"].tolist() for future in (first, *waiting)] == [[0], [2], [4]]
-    assert put(batcher, 5).result(limit())["y"].tolist() == [10], "whoever found it before it was dropped gets an answer"
+    blocked.batcher.close()
+    assert blocked.results(*waiting) == [[0], [2], [4]]
+    assert put(blocked.batcher, 5).result(limit())["y"].tolist() == [10], "who found it in time gets an answer"
 
 
 def test_nobody_gets_rows_of_another() -> None:
