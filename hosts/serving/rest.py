@@ -91,10 +91,7 @@ def _rows(instances: Any, signature: Signature) -> Arrays:
             for name in names:
                 columns[name].append(row[name])
         return {name: _array(name, values, names[name]) for name, values in columns.items()}
-    if len(names) != 1:
-        raise RestError(400, f"an instance must be an object with {', '.join(sorted(names))}")
-    (name,) = names
-    return {name: _array(name, instances, names[name])}
+    return _single_input("an instance", instances, names)
 
 
 def _columns(inputs: Any, signature: Signature) -> Arrays:
@@ -105,10 +102,15 @@ def _columns(inputs: Any, signature: Signature) -> Arrays:
                 400, f"inputs has {', '.join(sorted(inputs)) or 'nothing'}; this signature takes {', '.join(sorted(names))}"
             )
         return {name: _array(name, inputs[name], names[name]) for name in names}
-    if len(names) != 1:
-        raise RestError(400, f"inputs must be an object with {', '.join(sorted(names))}")
-    (name,) = names
-    return {name: _array(name, inputs, names[name])}
+    return _single_input("inputs", inputs, names)
+
+
+def _single_input(what: str, value: Any, tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return the array of a signature with one input, whose name a request may leave out."""
+    if len(tensors) != 1:
+        raise RestError(400, f"{what} must be an object with {', '.join(sorted(tensors))}")
+    ((name, tensor),) = tensors.items()
+    return {name: _array(name, value, tensor)}
 
 
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -72,19 +72,23 @@ class StepsModel:
 
 @dataclass(frozen=True)
 class Learned:
-    """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas."""
+    """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas.
+
+    `until` is what a plan has of it.
+    """
 
     target: AccuracyTarget
     strategy: str
     law: StepsModel
     most: int
+    until: Mapping[str, Any]
 
     @classmethod
     def of(cls, until: Mapping[str, Any]) -> Learned:
         """Parse a plan's `until`."""
         law = StepsModel(until["leastSteps"], until["noiseSteps"])
         most = max(run["replicas"] for run in until["runs"])
-        return cls(AccuracyTarget(until["metric"], until["value"]), until["strategy"], law, most)
+        return cls(AccuracyTarget(until["metric"], until["value"]), until["strategy"], law, most, until)
 
     def by(self, strategy: str) -> Learned | None:
         """Return this for the strategy that was measured, else None."""

@@ -149,7 +149,7 @@ def plan(call: Call, as_json: bool) -> int:
     if as_json:
         terminal.as_json(content)
         return DONE
-    show(work, vcpus_per_cpu(), predicted, until, learned)
+    show(work, vcpus_per_cpu(), predicted, learned)
     return DONE
 
 

@@ -15,17 +15,8 @@ from ops.plan.scaling import Prediction, Work
 _MEGA = 1e6
 
 
-def show(
-    work: Work,
-    per_cpu: float,
-    predicted: Mapping[ScaleTier, Mapping[str, Prediction]],
-    until: Mapping[str, Any] | None,
-    learned: Learned | None,
-) -> None:
-    """Print the plan.
-
-    A processor of this machine is `per_cpu` vCPUs; `until` is the plan's own if it has a target.
-    """
+def show(work: Work, per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], learned: Learned | None) -> None:
+    """Print the plan; a processor of this machine is `per_cpu` vCPUs."""
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
     here = len(os.sched_getaffinity(0))
     seconds = work.cpu_seconds / (here * per_cpu)
@@ -35,8 +26,8 @@ def show(
     often = f"every {work.period} steps" if work.period > 1 else "every step"
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
-    if until and learned:
-        _show_law(until, learned)
+    if learned:
+        _show_law(learned)
     terminal.out()
     rows = []
     for tier, of_tier in predicted.items():
@@ -59,10 +50,10 @@ def show(
             rows.append(row)
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
     terminal.table((*heads, f"TO {learned.target}", "SPEED-UP TO IT") if learned else heads, rows)
-    if until and learned:
-        _note_late(until)
+    if learned:
+        _note_late(learned.until)
         _note_extrapolated(learned, predicted)
-        _note_short(until, learned, predicted)
+        _note_short(learned, predicted)
     terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
 
 
@@ -71,8 +62,8 @@ def time_to(seconds: float) -> str:
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
-def _show_law(until: Mapping[str, Any], learned: Learned) -> None:
-    law = learned.law
+def _show_law(learned: Learned) -> None:
+    law, until = learned.law, learned.until
     measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
     terminal.out(f"steps of all replicas to {learned.target}, by {learned.strategy}: {measured}")
     least, noise, error = f"{law.least:.0f}", f"{law.noise:.0f}", f"{until['errorPercent']:.0f}"
@@ -100,10 +91,10 @@ def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[s
         terminal.note(f"{tiers} {verb} more replicas than the {learned.most} that were tried: extrapolated")
 
 
-def _note_short(until: Mapping[str, Any], learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    if until["jobSteps"] is None:
+def _note_short(learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    if (steps := learned.until["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():
         needed = [learned.law.steps(prediction.replicas) for name, prediction in predictions.items() if learned.by(name)]
-        if needed and max(needed) > until["jobSteps"]:
-            terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {until['jobSteps']}")
+        if needed and max(needed) > steps:
+            terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {steps}")
