@@ -27,6 +27,10 @@ MARK = '<meta name="generator" content="scaletier report">'
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
 _TUNED = "it tuned hyperparameters: its own report has the trials"
+# What a page of one job has, or one of several.
+_ABSENT = dict.fromkeys(
+    ("report", "pace", "time", "tried", "arguments", "elsewhere", "confusion", "inputs", "results"),
+)
 # The most percent of its colour that a cell has, so that its number is legible.
 _STRONGEST = 50
 
@@ -54,7 +58,8 @@ class Cell:
 
 def page(reports: Sequence[Report]) -> str:
     """Render the page of a job, or of several to compare; bytes that are not UTF-8 become question marks."""
-    html = _template().render(_one(reports[0]) if len(reports) == 1 else _several(reports))
+    content = _one(reports[0]) if len(reports) == 1 else _several(reports)
+    html = _template().render(_ABSENT | content)
     return html.encode("utf-8", "replace").decode()
 
 
@@ -77,22 +82,17 @@ def _harmless(value: Any) -> Any:
 
 
 def _one(report: Report) -> dict[str, Any]:
-    paths = {
-        "curves": [curve_figure(chart) for chart in report.charts],
-        "pace": pace_figure(report),
-        "time": time_figure(report),
-        "tried": tried_figures(report.tuning) if report.tuning else [],
-    }
     return {
         "title": f"Job {report.job}",
         "report": report,
         "reports": [report],
-        **paths,
+        "curves": [curve_figure(chart) for chart in report.charts],
+        "pace": pace_figure(report),
+        "time": time_figure(report),
+        "tried": tried_figures(report.tuning) if report.tuning else [],
         "arguments": [shlex.quote(word) for word in report.arguments],
         "elsewhere": any(each.host not in (None, each.name) for each in report.replicas),
         "confusion": confusion(report.evaluation.confusion) if report.evaluation else [],
-        "inputs": [],
-        "results": [],
     }
 
 
@@ -102,15 +102,8 @@ def _several(reports: Sequence[Report]) -> dict[str, Any]:
     names = list(dict.fromkeys(chart.name for report in reports for chart in report.charts))
     return {
         "title": f"Jobs {', '.join(report.job for report in reports)}",
-        "report": None,
         "reports": reports,
         "curves": [compared_figure(name, reports) for name in names],
-        "pace": None,
-        "time": None,
-        "tried": [],
-        "arguments": [],
-        "elsewhere": False,
-        "confusion": [],
         "inputs": sorted(differences([inputs(each) for each in reports]), key=lambda row: row.same),
         "results": differences([results(each) for each in reports]),
     }
