@@ -1,17 +1,18 @@
-"""The store in a folder that all hosts of one machine mount."""
+"""The bucket in a folder that all hosts of one machine mount; any bucket by its URL."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import shutil
+import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from jobs.store import Conflict, Item, StoreError
+from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, ignore, pieces
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
@@ -24,12 +25,12 @@ def version_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-class LocalStore:
-    """A bucket that is a directory.
+class FolderBucket:
+    """A bucket that is a folder.
 
     A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
-    flock(2) of its directory, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
-    acknowledged is on the disk: file and directory are synced first. An upload makes no folder for a job that has no record, as
+    flock(2) of its folder, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
+    acknowledged is on the disk: file and folder are synced first. An upload makes no folder for a job that has no record, as
     it was deleted: a further job of that id would take what a host still had of it for its own.
     """
 
@@ -38,7 +39,7 @@ class LocalStore:
         self._seconds = seconds
 
     def read(self, name: str) -> Item | None:
-        with _errors(self._root):
+        with self._errors():
             try:
                 content = (self._root / name).read_bytes()
             except _NOTHING:
@@ -50,7 +51,7 @@ class LocalStore:
         return {name: item for name in names if (item := self.read(name)) is not None}
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        with _errors(self._root):
+        with self._errors():
             self._check_there()
             with suppress(*_NOTHING):  # glob takes a folder that may not be read for one that is empty
                 next((self._root / pattern.partition("*")[0]).iterdir(), None)
@@ -63,7 +64,7 @@ class LocalStore:
 
     def create(self, name: str, content: bytes) -> str:
         target = self._root / name
-        with _errors(self._root), self._part(target, lambda part: part.write_bytes(content)) as part:
+        with self._errors(), self._part(target, [content]) as part:
             try:
                 os.link(part, target)
             except FileExistsError:
@@ -75,7 +76,7 @@ class LocalStore:
     def replace(self, name: str, content: bytes, version: str) -> str:
         target = self._root / name
         new = version_of(content)
-        with _errors(self._root), self._locked(target.parent, name):
+        with self._errors(), self._locked(target.parent, name):
             try:
                 there = version_of(target.read_bytes())
             except _NOTHING:
@@ -84,61 +85,103 @@ class LocalStore:
                 return new
             if there != version:
                 raise Conflict(name)
-            with self._part(target, lambda part: part.write_bytes(content)) as part:
+            with self._part(target, [content]) as part:
                 part.replace(target)
             _sync(target.parent)
         return new
 
-    def upload(self, name: str, source: Path) -> None:
+    def open(self, name: str) -> BinaryIO | None:
+        """Open an object for reading, which shows one version of it; None if there is none."""
+        with self._errors():
+            try:
+                return (self._root / name).open("rb")
+            except _NOTHING:
+                self._check_there()
+                return None
+
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        with self._errors():
+            if (source := self.open(name)) is None:
+                return b""
+            with source:
+                source.seek(start)
+                return source.read(end - start)
+
+    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+        self.write(name, _counted(pieces(content), progress))
+
+    def write(self, name: str, content: Iterable[bytes]) -> None:
+        """Write an object piece by piece; nothing of it is seen before all is there."""
         target = self._root / name
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
-        with _errors(self._root), self._part(target, lambda part: shutil.copyfile(source, part), job) as part:
+        with self._errors(), self._part(target, content, job) as part:
             part.replace(target)
             _sync(target.parent)
 
-    def download(self, name: str, target: Path) -> bool:
+    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
         part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
-        with _errors(self._root):
-            try:
-                source = (self._root / name).open("rb")
-            except _NOTHING:
-                self._check_there()
+        with self._errors():
+            if (source := self.open(name)) is None:
                 return False
             try:
                 with source, part.open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
+                    for piece in _counted(iter(lambda: source.read(PIECE), b""), progress):
+                        copy.write(piece)
                 part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with _errors(self._root):
+        with self._errors():
             try:
                 paths = list((self._root / folder).iterdir())
             except _NOTHING:
                 self._check_there()
                 return {}
-            sizes = {}
-            for path in paths:
-                with suppress(*_NOTHING):
-                    if not path.name.startswith(".") and path.is_file():
-                        sizes[path.name] = path.stat().st_size
-            return sizes
+            sizes = {path.name: _size(path) for path in paths if not path.name.startswith(".")}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def walk(self, folder: str) -> dict[str, int]:
+        top = self._root / folder
+        with self._errors():
+            self._check_there()
+            sizes = {"": _size(top)}
+            for parent, _, names in os.walk(top, onerror=_raise_unless_gone):
+                below = os.path.relpath(parent, top)
+                sizes |= {os.path.normpath(f"{below}/{name}"): _size(Path(parent, name)) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def delete(self, name: str) -> None:
-        with _errors(self._root):
+        with self._errors():
             try:
                 (self._root / name).unlink()
             except _NOTHING:
                 self._check_there()
 
+    def remove(self, folder: str, last: str = "") -> None:
+        top, last_path = self._root / folder, self._root / last if last else None
+        with self._errors():
+            self._check_there()
+            if not top.is_dir() or top.is_symlink():  # of a link what it leads to stays
+                top.unlink(missing_ok=True)
+                return
+            for parent, folders, names in os.walk(top, topdown=False, onerror=_raise_unless_gone):
+                for path in (Path(parent, name) for name in (*names, *folders)):
+                    if path.is_dir() and not path.is_symlink():
+                        path.rmdir()
+                    elif path != last_path:
+                        path.unlink(missing_ok=True)
+            if last_path:
+                last_path.unlink(missing_ok=True)
+            top.rmdir()
+
     def _check_there(self) -> None:
         if not self._root.is_dir():
-            raise StoreError(f"{self._root} is not there")  # an unmounted bucket is not an empty one
+            raise BucketError(f"{self._root} is not there")  # an unmounted bucket is not an empty one
 
     @contextmanager
-    def _part(self, target: Path, fill: Callable[[Path], object], job: Path | None = None) -> Iterator[Path]:
+    def _part(self, target: Path, content: Iterable[bytes], job: Path | None = None) -> Iterator[Path]:
         """Yield a temporary file with the content; remove it afterwards unless it was renamed.
 
         Raises Conflict if that needs a folder of a `job` whose record was deleted.
@@ -146,23 +189,27 @@ class LocalStore:
         self._check_there()
         part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
         try:
-            try:
-                fill(part)
-            except FileNotFoundError:
-                if job and not job.exists():
-                    self._check_there()
-                    raise Conflict(job.parent.name) from None
-                target.parent.mkdir(parents=True, exist_ok=True)
-                fill(part)
-            _sync(part)
+            file = part.open("wb")
+        except FileNotFoundError:
+            if job and not job.exists():
+                self._check_there()
+                raise Conflict(job.parent.name) from None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = part.open("wb")
+        try:
+            with file:
+                for piece in content:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
             yield part
         finally:
             part.unlink(missing_ok=True)
 
     @contextmanager
-    def _locked(self, directory: Path, name: str) -> Iterator[None]:
+    def _locked(self, folder: Path, name: str) -> Iterator[None]:
         try:
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except _NOTHING:
             self._check_there()
             raise Conflict(name) from None
@@ -174,11 +221,54 @@ class LocalStore:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise StoreError(f"{directory} is locked by another for {self._seconds:g} s") from None
+                        raise BucketError(f"{folder} is locked by another for {self._seconds:g} s") from None
                     time.sleep(_LOCK_POLL)
             yield
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BucketError:
+            raise
+        except OSError as error:
+            raise BucketError(error.errno, f"{self._root}: {error.strerror or error}") from error
+
+
+def open_bucket(url: str) -> Bucket:
+    """Return the bucket at `/folder`, `file:///folder`, `gs://name` or `gs://name/folder`."""
+    scheme, separator, rest = url.partition("://")
+    if (url and not separator) or (scheme == "file" and rest.startswith("/")):
+        return FolderBucket(Path(rest if separator else url))
+    if scheme == "gs":
+        from jobs.gcs import GcsBucket  # some megabytes, and of no use to a host whose bucket is a folder
+
+        return GcsBucket(url)
+    raise BucketError(f"{url!r} is no bucket: valid are a folder, file:///folder, and gs://bucket")
+
+
+def _counted(content: Iterable[bytes], progress: Progress) -> Iterator[bytes]:
+    for piece in content:
+        yield piece
+        progress(len(piece))
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a regular file, also one that a link leads to; None for anything else."""
+    try:
+        status = path.stat()
+    except OSError:
+        if os.path.lexists(path) and not path.is_symlink():
+            raise
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, _NOTHING):
+        raise error
 
 
 def _sync(path: Path) -> None:
@@ -187,13 +277,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _errors(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreError(error.errno, f"{root}: {error.strerror or error}") from error

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from jobs import paths
+from jobs.bucket import Conflict, RecordStore
 from jobs.checked import Record, RecordError
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import Conflict, Store
 from jobs.study import Trial
 
 K = TypeVar("K", str, int)
@@ -33,10 +33,10 @@ class Stored(Generic[R]):
 class Ledger:
     """Reads and writes the records of jobs.
 
-    StoreError: the bucket fails. RecordError: a record is not what it should be.
+    BucketError: the bucket fails. RecordError: a record is not what it should be.
     """
 
-    def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, store: RecordStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self.store = store
         self._sleep = sleep
 
@@ -217,7 +217,7 @@ class Trials:
         """Return all readable trials, in the order of their numbers.
 
         Raises:
-            StoreError: the bucket fails.
+            BucketError: the bucket fails.
         """
         open_ones = [number for number, trial in self._known.items() if not trial.final]
         ahead = 1

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jobs import lease
+from jobs.bucket import Conflict
 from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
@@ -16,7 +17,6 @@ from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.store import Conflict
 from jobs.submitter import NOT_HANDED_OVER
 from jobs.times import now
 
@@ -48,7 +48,7 @@ class QueueMonitor:
         """Poll the queue once; a later poll does what is left.
 
         Raises:
-            StoreError: the bucket fails.
+            BucketError: the bucket fails.
         """
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)

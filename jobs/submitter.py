@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jobs import lease
+from jobs.bucket import Conflict
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.store import Conflict
 
 NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
 

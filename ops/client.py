@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs import lease
+from jobs.bucket import BucketError
 from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.lease import ChangeTimer
 from jobs.progress import JobProgress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import StoreError
 from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
@@ -188,7 +188,7 @@ class Client:
                 try:
                     record = existing_job(self._cluster.ledger, record.jobId)
                     failing = False
-                except (StoreError, HostsError) as error:
+                except (BucketError, HostsError) as error:
                     if not failing:
                         terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
                     failing = True
@@ -245,7 +245,7 @@ class Client:
         while True:
             try:
                 record = canceller.step() or record
-            except (StoreError, HostsError):
+            except (BucketError, HostsError):
                 if time.monotonic() > deadline:
                     raise
             if record.final:
@@ -260,7 +260,7 @@ class Client:
             time.sleep(_CANCEL_SECONDS)
 
     def _stop_seconds(self, job_id: str) -> float:
-        with suppress(StoreError, RecordError):
+        with suppress(BucketError, RecordError):
             if plan := self._cluster.ledger.plan(job_id):
                 return plan.stopSeconds
         return Plan.stopSeconds

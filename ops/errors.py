@@ -62,8 +62,8 @@ def one_line(error: BaseException) -> str:
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the line and the exit code of an error of any library that a command uses."""
     from infra.spec import SpecError
+    from jobs.bucket import BucketError, Conflict
     from jobs.checked import RecordError
-    from jobs.store import Conflict, StoreError
 
     if isinstance(error, OpsError):
         return one_line(error), error.code
@@ -72,14 +72,13 @@ def explain(error: BaseException) -> tuple[str, int]:
     if hasattr(error, "result") and hasattr(error.result, "items"):  # fabric's GroupException: a result or an error a host
         failed = {getattr(host, "original_host", host): e for host, e in error.result.items() if isinstance(e, Exception)}
         return "; ".join(f"{host}: {one_line(e)}" for host, e in failed.items()), FAILED
+    cause = error.__cause__ if isinstance(error, BucketError) else error
+    if type(cause).__module__.startswith("google.auth"):
+        return f"no Google credentials ({one_line(cause or error)}): run `gcloud auth application-default login`", FAILED
     module = type(error).__module__.partition(".")[0]
     if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
         return f"the connection failed ({one_line(error)}): try again, then pulumi up", FAILED
-    if module == "google":  # of all that is Google's, fab asks google-auth alone by itself
-        return f"no Google credentials ({one_line(error)}): run `gcloud auth application-default login`", FAILED
-    if module in ("aiohttp", "gcsfs"):
-        return f"the bucket fails: {one_line(error)}: try again", FAILED
-    if isinstance(error, StoreError):
+    if isinstance(error, BucketError):
         return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
     if isinstance(error, RecordError):
         return f"what the bucket says cannot be read: {one_line(error)}", FAILED

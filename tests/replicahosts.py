@@ -16,12 +16,12 @@ import pytest
 from waiting import limit, scale, wait_for
 
 from jobs import paths
+from jobs.bucket import BucketError, RecordStore
 from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
-from jobs.store import Store, StoreError
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = limit()
@@ -187,7 +187,7 @@ class Clock:
 class Flaky:
     """A store that fails as `fail` lists: before or after the effect of a write. `calls` are the names that were written."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self._store = store
         self.fail: list[str] = []
         self.calls: list[str] = []
@@ -199,12 +199,12 @@ class Flaky:
             writes = method in ("create", "replace")
             failure = self.fail.pop(0) if writes and self.fail else ""
             if failure == "before":
-                raise StoreError("the bucket fails")
+                raise BucketError("the bucket fails")
             result = getattr(self._store, method)(name, *args)
             if writes:
                 self.calls.append(name)
             if failure == "after":
-                raise StoreError("the answer is lost")
+                raise BucketError("the answer is lost")
             return result
 
         return call

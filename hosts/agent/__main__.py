@@ -29,11 +29,10 @@ from hosts.agent.process import Child, ProcessRun
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
+from jobs.bucket import BucketError, TimeLimited
+from jobs.folder import open_bucket
 from jobs.host_start import HostStarter, StartClient
 from jobs.ledger import Ledger
-from jobs.limited import Limited
-from jobs.open import open_store
-from jobs.store import StoreError
 from jobs.times import now
 
 STORE_SECONDS = 20.0
@@ -49,11 +48,11 @@ def main() -> int:
     version = _version()
     try:
         host, state = config.load(os.environ)
-        store = open_store(host.bucket)
-    except (config.HostConfigError, StoreError) as error:
+        store = open_bucket(host.bucket)
+    except (config.HostConfigError, BucketError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
-    ledger = Ledger(Limited(store, STORE_SECONDS))
+    ledger = Ledger(TimeLimited(store, STORE_SECONDS))
     starts = launcher(host.bucket, os.environ)
     job_files = JobFiles(host, state, ledger, store, os.environ, starts)
     client = StartClient(host.power) if host.power else None

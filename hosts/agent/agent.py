@@ -13,6 +13,7 @@ from hosts.agent import restart
 from hosts.agent.reporter import HostProbes, Reporter
 from hosts.agent.supervisor import Assignment, Spawn, Supervisor
 from jobs import lease, paths
+from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
@@ -20,7 +21,6 @@ from jobs.notification import Notification
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
-from jobs.store import Conflict, StoreError
 
 # While a job begins or ends here, somebody waits for it: this many rounds in the time of one, for so long.
 _QUICK = 4
@@ -34,7 +34,7 @@ class Site(Protocol):
         """Return the job's files on this host and its log, for that replica.
 
         Raises:
-            StoreError: they cannot be fetched now.
+            BucketError: they cannot be fetched now.
         """
 
     def facts(self) -> dict[str, Any] | None:
@@ -185,7 +185,7 @@ class Agent:
             if plan is None or replica not in plan.replicas:
                 raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
             self._take_up(plan.placed(entry.placement), replica, job)
-        except (StoreError, RecordError) as error:
+        except (BucketError, RecordError) as error:
             self._cannot_take_up(stored, error)
             raise
 
@@ -195,7 +195,7 @@ class Agent:
         Such a job must not keep its hosts for ever.
         """
         job = stored.record
-        patience = Plan.preparingSeconds if isinstance(error, StoreError) else 2 * self._lease_seconds
+        patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
         tried = self._watch.see(("take up", job.jobId), True)
         nobody_leads = job.lease.free or self._watch.see(("led", job.jobId), job.lease) >= self._lease_seconds
         if tried >= patience and nobody_leads and not job.lease.submitter:

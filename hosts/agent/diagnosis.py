@@ -23,10 +23,10 @@ from hosts.agent.restart import killer
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
 from jobs import chunks
+from jobs.bucket import Bucket, Conflict
 from jobs.chunks import ChunkFolder, LogFilter
 from jobs.firsterror import LONGEST
 from jobs.records import HostFile, JobRecord, ReplicaRecord
-from jobs.store import Conflict, Files
 from jobs.times import now, seconds_between
 
 LIMIT = 1_000_000
@@ -46,7 +46,7 @@ _PACKAGES = 2000
 
 
 def start(
-    files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None], seconds: float = SECONDS
+    files: Bucket, name: str, make: Callable[[], bytes], complain: Callable[[str], None], seconds: float = SECONDS
 ) -> BackgroundTask[bool]:
     """Begin to write the object of that name once; the result is True if it was written.
 

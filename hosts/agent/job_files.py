@@ -27,10 +27,10 @@ from hosts.agent.token_broker import Broker, Mint, access, mint
 from hosts.agent.trainer import Trainer
 from hosts.agent.unsaved import JobFolders
 from jobs import paths, variables
+from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
-from jobs.store import Conflict, Files, StoreError
 
 # Set by systemd for the agent alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -74,7 +74,7 @@ class JobFiles:
         host: HostFile,
         state: Path,
         ledger: Ledger,
-        files: Files,
+        files: Bucket,
         environ: Mapping[str, str],
         launcher: Launcher | None = None,
         mint: Mint = mint,
@@ -96,10 +96,10 @@ class JobFiles:
         self.finish()  # of a job, or an attempt, before
         try:
             self._job = self._prepare(plan, replica)
-        except StoreError:
+        except BucketError:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
-            raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
+            raise BucketError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
         return self._job.assignment
 
     def _prepare(self, plan: Plan, name: str) -> _Job:
@@ -206,15 +206,15 @@ class JobFiles:
         home.mkdir(parents=True, exist_ok=True)
         packed, unpacked = home / ".package.tar.gz", home / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
-            raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
+            raise BucketError(f"{paths.package(plan.jobId)} is not there yet")
         if (digest := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
-            raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {digest[:16]}…, not {plan.packageSha256[:16]}…")
+            raise BucketError(f"{paths.package(plan.jobId)} is damaged: sha256 {digest[:16]}…, not {plan.packageSha256[:16]}…")
         delete(unpacked)
         unpacked.mkdir()  # a package may be empty, where the program is the host's own
         with tarfile.open(packed) as tar:
             for member in tar.getmembers():
                 if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
-                    raise StoreError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
+                    raise BucketError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
             tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is no privileged user who unpacks
         delete(folder)
         unpacked.rename(folder)
@@ -281,7 +281,7 @@ class JobFiles:
             secrets: dict[str, str] = json.loads((self._secrets / f"{plan.jobId}.json").read_bytes())
         except (OSError, ValueError):
             problem = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
-            raise StoreError(f"{problem}: start the job again under another id") from None
+            raise BucketError(f"{problem}: start the job again under another id") from None
         return secrets
 
 

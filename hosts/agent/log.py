@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from hosts.agent.lines import OutputLine
+from jobs.bucket import Bucket, Conflict
 from jobs.chunks import LARGEST, LIMIT, Chunk, ChunkFolder, chunks_of, cut
-from jobs.store import Conflict, Files
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _PIECE = 1 << 18
@@ -166,8 +166,8 @@ class Log:
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def archived(store: Files, folder: str) -> list[Chunk]:
-    """Return the chunks of a log in the bucket. Raises StoreError."""
+def archived(store: Bucket, folder: str) -> list[Chunk]:
+    """Return the chunks of a log in the bucket. Raises BucketError."""
     return chunks_of(store.sizes(folder))
 
 
@@ -179,7 +179,7 @@ class LogArchive:
     would otherwise have too many chunks.
     """
 
-    def __init__(self, log: Log, store: Files, folder: str, there: list[Chunk]) -> None:
+    def __init__(self, log: Log, store: Bucket, folder: str, there: list[Chunk]) -> None:
         """Prepare to copy a log; `there` are its chunks that the bucket has already."""
         self._log, self._store, self._folder = log, store, folder
         self._there = there

@@ -9,9 +9,9 @@ from typing import Any
 
 from hosts.agent.rules import with_facts
 from jobs import paths
+from jobs.bucket import BucketError, Conflict
 from jobs.ledger import Ledger
 from jobs.records import Plan
-from jobs.store import Conflict, StoreError
 
 
 class Manifest:
@@ -49,7 +49,7 @@ class Manifest:
         A garbled one stays as it is.
         """
         name = paths.manifest(self._plan.jobId)
-        with suppress(StoreError, Conflict):
+        with suppress(BucketError, Conflict):
             if (item := self._ledger.store.read(name)) is None:
                 return False
             try:

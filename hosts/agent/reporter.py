@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hosts.agent.leader import Leader
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths
+from jobs.bucket import Conflict
 from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import Clock
@@ -16,7 +17,6 @@ from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState
-from jobs.store import Conflict
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Reporter:
         """Write this replica's record if it changed or its heartbeat is due.
 
         Raises:
-            StoreError: the bucket fails.
+            BucketError: the bucket fails.
         """
         record = self._supervisor.record
         if self._published == record and self._clock() < self._beat_at:
@@ -119,7 +119,7 @@ class Reporter:
         """Report, read, and lead if it is this replica's turn.
 
         Raises:
-            StoreError or RecordError: the next round continues.
+            BucketError or RecordError: the next round continues.
         """
         self.due_at_once = False
         self.publish()

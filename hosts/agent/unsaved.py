@@ -18,8 +18,8 @@ from hosts.agent.background import BackgroundTask
 from hosts.agent.keep_unsaved import LEFT
 from hosts.agent.process import ProcessRun, TrainerProcess, TrainerStart
 from hosts.agent.supervisor import Assignment
+from jobs.bucket import Bucket
 from jobs.records import HostFile, UnsavedFiles
-from jobs.store import Files
 
 SECONDS = 20.0
 """So long files are looked for and copied."""
@@ -44,7 +44,7 @@ class JobFolders:
 
 
 def start_search(
-    assignment: Assignment, folders: JobFolders, host: HostFile, files: Files, start: TrainerStart
+    assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
@@ -60,7 +60,7 @@ def start_search(
     return BackgroundTask("unsaved", lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
 
 
-def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Files, start: TrainerStart) -> UnsavedFiles:
+def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
     """Have the files looked for, and kept, as the trainer's user."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SECONDS
     options = {
@@ -85,7 +85,7 @@ def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: 
             _reap(process, deadline)
 
 
-def _has_output(job_dir: str, bucket: str, files: Files) -> bool:
+def _has_output(job_dir: str, bucket: str, files: Bucket) -> bool:
     """Return True if JOB_DIR is in Google's bucket and has objects: the program would need seconds to import a client."""
     below = job_dir.removeprefix(f"{bucket.rstrip('/')}/").rstrip("/")
     return "://" in job_dir and below != job_dir.rstrip("/") and bool(files.sizes(below))

@@ -20,9 +20,8 @@ from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
 from hosts.serving.saved import SavedModel, tensorflow
-from jobs.limited import Limited
-from jobs.open import open_store
-from jobs.store import StoreError
+from jobs.bucket import BucketError, TimeLimited
+from jobs.folder import open_bucket
 
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
@@ -41,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--poll-seconds", type=float, default=1.0)
     options = parser.parse_args(arguments)
     try:
-        store = open_store(options.bucket)
-    except StoreError as error:
+        store = open_bucket(options.bucket)
+    except BucketError as error:
         sys.stderr.write(f"<3>serving: {error}\n")
         return 2
     try:
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     metrics = ServerMetrics()
     manager = ModelManager(
-        Catalog(Limited(store, _STORE_SECONDS)),
+        Catalog(TimeLimited(store, _STORE_SECONDS)),
         store,
         options.cache,
         _load,

@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 from hosts.serving.records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
 from jobs import paths
+from jobs.bucket import Conflict, RecordStore
 from jobs.checked import RecordError
-from jobs.store import Conflict, Store
 
 _TRIES = 50
 _TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
 
 
 class Catalog:
-    """The models' records in the bucket. Its methods raise StoreError if the bucket fails."""
+    """The models' records in the bucket. Its methods raise BucketError if the bucket fails."""
 
-    def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, store: RecordStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self._store, self._sleep = store, sleep
 
     def models(self) -> tuple[list[Model], list[str]]:

@@ -17,7 +17,7 @@ from hosts.serving.download import fetch
 from hosts.serving.records import LoadState, Model, Version, VersionState, folder_of
 from hosts.serving.rest import Arrays, RestError
 from hosts.serving.signatures import Signature
-from jobs.store import Conflict, Files, StoreError
+from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
 _AGAIN_SECONDS = 60.0
@@ -70,7 +70,7 @@ class ModelManager:
     def __init__(
         self,
         catalog: Catalog,
-        files: Files,
+        files: Bucket,
         cache: Path,
         load: Load,
         on_batch: Callable[[str, int], None],
@@ -136,7 +136,7 @@ class ModelManager:
         """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
         try:
             records, bad = self._catalog.models()
-        except (StoreError, Conflict) as error:
+        except (BucketError, Conflict) as error:
             _complain(f"the bucket does not answer: {error}")
             return
         for line in bad:
@@ -159,7 +159,7 @@ class ModelManager:
         """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
         try:
             return self._catalog.in_use()
-        except (StoreError, Conflict):
+        except (BucketError, Conflict):
             return False
 
     def _follow(self, model: Model, state: VersionState) -> None:
@@ -209,7 +209,7 @@ class ModelManager:
             folder = self._fetched(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
-        except StoreError as error:
+        except BucketError as error:
             _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
             return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on

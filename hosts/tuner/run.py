@@ -27,13 +27,12 @@ from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.process import METRIC_FILE, TrialChild, launching
 from hosts.tuner.stopping import lags
 from jobs import variables
+from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.checked import RecordError
 from jobs.chunks import ChunkFolder, LogFilter, newest
+from jobs.folder import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
-from jobs.limited import Limited
-from jobs.open import open_store
 from jobs.records import HostFile, Plan
-from jobs.store import Conflict, StoreError
 from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
 from jobs.times import now
 
@@ -71,12 +70,12 @@ def main(job_id: str, name: str, said: str) -> int:
     """
     try:
         host, state = config.load(os.environ)
-        ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
+        ledger = Ledger(TimeLimited(open_bucket(host.bucket), _STORE_SECONDS))
         plan = _plan(ledger, job_id, host.pollSeconds)
         from hosts.tuner.propose import propose
     except ImportError as error:
         return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
-    except (config.HostConfigError, RecordError, StoreError) as error:
+    except (config.HostConfigError, RecordError, BucketError) as error:
         return _fail(str(error))
     assert plan.study
     log = state / "logs" / job_id
@@ -94,7 +93,7 @@ def _plan(ledger: Ledger, job_id: str, seconds: float) -> Plan:
         try:
             if plan := ledger.plan(job_id):
                 return plan
-        except StoreError as error:
+        except BucketError as error:
             _say(f"the bucket does not answer: {error}")
         time.sleep(seconds)
 
@@ -149,7 +148,7 @@ class Tuner:
                     continue
             except Conflict:
                 continue
-            except (OSError, RecordError) as error:  # a StoreError is one, and so is a folder that cannot be made now
+            except (OSError, RecordError) as error:  # a BucketError is one, and so is a folder that cannot be made now
                 _say(f"the bucket does not answer, and is asked again: {error}")
             self._sleep(self._host.pollSeconds)
         return TERMINATED
@@ -275,7 +274,7 @@ class Tuner:
                 if news and self._study.enableTrialEarlyStopping and lags(self._study, measured, self._trials.read()):
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
-            except (StoreError, RecordError):
+            except (BucketError, RecordError):
                 continue  # it is told again at the next look
         return status, stored, False
 
@@ -299,7 +298,7 @@ class Tuner:
             try:
                 return self._ledger.change_trial(self._plan.jobId, there, trial)
             except Conflict as error:
-                raise StoreError(str(error)) from error
+                raise BucketError(str(error)) from error
 
     def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
         """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
@@ -345,7 +344,7 @@ class Tuner:
                     if self._write(stored, trial) is None:
                         return
                     break
-                except (StoreError, RecordError) as error:
+                except (BucketError, RecordError) as error:
                     if self._terminated:
                         return
                     _say(f"the end of trial {trial.trialId} cannot be told yet: {error}")

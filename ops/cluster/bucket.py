@@ -1,174 +1,88 @@
-"""The bucket as the operator reaches it, through fsspec: whole objects, seen complete or not at all.
-
-`sftp:///bucket` is that path on whichever host answers; `gs://name` and others are fsspec's own; a plain path is itself.
-"""
+"""Channels to the bucket on a host, and files that are uploaded unless they are there."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import paramiko
+
+from jobs.bucket import Bucket
 from ops import terminal
-from ops.errors import OpsError
 
-T = TypeVar("T")
-Progress = Callable[[int], None]
-_CHUNK = 1 << 20
+_READ = 1 << 18
+_BURST = 1 << 18
+_SEND_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 1.0
 
 
-class Bucket:
-    """Objects by name, such as `jobs/job01/package.tar.gz`: what is large, and what has one writer.
+class SshChannel:
+    """A command on a host, spoken to in lines."""
 
-    `renames` is for file systems, where a write shows at once: it goes to another name, and takes its own when complete.
-    """
+    def __init__(self, connection: Any, command: str) -> None:
+        with _as_os_error():
+            self._channel = connection.create_session()
+            self._channel.exec_command(command)
+        self._rest = b""
 
-    def __init__(self, fs: Any, root: str, renames: bool) -> None:
-        self._fs, self._root, self._renames = fs, root.rstrip("/"), renames
+    def send(self, data: bytes) -> None:
+        self._channel.settimeout(_SEND_SECONDS)
+        with _as_os_error():
+            for start in range(0, len(data), _BURST):  # sendall copies all that it has left for each packet
+                self._channel.sendall(data[start : start + _BURST])
 
-    def path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+    def line(self, seconds: float) -> bytes:
+        """Return the next line.
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content, or None if there is no such object."""
-        try:
-            content: bytes = self._fs.cat_file(self.path(name))
-        except FileNotFoundError:
-            return None
-        return content
-
-    def read_part(self, name: str, start: int, end: int) -> bytes:
-        """Return these bytes of an object, or as many as there are; empty if there is no such object."""
-        try:
-            content: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
-        except FileNotFoundError:
-            return b""
-        return content
-
-    def delete(self, name: str) -> None:
-        """Take an object away; FileNotFoundError where there is none."""
-        self._fs.rm_file(self.path(name))
-
-    def remove(self, folder: str, last: str = "") -> None:
-        """Remove an object, or a folder with its content, if it exists.
-
-        The object `last` is removed at the end, so that an interrupted removal can be repeated.
+        Raises:
+            TimeoutError: after so many seconds.
+            EOFError: if there will be none.
         """
-        top = self.path(folder)
-        if self._renames and self._fs.islink(top):
-            self._fs.rm_file(top)  # and what it leads to stays
-            return
-        entries = self._found(folder, withdirs=True)
-        folders = [path for path, info in entries.items() if info["type"] == "directory"]
-        last_path = self.path(last) if last else ""
-        for path in entries.keys() - set(folders) - {last_path}:
-            self._fs.rm_file(path)
-        if self._renames:  # elsewhere a folder is but a part of names
-            for path in sorted(set(folders) - {top}, key=len, reverse=True):
-                self._fs.rmdir(path)
-        if last_path in entries:
-            self._fs.rm_file(last_path)
-        if self._renames and top in folders:
-            self._fs.rmdir(top)
+        deadline = time.monotonic() + seconds
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            pieces.append(self._receive(_READ, max(deadline - time.monotonic(), 0.01)))
+        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        return line
 
-    def names(self, folder: str) -> dict[str, int]:
-        """Return the names in a folder, with their sizes in bytes; empty if there is no such folder."""
-        try:
-            entries = self._fs.ls(self.path(folder), detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        names = {info["name"].rstrip("/").rpartition("/")[2]: info["size"] or 0 for info in entries}
-        return {name: size for name, size in names.items() if name and not name.startswith(".")}
+    def read(self, size: int, seconds: float) -> bytes:
+        """Return some of the next bytes, with the same errors."""
+        if not self._rest:
+            return self._receive(size, seconds)
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
-    def walk(self, folder: str) -> dict[str, int]:
-        """Return the objects below a folder by relative path, with their sizes; an object of that name is ``.
+    def _receive(self, size: int, seconds: float) -> bytes:
+        self._channel.settimeout(seconds)
+        with _as_os_error():
+            data: bytes = self._channel.recv(size)
+        if not data:
+            raise EOFError(f"the host ended it{self._last_words()}")
+        return data
 
-        An object whose name ends in /, with which TensorFlow marks a folder in a `gs://` bucket, does not count.
-        """
-        top = self.path(folder).lstrip("/")
-        entries = {path: info for path, info in self._found(folder).items() if not path.endswith("/")}
-        return {path.lstrip("/").removeprefix(top).lstrip("/"): info["size"] or 0 for path, info in entries.items()}
+    def close(self) -> None:
+        self._channel.close()
 
-    def _found(self, folder: str, **options: Any) -> dict[str, dict[str, Any]]:
-        try:
-            entries = self._fs.find(self.path(folder), detail=True, **options)
-            return {
-                path: info or self._fs.info(path) for path, info in entries.items()
-            }  # fsspec tells nothing of a file itself
-        except FileNotFoundError:
-            return {}
-
-    def upload(self, name: str, content: bytes | Path, progress: Progress = lambda _: None) -> None:
-        """Create or replace an object by bytes or a file's content; call `progress` with each piece's bytes."""
-        target = self.path(name) if not self._renames else self._part_name(name)
-        with self._writing(target) as out:
-            for piece in _pieces(content):
-                out.write(piece)
-                progress(len(piece))
-        if self._renames:
-            self._fs.mv(target, self.path(name))
-
-    def download(self, name: str, target: Path, progress: Progress = lambda _: None) -> None:
-        """Write an object to a file, which is complete or not there."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            with self._fs.open(self.path(name), "rb") as source, part.open("wb") as out:
-                if hasattr(source, "prefetch"):
-                    source.prefetch()  # over SFTP: all of it under way at once, instead of a round trip a piece
-                while piece := source.read(_CHUNK):
-                    out.write(piece)
-                    progress(len(piece))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _part_name(self, name: str) -> str:
-        folder, _, base = self.path(name).rpartition("/")
-        return f"{folder}/.{base}.{uuid.uuid4().hex}"
-
-    def _writing(self, path: str) -> Any:
-        """Open an object for writing; create its folder only if it is missing, which saves round trips."""
-        try:
-            out = self._fs.open(path, "wb")
-        except FileNotFoundError:
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            out = self._fs.open(path, "wb")
-        if hasattr(out, "set_pipelined"):
-            out.set_pipelined(True)  # SFTP: do not wait for each piece to be acknowledged
-        return out
+    def _last_words(self) -> str:
+        """Return the last line of the command's stderr, if there is one."""
+        with _as_os_error():
+            self._channel.settimeout(_LAST_WORDS_SECONDS)
+            with suppress(TimeoutError):
+                last_lines = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
+                return "".join(f": {line}" for line in last_lines)
+        return ""
 
 
-def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
-    """Open the bucket at a URL; `connect` returns a Fabric connection, and is only called for `sftp:///`."""
-    scheme, separator, path = url.partition("://")
-    if scheme == "sftp" and separator:
-        from ops.cluster.sftp import HostFileSystem
-
-        return Bucket(HostFileSystem(connect().client.open_sftp()), path, renames=True)
-    if not separator or scheme == "file":
-        from fsspec.implementations.local import LocalFileSystem
-
-        return Bucket(LocalFileSystem(auto_mkdir=False), path if separator else url, renames=True)
-    from jobs.objects import plain
-
-    plain()
-    import fsspec  # a twentieth of a second, which a push of files need not wait for
-
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raise paramiko's own errors as what they are: the connection's."""
     try:
-        return Bucket(fsspec.filesystem(scheme, use_listings_cache=False), path, renames=False)  # others write there, too
-    except (ImportError, ValueError) as error:
-        raise OpsError(f"the bucket {url} cannot be opened: {error}") from None
-
-
-def _pieces(content: bytes | Path) -> Iterator[bytes]:
-    if isinstance(content, bytes):
-        yield content
-        return
-    with content.open("rb") as source:
-        while piece := source.read(_CHUNK):
-            yield piece
+        yield
+    except paramiko.SSHException as error:
+        raise OSError(str(error) or type(error).__name__) from error
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], there: Mapping[str, int], what: str) -> list[str]:

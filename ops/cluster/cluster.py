@@ -6,19 +6,19 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.inventory import Inventory
+from jobs.bucket import Bucket
+from jobs.folder import open_bucket
 from jobs.ledger import Ledger
-from ops import terminal
-from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster import ssh_bucket
+from ops.cluster.bucket import SshChannel
 from ops.cluster.inventory import ROOT, load
-from ops.cluster.ledger import open_ledger
 from ops.cluster.remote import Fleet
+
+_SFTP = "sftp://"
 
 
 class Cluster:
-    """The target of a command.
-
-    It is for one thread, except `inventory`, `fleet`, `ledger` and `another_bucket`.
-    """
+    """The target of a command."""
 
     def __init__(
         self, inventory: Inventory, fleet: Fleet | None = None, bucket: Bucket | None = None, ledger: Ledger | None = None
@@ -49,14 +49,13 @@ class Cluster:
     @cached_property
     def bucket(self) -> Bucket:
         """The bucket, through whichever host answers first where it is on hosts."""
-        with terminal.Step("opening the bucket"):
-            return self.another_bucket()
+        url = self.inventory.operator_bucket
+        if not url.startswith(_SFTP):
+            return open_bucket(url)
+        command = ssh_bucket.command(url.removeprefix(_SFTP))
+        return ssh_bucket.SshBucket(lambda: SshChannel(self.fleet.any_connection(), command))
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The records in the bucket, through whichever host answers first where it is on hosts."""
-        return open_ledger(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
-
-    def another_bucket(self) -> Bucket:
-        """Open the bucket over another channel, for another thread: an SFTP client cannot be shared."""
-        return open_bucket(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
+        """The records in the bucket."""
+        return Ledger(self.bucket)

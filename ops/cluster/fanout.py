@@ -94,27 +94,3 @@ def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, sec
             return result  # type: ignore[return-value]  # None is a T where work returns None
         first_error = first_error or error
     raise first_error or TimeoutError(f"nothing answers within {seconds:.0f} s")
-
-
-class Background(Generic[T]):
-    """Work in its own daemon thread; its result or its error is returned by `join`."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
-
-    def join(self, seconds: float) -> T:
-        """Return the result once, or raise its error; TimeoutError if it still runs."""
-        try:
-            result, error = self._outcome.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError(f"it takes longer than {seconds:.0f} s") from None
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]  # None is a T where work returns None
-
-    def _run(self, work: Callable[[], T]) -> None:
-        try:
-            self._outcome.put((work(), None))
-        except Exception as error:  # noqa: BLE001  for join
-            self._outcome.put((None, error))

@@ -1,101 +1,24 @@
-"""The records of the cluster's jobs, as `fab` reads them: over a host, or from a bucket by its URL."""
+"""The records of the cluster's jobs, as `fab` reads them."""
 
 from __future__ import annotations
 
 import getpass
 import socket
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from jobs.checked import RecordError
 from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger
-from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import Store
 from ops import terminal
-from ops.cluster import ssh_store
 from ops.errors import OpsError, UsageError, meant
-
-_SFTP = "sftp://"
-_READ = 1 << 16
-_LAST_WORDS_SECONDS = 1.0
 
 
 def me() -> str:
     """Return `ann@laptop`, the user's name in records."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-def open_ledger(url: str, connect: Callable[[], Any]) -> Ledger:
-    """Open the records in a bucket; `connect` returns a Fabric connection, only called for `sftp:///`."""
-    store: Store
-    if url.startswith(_SFTP):
-        line = ssh_store.command(url.removeprefix(_SFTP))
-        store = ssh_store.SshStore(lambda: SshChannel(connect(), line))
-    else:
-        store = open_store(url)
-    return Ledger(store)
-
-
-class SshChannel:
-    """A command on a host, spoken to in lines."""
-
-    def __init__(self, connection: Any, command: str) -> None:
-        with _as_os_error():
-            self._channel = connection.create_session()
-            self._channel.exec_command(command)
-        self._rest = b""
-
-    def send(self, data: bytes) -> None:
-        with _as_os_error():
-            self._channel.sendall(data)
-
-    def line(self, seconds: float) -> bytes:
-        """Return the next line.
-
-        Raises:
-            TimeoutError: after so many seconds.
-            EOFError: if there will be none.
-        """
-        deadline = time.monotonic() + seconds
-        pieces = [self._rest]
-        while b"\n" not in pieces[-1]:
-            self._channel.settimeout(max(deadline - time.monotonic(), 0.01))
-            with _as_os_error():
-                data = self._channel.recv(_READ)
-            if not data:
-                raise EOFError(f"the host ended it{self._last_words()}")
-            pieces.append(data)
-        line, _, self._rest = b"".join(pieces).partition(b"\n")
-        return line
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _last_words(self) -> str:
-        """Return the last line of the command's stderr, if there is one."""
-        with _as_os_error():
-            self._channel.settimeout(_LAST_WORDS_SECONDS)
-            with suppress(TimeoutError):
-                last_lines = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
-                return "".join(f": {line}" for line in last_lines)
-        return ""
-
-
-class _as_os_error:  # noqa: N801  used as a function is
-    """paramiko's own errors as what they are: the connection's."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and type(error).__module__.startswith("paramiko"):
-            raise OSError(str(error) or type(error).__name__) from error
 
 
 def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import paths
-from jobs.objects import PLAIN
+from jobs.bucket import Bucket
+from jobs.folder import open_bucket
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops import terminal
-from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import OpsError, UsageError
 
-WITHOUT_TENSORFLOW = f"""
+WITHOUT_TENSORFLOW = """
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
-os.environ.setdefault{PLAIN}
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 """
 """Lines of Python, behind `import os, sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the
-time, leaves the memory to the training, and reads what fsspec reads."""
+time, leaves the memory to the training, and reads what fsspec reads. By default gcsfs asks by gRPC what kind of bucket it is,
+for a minute and a half where only HTTPS passes."""
 METRICS = "metrics.json"
 """The optional file of a trainer's metrics."""
 EVALUATION = "evaluation.json"
@@ -62,7 +63,8 @@ class JobOutput:
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
-        return self._bucket.read(f"{self._folder}/{name}" if self._folder else name) or b""
+        item = self._bucket.read(f"{self._folder}/{name}" if self._folder else name)
+        return item.content if item else b""
 
     def fetch(self, names: Sequence[str], target: Path, below: str = "") -> None:
         """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
@@ -77,7 +79,10 @@ class JobOutput:
             progress = terminal.sizer(step, sum(self.files[path] for path in names))
             for path in names:
                 name = f"{self._folder}/{path}" if self._folder else path
-                self._bucket.download(name, target / path.removeprefix(below), progress)
+                file = target / path.removeprefix(below)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if not self._bucket.download(name, file, progress):
+                    raise OpsError(f"{self.job_dir}/{path} is gone")
 
 
 def find(cluster: Cluster, record: JobRecord) -> JobOutput:
@@ -91,7 +96,7 @@ def find(cluster: Cluster, record: JobRecord) -> JobOutput:
     if job_dir.startswith(f"{inventory.bucket}/"):
         bucket, folder = cluster.bucket, job_dir.removeprefix(f"{inventory.bucket}/")
     elif "://" in job_dir:
-        bucket, folder = open_bucket(job_dir, lambda: None), ""
+        bucket, folder = open_bucket(job_dir), ""
     else:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.Step(f"looking through {job_dir}"):

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from jobs import paths
+from jobs.bucket import Bucket
 from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter, Position
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
@@ -142,7 +142,7 @@ class _Archived:
 
     def sizes(self) -> Mapping[str, int]:
         if self._sizes is None:
-            self._sizes = self._bucket.names(self._folder)
+            self._sizes = self._bucket.sizes(self._folder)
         return self._sizes
 
     def read(self, name: str, start: int, end: int) -> bytes:

@@ -14,8 +14,9 @@ from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
 from infra.spec import Role
 from infra.templates import ROOT as HERE
+from jobs.bucket import Bucket
+from jobs.folder import open_bucket
 from ops import terminal
-from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError, meant
 from ops.models.lookup import catalog_of, existing_model, existing_version
@@ -137,7 +138,8 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
     if name is None:
         return
     try:
-        available = read_signatures(bucket.read(f"{source}/{MODEL_FILE}") or b"")
+        item = bucket.read(f"{source}/{MODEL_FILE}")
+        available = read_signatures(item.content if item else b"")
     except ValueError as error:
         raise UsageError(f"{source}/{MODEL_FILE}: {error}") from None
     if name not in available:
@@ -186,7 +188,7 @@ def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
     if path.startswith(f"{here}/") and ".." not in path.split("/"):
         return cluster.bucket, here
     if (url := _URL.match(path)) and "://" in here:
-        return open_bucket(url[0], cluster.fleet.any_connection), url[0]
+        return open_bucket(url[0]), url[0]
     return None
 
 

@@ -16,10 +16,11 @@ from hosts.serving.catalog import Catalog
 from hosts.serving.download import MODEL_FILE, NO_SIGNATURE
 from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
-from jobs.store import Conflict, StoreError
+from jobs.background import Background
+from jobs.bucket import BucketError, Conflict
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.fanout import Background, Outcome
+from ops.cluster.fanout import Outcome
 from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
@@ -213,7 +214,7 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
             mine = next((v for v in record.existing if v.name == version and v.token == token), None)
             return record.mark_failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
-        with contextlib.suppress(OpsError, StoreError, Conflict):
+        with contextlib.suppress(OpsError, BucketError, Conflict):
             remainder = next((v for v in changed(catalog, name, failed).existing if v.name == version), None)
             if remainder and remainder.state is VersionState.FAILED:
                 again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.redeployable else ""

@@ -76,7 +76,8 @@ def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
     if not any(path.endswith(_CHECKPOINT) for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
-    package = cluster.bucket.read(paths.package(job_id))
+    item = cluster.bucket.read(paths.package(job_id))
+    package = item.content if item else None
     name = found.job.manifest.get("package", {}).get("name")
     exporter = declared.read_archive(package, name).export if package and name else None
     if package is None or exporter is None:

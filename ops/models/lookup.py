@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
+from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
-from jobs.store import Conflict, StoreError
 from ops.cluster.cluster import Cluster
 from ops.errors import OpsError, UsageError, meant
 
@@ -70,7 +70,7 @@ def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
     try:
         records, bad = catalog.models()
         return [model for model in records if model.existing], bad
-    except StoreError as error:
+    except BucketError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 
 

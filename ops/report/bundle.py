@@ -158,9 +158,9 @@ def _without_target(content: bytes) -> bytes:
 
 def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, bytes]:
     places = {name: paths.diagnosis(record.jobId, name) for name in names}
-    there = cluster.bucket.names(f"{paths.folder(record.jobId)}/diagnosis")
+    there = cluster.bucket.sizes(f"{paths.folder(record.jobId)}/diagnosis")
     read = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in there}
-    return {name: content for name, content in read.items() if content is not None}
+    return {name: item.content for name, item in read.items() if item}
 
 
 def _earlier(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jobs import paths, progress
+from jobs.bucket import BucketError
 from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import StoreError
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -59,7 +59,7 @@ class JobEvidence:
         """Return the result of `read`; if it fails, add a note with the reason and return `otherwise`."""
         try:
             return read()
-        except (OpsError, StoreError, RecordError, EvaluationError, OSError) as error:
+        except (OpsError, BucketError, RecordError, EvaluationError, OSError) as error:
             self.notes.append(f"{what}: {one_line(error)}")
             return otherwise
 
@@ -161,7 +161,7 @@ class JobEvidence:
         try:
             whole = read_manifest(self._cluster.bucket, job_id)
             checked = planned.compare(self._cluster.inventory, job_id, whole, lambda: self._chief_messages)
-        except (OpsError, StoreError, OSError):
+        except (OpsError, BucketError, OSError):
             return None
         forecast = checked.prediction
         figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
+from jobs.bucket import BucketError
 from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names
@@ -115,7 +115,7 @@ def _writer(
     """
     try:
         records = cluster.ledger.replicas(record.jobId, replica_names(record))
-    except (StoreError, RecordError, OpsError):
+    except (BucketError, RecordError, OpsError):
         records = {}
     first = FirstErrorDetector(earliest((name, replica.firstError) for name, replica in records.items()), live)
     if as_json:

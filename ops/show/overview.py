@@ -9,12 +9,12 @@ from typing import Any
 
 from infra.inventory import Host, Inventory
 from jobs import paths
+from jobs.bucket import Item
 from jobs.checked import RecordError
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
-from jobs.store import Item
 from jobs.times import seconds_between
 from ops.show.cost import share
 
@@ -39,7 +39,7 @@ class SnapshotReader:
         """Return the state now; an unreadable record counts as missing.
 
         Raises:
-            StoreError: if the bucket fails.
+            BucketError: if the bucket fails.
             RecordError: if the queue is of a newer version.
         """
         items = self._ledger.store.read_all([paths.QUEUE, *sorted(self._known)])

@@ -8,9 +8,9 @@ import time
 from rich.text import Text
 
 from infra.spec import Role
+from jobs.bucket import BucketError
 from jobs.checked import RecordError
 from jobs.records import Usage
-from jobs.store import StoreError
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -55,7 +55,7 @@ def _refresh(cluster: Cluster, reader: SnapshotReader, shown: Overview) -> None:
                 began = time.monotonic()
                 try:
                     shown, problem = _read(cluster, reader), ""
-                except (StoreError, RecordError, OpsError) as error:
+                except (BucketError, RecordError, OpsError) as error:
                     problem = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(shown.time)}"
                 took = time.monotonic() - began
     except KeyboardInterrupt:

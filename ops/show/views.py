@@ -8,12 +8,12 @@ from typing import Any
 
 from infra.inventory import Host, to_plain
 from jobs import paths
+from jobs.bucket import BucketError
 from jobs.checked import RecordError
 from jobs.progress import JobProgress
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import StoreError
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.client import Client
@@ -254,7 +254,7 @@ def _assignments(cluster: Cluster) -> dict[str, tuple[str, str]]:
     """Map each host to its job and replica, or to the job it is reserved for; empty if the queue is unknown."""
     try:
         queue = cluster.ledger.queue()
-    except (StoreError, RecordError, OpsError) as error:
+    except (BucketError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
     reserved = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from jobs import progress
+from jobs.bucket import BucketError
 from jobs.chunks import LogFilter
 from jobs.paths import PYTHON
 from jobs.records import JobRecord
-from jobs.store import StoreError
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
@@ -56,7 +56,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
             return metrics
         output = find(cluster, record)
         return _of_file(output) if METRICS in output.files else _of_summaries(cluster, output)
-    except (OpsError, StoreError, OSError) as error:
+    except (OpsError, BucketError, OSError) as error:
         terminal.note(f"what came out of {record.jobId} cannot be read: {one_line(error)}")
         return {}
 

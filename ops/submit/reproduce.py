@@ -16,12 +16,12 @@ from typing import Any
 
 from infra.inventory import Inventory
 from jobs import paths
+from jobs.bucket import Bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.study import Study
 from ops import terminal
 from ops.checks import validate
-from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
@@ -91,13 +91,13 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     Raises:
         UsageError: if there is none from which a job can be made.
     """
-    content = bucket.read(paths.manifest(job_id))
+    item = bucket.read(paths.manifest(job_id))
     try:
-        whole: dict[str, Any] = json.loads(content or "{}")
+        whole: dict[str, Any] = json.loads(item.content if item else "{}")
     except ValueError as error:
         raise OpsError(f"the manifest of {job_id} is no JSON ({error}): start the job with fab train") from None
     if not _is_whole(whole):
-        what = "no manifest" if content is None else "a manifest of an older version"
+        what = "no manifest" if item is None else "a manifest of an older version"
         raise UsageError(f"job {job_id} has {what}, so it cannot be run from the bucket alone: start it with fab train")
     return whole
 
@@ -131,15 +131,15 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installe
         OpsError: if the bucket has none, or a damaged one.
     """
     name, expected = whole["package"]["name"], whole["package"]["sha256"]
-    archive = bucket.read(paths.package(job_id))
-    if archive is None:
+    item = bucket.read(paths.package(job_id))
+    if item is None:
         raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
-    if (digest := hashlib.sha256(archive).hexdigest()) != expected:
+    if (digest := hashlib.sha256(item.content).hexdigest()) != expected:
         what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
     try:
-        return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
+        return unpack(item.content, name, whole["package"]["files"], whole["module"], script, installed)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 

@@ -18,6 +18,8 @@ from infra.inventory import Inventory
 from infra.templates import ROOT as HERE
 from jobs import lease as leases
 from jobs import paths
+from jobs.background import Background
+from jobs.bucket import Bucket, BucketError
 from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Lease
 from jobs.notification import Notification
@@ -25,13 +27,11 @@ from jobs.notification import shown as shown_target
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
-from jobs.store import StoreError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from ops import terminal
 from ops.cluster import host_files
-from ops.cluster.bucket import Bucket, upload_missing
+from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import Cluster
-from ops.cluster.fanout import Background
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
@@ -148,7 +148,7 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Que
         renewal.end()
     try:
         return submitter.ahead()
-    except StoreError:
+    except BucketError:
         return ahead  # the job is its hosts' by now, whatever becomes of us
 
 
@@ -301,7 +301,7 @@ class _Renewal:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
                 self._submitter.renew()
-            except (StoreError, RecordError, HostsError):
+            except (BucketError, RecordError, HostsError):
                 continue  # the next one may succeed; the lease outlives several
             except (CancelledError, OvertakenError) as error:
                 self._problem = error
@@ -310,7 +310,7 @@ class _Renewal:
 
 def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     folder = f"{paths.DATA}/{data.name}"
-    there = bucket.names(folder)
+    there = bucket.sizes(folder)
     # The same records in another number of files, of an earlier job, would be read too.
     sharded = {match[1] for name in submission.data if (match := _SHARD.fullmatch(name))}
     for name in there.keys() - submission.data.keys():
@@ -320,8 +320,8 @@ def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
 
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:
-    bucket = cluster.another_bucket()
-    cluster.ledger.store.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    bucket = cluster.bucket
+    bucket.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
     bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 

@@ -12,6 +12,7 @@ from functools import cache
 
 from infra.inventory import Inventory
 from jobs import paths
+from jobs.background import Background
 from jobs.chunks import LogFilter
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.paths import DATA
@@ -21,7 +22,6 @@ from jobs.states import JobState
 from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.fanout import Background
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
 from ops.cluster.output import find
@@ -320,7 +320,7 @@ def shared(one: str, other: str) -> bool:
 def _check_data(cluster: Cluster, submission: Submission) -> None:
     job = submission.job
     data = job.declared.data_for(job.args)
-    if data and not submission.data and not cluster.bucket.names(f"{DATA}/{data.name}"):
+    if data and not submission.data and not cluster.bucket.sizes(f"{DATA}/{data.name}"):
         raise data.missing()
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.spec import ScaleTier, preset
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
@@ -25,7 +25,7 @@ _EVERY = Plan.heartbeatSeconds
 
 def main() -> None:
     """Write records without end."""
-    ledger = Ledger(LocalStore(Path(sys.argv[1])))
+    ledger = Ledger(FolderBucket(Path(sys.argv[1])))
     names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
     ledger.change_queue(lambda _: Queue([QueueEntry(JOB, names, held=True)]))
     ledger.create_job(JobRecord(JOB, JobState.RUNNING, createTime=now(), startTime=now(), hosts=names))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hosts.agent.__main__ as program
-from jobs.open import open_store
+from jobs.folder import open_bucket
 
 _PAUSE = 0.01
 
@@ -35,7 +35,7 @@ class Hanging:
 
 def main(file: Path) -> int:
     """Run the command."""
-    vars(program)["open_store"] = lambda url: Hanging(open_store(url), file)
+    vars(program)["open_bucket"] = lambda url: Hanging(open_bucket(url), file)
     return program.main()
 
 

@@ -48,7 +48,7 @@ def upload_data(inventory: Inventory) -> None:
 
     cluster = Cluster(inventory)
     bucket = cluster.bucket
-    there = bucket.names(DATA)
+    there = bucket.sizes(DATA)
     for path in sorted(MNIST.glob("*.tfrecord*")):
         if there.get(path.name) != path.stat().st_size:
             bucket.upload(f"{DATA}/{path.name}", path)

@@ -18,11 +18,11 @@ from benchmarks.stack import BenchStack
 from hosts.agent.agent import Agent
 from infra.gcp.cluster import POLL_SECONDS
 from infra.spec import ScaleTier, preset
+from jobs.bucket import Conflict, Item
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, Task
 from jobs.states import JobState
-from jobs.store import Conflict, Item
 from ops.cluster.host_files import beat_seconds, idle_seconds
 
 _JOB = "counted"

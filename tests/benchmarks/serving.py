@@ -17,8 +17,8 @@ from benchmarks.measure import LIMIT_SECONDS, MeasureError
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, job_id, say
 from infra.spec import Role, ScaleTier
+from jobs.background import Background
 from jobs.paths import PYTHON
-from ops.cluster.fanout import Background
 
 _HERE = Path(__file__).parent
 MODEL = "bench"

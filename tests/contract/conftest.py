@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import Bucket, Far, FaultProxy, Kind, ask, serve_storage
+from stores import Far, FaultProxy, Kind, ask, serve_storage
 from waiting import limit
 
-from jobs.folder import LocalStore
-from jobs.objects import Objects
+from jobs.bucket import Bucket
+from jobs.folder import FolderBucket
+from jobs.gcs import GcsBucket
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +26,6 @@ def gcs() -> Iterator[int]:
 @pytest.fixture
 def bucket(gcs: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """A bucket of this test's own, which needs no sign-in."""
-    from fsspec.config import conf
-
-    monkeypatch.setitem(conf, "gs", {"token": "anon"})
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{gcs}")
     name = f"bucket-{uuid.uuid4().hex}"
     ask(gcs, "POST", "/storage/v1/b?project=test", {"name": name})
@@ -38,13 +36,13 @@ def bucket(gcs: int, monkeypatch: pytest.MonkeyPatch) -> str:
 def folder(tmp_path: Path) -> Kind:
     root = tmp_path / "bucket"
     root.mkdir()
-    store = LocalStore(root, limit())
+    store = FolderBucket(root, limit())
     return Kind(store, lambda: shutil.rmtree(root), store, "is not there", root)
 
 
 @pytest.fixture
 def objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
-    store, hasty = (Objects(f"gs://{bucket}/some/prefix", seconds) for seconds in (limit(), 0.5))
+    store, hasty = (GcsBucket(f"gs://{bucket}/some/prefix", seconds) for seconds in (limit(), 0.5))
     with serve_storage() as other:
 
         def take_away() -> None:

@@ -15,23 +15,18 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import pytest
 from fake_storage import LoopbackServer, StorageServer
 from waiting import limit, wait_for
 
-from jobs.folder import LocalStore
-from jobs.store import Files, Store
-from ops.cluster import ssh_store
+from jobs.bucket import Bucket
+from ops.cluster import ssh_bucket
 
 BACKEND_VARIABLE = "SCALETIER_STORAGE"
 """The environment variable whose value `go` puts fake-gcs-server, which `make gcs` builds, in place of `fake_storage`."""
 _GO_SERVER = Path(__file__).parents[2] / ".cache/fake-gcs/fake-gcs-server"
-
-
-class Bucket(Store, Files, Protocol):
-    """A store that takes files too."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class Pipe:
     """A channel as SSH has it, to a process of this machine."""
 
     def __init__(self, root: Path) -> None:
-        argv = shlex.split(ssh_store.command(str(root)))
+        argv = shlex.split(ssh_bucket.command(str(root)))
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0)
 
     def send(self, data: bytes) -> None:
@@ -131,24 +126,28 @@ class Pipe:
         self._process.stdin.write(data)
 
     def line(self, seconds: float) -> bytes:
+        return self._output(seconds).readline()
+
+    def read(self, size: int, seconds: float) -> bytes:
+        return self._output(seconds).read(size)
+
+    def _output(self, seconds: float) -> IO[bytes]:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             raise TimeoutError
-        return self._process.stdout.readline()
+        return self._process.stdout
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
 
-class Far(ssh_store.SshStore):
-    """A folder of another machine; its files go another way, by SFTP."""
+class Far(ssh_bucket.SshBucket):
+    """A folder of another machine."""
 
     def __init__(self, root: Path) -> None:
         self.channels: list[Pipe] = []
         super().__init__(lambda: self._open_pipe(root), limit())
-        files = LocalStore(root)
-        self.upload, self.download, self.sizes, self.delete = files.upload, files.download, files.sizes, files.delete
 
     def _open_pipe(self, root: Path) -> Pipe:
         self.channels.append(Pipe(root))

@@ -20,6 +20,7 @@ from hosts.agent.reporter import HostProbes
 from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
+from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
@@ -27,7 +28,6 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
-from jobs.store import Conflict, StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 POLL = 2.0
@@ -128,7 +128,7 @@ class Site(FakeSite):
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         self._host.process_sleep(0.2)
         if self._host.cluster.world.chance(self._host.cluster.world.faults.before):
-            raise StoreError("the package cannot be fetched")
+            raise BucketError("the package cannot be fetched")
         return super().prepare(plan, replica)
 
     def say(self, message: str, severity: str = "INFO") -> None:
@@ -379,7 +379,7 @@ class Cluster:
         while True:
             try:
                 record = canceller.step()
-            except (StoreError, RecordError, Conflict):
+            except (BucketError, RecordError, Conflict):
                 record = None
             if record is not None and record.final:
                 return
@@ -517,7 +517,7 @@ def _persist(process: Process, work: Any) -> Any:
     while True:
         try:
             return work()
-        except (StoreError, Conflict):
+        except (BucketError, Conflict):
             process.sleep(1.0)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from greenlet import greenlet
 
-from jobs.store import Conflict, Item, StoreError
+from jobs.bucket import BucketError, Conflict, Item
 
 _EPOCH = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -246,13 +246,13 @@ class SimulatedStore:
         slow = world.random.choice((1.0, 4.0, 15.0)) if world.chance(faults.slow) else 0.0
         sleep(slow + 0.002)
         if world.chance(faults.before):
-            raise StoreError("the bucket fails before")
+            raise BucketError("the bucket fails before")
         if writes and world.chance(faults.late):
             world.wake(world.random.choice((0.5, 5.0, 40.0)), lambda: self._late(effect))
-            raise StoreError("the bucket does not answer, and does it later")
+            raise BucketError("the bucket does not answer, and does it later")
         result = effect()
         if world.chance(faults.after):
-            raise StoreError("the bucket fails after")
+            raise BucketError("the bucket fails after")
         if slow:
             sleep(slow)
         return result

@@ -16,13 +16,13 @@ from hosts.agent.agent import Agent
 from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
-from jobs.store import StoreError
 
 NOW = "2026-01-31T12:00:00.000Z"
 LEASE = 9.0
@@ -33,7 +33,7 @@ class Host(FakeSite):
 
     def __init__(self, root: Path, life: str = "a") -> None:
         self.root, self.clock = root, Clock()
-        self.store = Flaky(LocalStore(root))
+        self.store = Flaky(FolderBucket(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.children: list[Child] = []
         self.said: list[str] = []
@@ -51,7 +51,7 @@ class Host(FakeSite):
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         if self.damage:
-            raise StoreError(self.damage)
+            raise BucketError(self.damage)
         self.prepares.append(plan.jobId)
         self.plan = plan
         return super().prepare(plan, replica)
@@ -214,7 +214,7 @@ def test_a_bucket_that_fails_is_said_once_and_that_it_answers_again(host: Host) 
     host.rounds(2)
 
     def fails(method: str, name: str) -> None:
-        raise StoreError("no route to the bucket")
+        raise BucketError("no route to the bucket")
 
     host.store.before = fails
     host.rounds(9)

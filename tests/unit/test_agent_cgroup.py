@@ -17,7 +17,7 @@ from hosts.agent.process import ProcessRun
 from hosts.agent.reporter import HostProbes
 from hosts.agent.restart import Exit
 from jobs.checked import RecordError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
@@ -96,7 +96,7 @@ def test_a_trainer_in_a_unit_of_its_own_counts_and_its_time_stays_when_it_has_en
 
 
 def test_a_replica_looks_after_its_heartbeat_and_tells_with_the_next(tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", PLAN.replicas)))
     order: list[str] = []

@@ -20,12 +20,12 @@ from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
-from jobs.store import StoreError
 
 SECRET = "correct horse battery staple"
 RAISES = (
@@ -126,7 +126,7 @@ def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch
     assert said == ["no diagnosis for fab bundle: it took longer than 30 s"]
 
 
-class Slow(LocalStore):
+class Slow(FolderBucket):
     """A bucket that takes a diagnosis when it is told, and all else at once."""
 
     def __init__(self, root: Path) -> None:
@@ -164,19 +164,19 @@ def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_pat
     assert (told["jobId"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
 
 
-@pytest.mark.parametrize("error", [StoreError(28, "No space left on device"), ValueError("what"), KeyError()])
+@pytest.mark.parametrize("error", [BucketError(28, "No space left on device"), ValueError("what"), KeyError()])
 def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
     files, said = Files(error), list[str]()
     files.goes.set()
     task = diagnosis.start(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
     until(lambda: task.result is not None)
-    why = {StoreError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
+    why = {BucketError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
     assert said == [f"no diagnosis for fab bundle: {why}"]
 
 
 def test_of_a_job_that_was_deleted_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
     said = list[str]()
-    task = diagnosis.start(LocalStore(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append)
+    task = diagnosis.start(FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append)
     until(lambda: task.result is not None)
     assert (said, list(tmp_path.iterdir())) == ([], [])
 

@@ -15,7 +15,7 @@ from hosts.agent import facts
 from hosts.agent.manifest import Manifest
 from hosts.agent.rules import View, decide
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -79,7 +79,7 @@ def plan(*data: Path) -> Plan:
 
 
 def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data: Path) -> None:
-    store = LocalStore(tmp_path)
+    store = FolderBucket(tmp_path)
     manifest = Manifest(plan(data), sys.executable, Ledger(store))
     wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
     assert manifest.new_facts() is None
@@ -99,7 +99,7 @@ def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data:
 
 @pytest.mark.parametrize("garbled", [b"", b"[]", b'{"versions": 1}'])
 def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, garbled: bytes) -> None:
-    store = LocalStore(tmp_path)
+    store = FolderBucket(tmp_path)
     store.create(paths.manifest("job01"), garbled)
     found = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
     assert found["data"]["files"] == 3
@@ -114,14 +114,14 @@ def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: P
     (site / "evil.pth").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
     (site / "tensorflow-2.99.dist-info").mkdir()
     (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
-    (store := LocalStore(tmp_path)).create("jobs/job01/manifest.json", b"{}")
+    (store := FolderBucket(tmp_path)).create("jobs/job01/manifest.json", b"{}")
     manifest = Manifest(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
     assert wait_for(manifest.new_facts, "the manifest")["versions"]["tensorflow"] == "2.99"
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     manifest = Manifest(plan(), "/nonexistent/python", ledger)
     assert manifest.new_facts() is None
     manifest.close()

@@ -17,10 +17,10 @@ from hosts.agent.cgroup import processors
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
-from jobs.store import StoreError
 
 PLAN = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}")}, "abc")
 
@@ -35,7 +35,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def job_files(state: Path, environ: dict[str, str] | None = None, launcher: Any = None) -> JobFiles:
-    store = LocalStore(state.parent / "bucket")
+    store = FolderBucket(state.parent / "bucket")
     return JobFiles(HostFile("ps-0", "/bucket"), state, Ledger(store), store, environ or {}, launcher)
 
 
@@ -136,7 +136,7 @@ def test_secrets_are_for_the_trainer_of_their_job(state: Path) -> None:
     assert [path.name for path in (state / "secrets").iterdir()] == ["job01.json"]
     files.tidy([])
     assert list((state / "secrets").iterdir()) == []
-    with pytest.raises(StoreError, match="the secrets of job01 are not on this host"):
+    with pytest.raises(BucketError, match="the secrets of job01 are not on this host"):
         files.prepare(plan, "ps-0")
     (state / "secrets").rmdir()
     files.tidy([])
@@ -159,7 +159,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(state: Path, e
     entry = tarfile.TarInfo(evil)
     entry.type, entry.linkname = (tarfile.SYMTYPE, "/etc") if evil == "link" else (tarfile.REGTYPE, "")
     plan = put_package(state, (entry, b""))
-    with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
+    with pytest.raises(BucketError, match=rf"holds '{evil}', which is no file of a package"):
         job_files(state).prepare(plan, "ps-0")
     assert not list(state.parent.rglob("evil.py"))
     assert not (state / "fetched/job01/package").exists()
@@ -167,7 +167,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(state: Path, e
 
 def test_a_package_that_is_not_the_plan_s_is_not_unpacked(state: Path) -> None:
     plan = replace(put_package(state, (tarfile.TarInfo("task.py"), b"")), packageSha256="0" * 64)
-    with pytest.raises(StoreError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
+    with pytest.raises(BucketError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
         job_files(state).prepare(plan, "ps-0")
     assert not list(state.parent.rglob("task.py"))
 
@@ -179,7 +179,7 @@ def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(sta
         plan = replace(plan, tasks={})
     else:
         (state / damage).write_text("a file")
-    with pytest.raises(StoreError, match="cannot be laid out here"):
+    with pytest.raises(BucketError, match="cannot be laid out here"):
         job_files(state).prepare(plan, "ps-0")
 
 

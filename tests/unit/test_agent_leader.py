@@ -9,12 +9,12 @@ import pytest
 from replicahosts import Clock
 
 from hosts.agent.leader import Leader
-from jobs.folder import LocalStore
+from jobs.bucket import Conflict
+from jobs.folder import FolderBucket
 from jobs.host_start import HostStarter
 from jobs.ledger import Ledger, Stored
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import Conflict
 
 NAMES = ["master-0", "worker-0", "ps-0"]
 PLAN = Plan("job01", NAMES, "trainer.task", [], {}, leaseSeconds=10.0, heartbeatSeconds=1.0, stopSeconds=4.0)
@@ -24,7 +24,7 @@ class Bucket:
     """A job that was handed over, and the clock of a host."""
 
     def __init__(self, root: Path) -> None:
-        self.clock, self.ledger = Clock(), Ledger(LocalStore(root))
+        self.clock, self.ledger = Clock(), Ledger(FolderBucket(root))
         self.wall = "2026-01-31T12:00:00.000Z"
         self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING, startTime=self.wall))
 

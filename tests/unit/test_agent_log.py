@@ -15,10 +15,10 @@ from replicahosts import until
 from hosts.agent import log as log_module
 from hosts.agent.lines import OutputLine
 from hosts.agent.log import Log, LogArchive, archived
+from jobs.bucket import BucketError
 from jobs.chunks import Chunk, ChunkReader, chunks_of
 from jobs.chunks import ChunkFolder as Chunks
-from jobs.folder import LocalStore
-from jobs.store import StoreError
+from jobs.folder import FolderBucket
 
 NAME = "jobs/job01/logs/ps-0"
 
@@ -60,8 +60,8 @@ def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job01", "job02", "newest"]
 
 
-def copies(log: Log, store: LocalStore) -> LogArchive:
-    with suppress(StoreError):
+def copies(log: Log, store: FolderBucket) -> LogArchive:
+    with suppress(BucketError):
         store.create("jobs/job01/job.json", b"{}")
     return LogArchive(log, store, NAME, archived(store, NAME))
 
@@ -69,7 +69,7 @@ def copies(log: Log, store: LocalStore) -> LogArchive:
 def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, LocalStore(tmp_path))
+    following = copies(log, FolderBucket(tmp_path))
     log.say("one")
     until(lambda: messages(tmp_path / NAME) == ["one"])
     log.say("two")
@@ -81,7 +81,7 @@ def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch:
 
 
 def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nobody(tmp_path: Path) -> None:
-    log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), LocalStore(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
+    log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), FolderBucket(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
     log.say("one")
@@ -95,7 +95,7 @@ def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nob
     assert list((tmp_path / "bucket" / "jobs").iterdir()) == []
 
 
-class Once(LocalStore):
+class Once(FolderBucket):
     """A bucket in which nothing is written twice."""
 
     def upload(self, name: str, source: Path) -> None:
@@ -116,7 +116,7 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
             said += [text] * 2
         until(following.finish)
     assert messages(tmp_path / NAME) == said
-    kept = archived(LocalStore(tmp_path), NAME)
+    kept = archived(FolderBucket(tmp_path), NAME)
     assert max(chunk.size for chunk in kept) < 2000
     assert len(kept) > 10
 
@@ -126,10 +126,10 @@ def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkey
     monkeypatch.setattr(log_module, "_OF_THE_LOG", 0.001)
     monkeypatch.setattr(log_module, "_MOST_SECONDS", 3600.0)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, LocalStore(tmp_path))
+    following = copies(log, FolderBucket(tmp_path))
     log.say("one")
     time.sleep(0.1)
-    assert archived(LocalStore(tmp_path), NAME) == []
+    assert archived(FolderBucket(tmp_path), NAME) == []
     until(following.finish)
     assert messages(tmp_path / NAME) == ["one"]
 
@@ -139,15 +139,15 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
 ) -> None:
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.say("one")
-    following = LogArchive(log, LocalStore(tmp_path / "away"), NAME, [])
+    following = LogArchive(log, FolderBucket(tmp_path / "away"), NAME, [])
     assert not following.finish()
     time.sleep(0.1)
     assert not following.finish()
-    LocalStore(tmp_path).create("comes/jobs/job01/job.json", b"{}")
+    FolderBucket(tmp_path).create("comes/jobs/job01/job.json", b"{}")
     (tmp_path / "comes").rename(tmp_path / "away")
     until(following.finish)
     assert messages(tmp_path / "away" / NAME) == ["one"]
-    never = LogArchive(log, LocalStore(tmp_path / "never"), NAME, [])
+    never = LogArchive(log, FolderBucket(tmp_path / "never"), NAME, [])
     assert not never.finish()
     later = time.monotonic() + 61.0
     monkeypatch.setattr(log_module.time, "monotonic", lambda: later)
@@ -155,9 +155,9 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
 
 
 def test_a_bucket_that_is_away_is_not_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(StoreError):
-        archived(LocalStore(tmp_path / "away"), NAME)
-    assert archived(LocalStore(tmp_path), NAME) == []
+    with pytest.raises(BucketError):
+        archived(FolderBucket(tmp_path / "away"), NAME)
+    assert archived(FolderBucket(tmp_path), NAME) == []
 
 
 def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_and_in_the_bucket(

@@ -90,7 +90,7 @@ def test_notify(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
-    code = "import sys, hosts.agent.__main__ as agent; agent.open_store('/bucket'); print('fsspec' in sys.modules)"
+    code = "import sys, hosts.agent.__main__ as agent; agent.open_bucket('/bucket'); print('fsspec' in sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout == "False\n"

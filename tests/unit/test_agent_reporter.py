@@ -12,8 +12,9 @@ from test_agent_supervisor import Host
 
 from hosts.agent.reporter import HostProbes, Reporter
 from jobs import paths
+from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.notification import Notification
@@ -21,7 +22,6 @@ from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import Conflict, StoreError
 
 NAMES = ["master-0", "worker-0"]
 PLAN = Plan("job01", NAMES, "task", [], {}, heartbeatSeconds=4.0, leaseSeconds=9.0)
@@ -43,7 +43,7 @@ class Replica:
     ) -> None:
         self.host = Host(name, plan)
         self.clock: Clock = self.host.clock
-        self.store = Flaky(LocalStore(root))
+        self.store = Flaky(FolderBucket(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
@@ -82,7 +82,7 @@ class Replica:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=NAMES))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", NAMES)))
     return tmp_path
@@ -126,7 +126,7 @@ def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> N
     replica = Replica(root)
     for evil in ("after", "before", "after"):
         replica.store.fail = [evil]
-        with pytest.raises(StoreError):
+        with pytest.raises(BucketError):
             replica.reporter.publish()
         replica.reporter.publish()
         assert not replica.reporter.unpublished
@@ -178,7 +178,7 @@ def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     replica.rounds()
     assert replica.reporter.job == replica.job
     old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
-    folder = LocalStore(root)
+    folder = FolderBucket(root)
     item = folder.read(paths.job("job01"))
     assert item is not None
     folder.replace(paths.job("job01"), old.to_json(), item.version)

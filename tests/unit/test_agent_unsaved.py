@@ -22,7 +22,7 @@ from hosts.agent.process import Child, TrainerStart
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.records import HostFile, Plan, UnsavedFiles
 
 LONG = 60.0
@@ -184,7 +184,7 @@ class Says(list[str]):
 
 def collected(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
     said, bucket = Says(), package.parents[1] / "bucket"
-    found = searched(package, {"JOB_DIR": str(output(package)), **env}, str(bucket), LocalStore(bucket), start, said, python)
+    found = searched(package, {"JOB_DIR": str(output(package)), **env}, str(bucket), FolderBucket(bucket), start, said, python)
     return found, said
 
 
@@ -246,7 +246,7 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
     (host.package / "model").write_text("x")
     (host.bucket / "jobs/job01/output").mkdir(parents=True)
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
-    found = searched(host.package, env, str(host.bucket), LocalStore(host.bucket), host.launcher, Says())
+    found = searched(host.package, env, str(host.bucket), FolderBucket(host.bucket), host.launcher, Says())
     assert found.kept == ["model"]
     assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
 

@@ -16,7 +16,7 @@ from benchmarks.reaction_time import make_host, packed, played
 from waiting import wait_for
 
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
@@ -75,7 +75,7 @@ def test_many_jobs_are_one_record_under_many_ids() -> None:
 def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
     make_host(tmp_path)
     host = HostFile.from_json((tmp_path / "host.json").read_bytes())
-    ledger = Ledger(LocalStore(Path(host.bucket)))
+    ledger = Ledger(FolderBucket(Path(host.bucket)))
     entry = ledger.queue().holder(host.name)
     assert entry is not None
     plan, stored = ledger.plan(entry.jobId), ledger.job(entry.jobId)
@@ -91,7 +91,7 @@ def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
 def test_a_store_hangs_while_a_file_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     off = tmp_path / "bucket.off"
-    store = Hanging(LocalStore(tmp_path), off)
+    store = Hanging(FolderBucket(tmp_path), off)
     assert store.read("a").content == b"x"
     off.touch()
     found: list[bytes] = []
@@ -105,7 +105,7 @@ def test_a_store_hangs_while_a_file_is_there(tmp_path: Path) -> None:
 
 
 def test_a_job_is_waited_for_no_longer_than_its_limit(tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     with pytest.raises(MeasureError, match="job01 is nowhere after 0 s"):
         record_in(ledger, "job01", runs, 0.0)
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING))

@@ -9,18 +9,18 @@ import pytest
 from replicahosts import Flaky
 
 from jobs import paths
+from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import Conflict, StoreError
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Flaky:
-    return Flaky(LocalStore(tmp_path))
+    return Flaky(FolderBucket(tmp_path))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
 
 
 def test_a_change_of_the_queue_is_made_of_the_newest(ledger: Ledger, store: Flaky, tmp_path: Path) -> None:
-    other = Ledger(LocalStore(tmp_path))
+    other = Ledger(FolderBucket(tmp_path))
     rivals = [QueueEntry("b", ["w"]), QueueEntry("c", ["x"])]
 
     def meanwhile(method: str, name: str) -> None:
@@ -183,5 +183,5 @@ def test_a_folder_that_may_not_be_read_is_not_one_that_is_empty(ledger: Ledger, 
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refused)
-    with pytest.raises(StoreError, match="Permission denied"):
+    with pytest.raises(BucketError, match="Permission denied"):
         ledger.jobs()

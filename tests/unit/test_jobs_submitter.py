@@ -11,7 +11,8 @@ import pytest
 from replicahosts import Clock, Flaky
 
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
@@ -19,7 +20,6 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
-from jobs.store import StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 HOSTS = ["master-0", "worker-0"]
@@ -37,11 +37,11 @@ class Bucket:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.clock = Clock()
-        self.ledger = Ledger(LocalStore(root), sleep=lambda _: None)
+        self.ledger = Ledger(FolderBucket(root), sleep=lambda _: None)
         self.monitor = QueueMonitor(self.ledger, ChangeTimer(self.clock), "monitor", LEASE)
 
     def submitter(self, me: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object) -> Submitter:
-        self.store = Flaky(LocalStore(self.root))
+        self.store = Flaky(FolderBucket(self.root))
         record = JobRecord(job_id, hosts=HOSTS, createTime="2026-01-31T12:00:00Z", submittedBy="me", **job)  # type: ignore[arg-type]
         return Submitter(Ledger(self.store, sleep=lambda _: None), record, me, max_wait)
 
@@ -187,13 +187,13 @@ def test_an_answer_that_was_lost_is_a_success_when_it_is_tried_again(bucket: Buc
     submitter = bucket.submitter()
     for evil in (["after"], ["before"], ["after"]):  # of the queue, and then twice of the job
         bucket.store.fail = evil
-        with pytest.raises(StoreError):
+        with pytest.raises(BucketError):
             submitter.claim(may_wait=False)
     assert submitter.claim(may_wait=False) == []
     assert bucket.queue() == [("job01", True)]
     for step in (submitter.renew, submitter.prepare, submitter.hand_over):
         bucket.store.fail = ["after"]
-        with pytest.raises(StoreError):
+        with pytest.raises(BucketError):
             step()
         step()
     assert (bucket.job().state, bucket.job().lease.free) == ("PREPARING", True)
@@ -203,7 +203,7 @@ def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) 
     submitter = bucket.submitter()
     submitter.claim(may_wait=True)
     bucket.store.fail = ["after"]
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         submitter.renew()
     submitter.prepare()
     assert (bucket.job().state, bucket.job().lease.beat) == ("PREPARING", 2)  # each write is one
@@ -214,7 +214,7 @@ def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bu
     submitter.claim(may_wait=True)
     submitter.prepare()
     bucket.store.fail = ["after"]
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         submitter.hand_over()
     bucket.change(lambda job: job.passed("master-0/1").to(JobState.RUNNING))
     before = bucket.job()
@@ -333,7 +333,7 @@ def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
 
 def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
     bucket.submitter().claim(may_wait=True)
-    store = Flaky(LocalStore(bucket.root))
+    store = Flaky(FolderBucket(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
         bucket.monitor.run_once()
@@ -355,7 +355,7 @@ def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bu
     submitter.claim(may_wait=True)
     submitter.prepare()
     bucket.store.fail = ["after"]
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         submitter.hand_over()
     record = submitter.give_up("stopped", cancelled=True)
     assert record is not None
@@ -367,7 +367,7 @@ def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bu
 def test_an_interrupt_while_the_job_is_made_ends_it_for_good(bucket: Bucket, effect: str) -> None:
     submitter = bucket.submitter()
     bucket.store.fail = ["", effect]  # the queue is written, the job is not heard of
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         submitter.claim(may_wait=True)
     record = submitter.give_up("stopped", cancelled=True)
     assert record is not None
@@ -379,7 +379,7 @@ def test_an_interrupt_while_the_job_is_made_ends_it_for_good(bucket: Bucket, eff
 def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) -> None:
     submitter = bucket.submitter()
     bucket.store.fail = ["after"]
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         submitter.claim(may_wait=True)
     assert bucket.queue() == [("job01", True)]
     assert submitter.give_up("stopped", cancelled=True) is None

@@ -14,10 +14,9 @@ from hosts.agent.job_files import JobFiles
 from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import LogFilter
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Task
-from ops.cluster.bucket import open_bucket
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import package, push
@@ -143,13 +142,15 @@ def alone(inventory: Inventory, tmp_path: Path) -> Submission:
 
 def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: Submission, tmp_path: Path) -> None:
     bucket = Path(alone.inventory.operator_bucket)
-    ledger, fleet = Ledger(LocalStore(bucket)), FakeFleet(alone.inventory)
+    ledger, fleet = Ledger(FolderBucket(bucket)), FakeFleet(alone.inventory)
     submit(on(fleet, ledger), alone, may_wait=True)
     told = {command for name, command in fleet.told}
     assert not [command for command in told if command.endswith(" job01")], "a host refuses a job's package that is not there"
     plan = ledger.plan("job01")
     assert plan
-    site = JobFiles(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(LocalStore(bucket)), LocalStore(bucket), {})
+    site = JobFiles(
+        HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(FolderBucket(bucket)), FolderBucket(bucket), {}
+    )
     plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
     found = site.prepare(plan, "master-0")
     assert found.directory.is_dir()
@@ -159,8 +160,8 @@ def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: 
 
 def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: Path) -> None:
     bucket = alone.inventory.operator_bucket
-    cluster: Any = on(FakeFleet(alone.inventory), Ledger(LocalStore(Path(bucket))))
-    cluster.bucket = open_bucket(bucket, lambda: None)
+    cluster: Any = on(FakeFleet(alone.inventory), Ledger(FolderBucket(Path(bucket))))
+    cluster.bucket = open_bucket(bucket)
     record = alone.record().ended("master-0 could not start its replica.\nmore")
     with pytest.raises(OpsError) as error:
         read_logs(cluster, record, ["master-0"], LogFilter())

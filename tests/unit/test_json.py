@@ -17,7 +17,7 @@ from shapes import DOCS, PRINTED, check, documented, wrong
 import fabfile
 from infra.inventory import Inventory
 from jobs.firsterror import FirstError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress
@@ -111,7 +111,7 @@ def test_a_job_that_tunes() -> None:
 def test_a_job_that_is_followed_is_told_of_at_its_end(
     as_json: bool, inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     put_job(ledger, JobRecord("job01"))
     submission = SimpleNamespace(job=SimpleNamespace(id="job01"))
 

@@ -14,9 +14,8 @@ from hosts.batch.request import FILE, Request
 from hosts.serving.records import Version
 from infra.inventory import Inventory
 from infra.spec import Role
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
 from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
@@ -35,7 +34,7 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
         (bucket / name).write_text("1\n")
     here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
-    made = Cluster(here, None, open_bucket(str(bucket), lambda: None), Ledger(LocalStore(bucket)))
+    made = Cluster(here, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
     catalog = catalog_of(made)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)

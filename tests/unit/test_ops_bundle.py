@@ -14,13 +14,12 @@ import pytest
 from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
+from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import StoreError
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import parse
@@ -68,10 +67,10 @@ class Job:
     def __init__(self, tmp_path: Path) -> None:
         self.bucket = tmp_path / "bucket"
         self.bucket.mkdir()
-        self.ledger = Ledger(LocalStore(self.bucket))
+        self.ledger = Ledger(FolderBucket(self.bucket))
         self.fleet = Fleet()
         inventory = parse(inventory_json(bucket=str(self.bucket), operatorBucket=str(self.bucket)), tmp_path)
-        files = open_bucket(str(self.bucket), lambda: None)
+        files = open_bucket(str(self.bucket))
         self.cluster = Cluster(inventory, self.fleet, files, self.ledger)  # type: ignore[arg-type]
         self.becomes(JobState.FAILED, errorMessage="The replica worker 0 exited with a non-zero status of 137.\nand more")
         error = FirstError(NOON, "MemoryError: too much")
@@ -235,14 +234,14 @@ def test_where_a_job_has_secrets_a_log_that_no_host_looked_through_is_left_out(
 
 
 def test_where_the_plan_is_not_read_the_log_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_all = LocalStore.read_all
+    read_all = FolderBucket.read_all
 
-    def fails(store: LocalStore, names: Iterable[str]) -> Any:
+    def fails(store: FolderBucket, names: Iterable[str]) -> Any:
         if paths.plan("job01") in (names := list(names)):
-            raise StoreError("it hangs")
+            raise BucketError("it hangs")
         return read_all(store, names)
 
-    monkeypatch.setattr(LocalStore, "read_all", fails)
+    monkeypatch.setattr(FolderBucket, "read_all", fails)
     assert job.bundle() == 0
     assert content()["logs/master-0.log"].startswith("left out: ")
 
@@ -340,9 +339,9 @@ def test_a_job_that_is_not_there(job: Job) -> None:
 
 def test_a_bucket_that_fails_in_between_is_a_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str) -> bytes:
-        raise StoreError("it hangs")
+        raise BucketError("it hangs")
 
-    monkeypatch.setattr(job.cluster.bucket, "names", fails)
+    monkeypatch.setattr(job.cluster.bucket, "sizes", fails)
     assert job.bundle() == 0
     assert "Note: what the hosts wrote down was not read: it hangs" in content()["summary.txt"]
 

@@ -12,12 +12,12 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import StoreError
 from jobs.submitter import CancelledError, OvertakenError, Submitter
 from ops import client, terminal
 from ops.client import Client
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(LocalStore(tmp_path))
+    return Ledger(FolderBucket(tmp_path))
 
 
 @pytest.fixture
@@ -210,11 +210,11 @@ def test_the_only_job_that_goes_on_needs_no_name(
     assert capsys.readouterr().out == "job02 CANCELLED\n"
 
 
-class Failing(LocalStore):
+class Failing(FolderBucket):
     """A bucket that does not answer for a while."""
 
     away = 0
-    error: Exception = StoreError("the bucket is away")
+    error: Exception = BucketError("the bucket is away")
 
     def read(self, name: str):  # type: ignore[no-untyped-def]
         if self.away > 0:
@@ -223,7 +223,7 @@ class Failing(LocalStore):
         return super().read(name)
 
 
-@pytest.mark.parametrize("error", [StoreError("the bucket is away"), HostsError({}, "the bucket is away")])
+@pytest.mark.parametrize("error", [BucketError("the bucket is away"), HostsError({}, "the bucket is away")])
 def test_a_bucket_that_fails_for_a_while_is_waited_for(
     inventory: Inventory, tmp_path: Path, clock: Clock, error: Exception
 ) -> None:

@@ -11,13 +11,13 @@ from opsdata import put_job
 
 import fabfile
 from infra.inventory import Inventory
+from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import StoreError
 from ops import client as module
 from ops.client import Client
 from ops.cluster.cluster import Cluster
@@ -34,7 +34,7 @@ LINES = [LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}")
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(LocalStore(tmp_path))
+    return Ledger(FolderBucket(tmp_path))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_whatever_fails_is_one_class_and_one_line(
     assert error.value.code == 2
 
     def fails(_: str) -> None:
-        raise StoreError("the disk is away")
+        raise BucketError("the disk is away")
 
     monkeypatch.setattr(ledger.store, "read", fails)
     with pytest.raises(OpsError, match=r"^the bucket fails: the disk is away$") as failed:

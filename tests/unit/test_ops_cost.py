@@ -10,7 +10,7 @@ import pytest
 from opsdata import inventory_json, put_job
 
 from infra.inventory import Inventory
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
@@ -38,7 +38,7 @@ def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def ledger(priced: Inventory) -> Ledger:
     """Write two jobs: the older one has ended and cost 1.25, the newer one runs."""
-    ledger = Ledger(LocalStore(Path(priced.operator_bucket)))
+    ledger = Ledger(FolderBucket(Path(priced.operator_bucket)))
     done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=priced.hourly_cost)
     put_job(ledger, done.to(JobState.SUCCEEDED, endTime="2026-01-31T13:00:00.000Z"))
     put_job(ledger, JobRecord("job02", state=JobState.RUNNING, createTime=NOW, startTime=NOW))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json
 
-from ops.cluster.bucket import open_bucket
+from jobs.folder import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
@@ -25,7 +25,7 @@ def bucket(tmp_path: Path) -> Path:
 @pytest.fixture
 def cluster(bucket: Path, tmp_path: Path) -> Cluster:
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    return Cluster(inventory, object(), open_bucket(str(bucket), lambda: None), object())  # type: ignore[arg-type]
+    return Cluster(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
 
 
 def test_data_is_put_listed_and_removed(

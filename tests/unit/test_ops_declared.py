@@ -374,7 +374,7 @@ class Bucket:
     def __init__(self, *names: str) -> None:
         self.there = dict.fromkeys(names, 1)
 
-    def names(self, folder: str) -> dict[str, int]:
+    def sizes(self, folder: str) -> dict[str, int]:
         assert folder == "data/digits"
         return self.there
 

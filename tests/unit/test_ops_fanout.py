@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from waiting import limit
 
+from jobs.background import Background
 from ops.cluster import fanout
-from ops.cluster.fanout import Background, fan_out, first_of
+from ops.cluster.fanout import fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
 
 

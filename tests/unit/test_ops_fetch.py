@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
@@ -29,7 +28,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     here.mkdir()
     monkeypatch.chdir(here)
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(LocalStore(bucket))
+    ledger = Ledger(FolderBucket(bucket))
     bucket.mkdir()
     for n in range(2):
         put_job(ledger, JobRecord(f"job0{n}", JobState.SUCCEEDED, createTime=f"2026-01-31T12:00:0{n}.000Z"))
@@ -37,7 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         file = bucket / "jobs" / "job01" / "output" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    return Cluster(inventory, object(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
+    return Cluster(inventory, object(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
 def there(folder: str = ".") -> dict[str, bytes]:

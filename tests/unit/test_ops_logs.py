@@ -20,13 +20,13 @@ from waiting import wait_for
 
 from infra.inventory import Inventory
 from jobs import chunks
+from jobs.bucket import BucketError, Item
 from jobs.chunks import NO_LOG, LogFilter, Position
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
-from jobs.store import Item, StoreError
 from ops.errors import HostError, UsageError
 from ops.logs import lines
 from ops.logs.filters import parse_filter
@@ -161,14 +161,14 @@ def test_a_line_is_shown_in_columns() -> None:
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
 
 
-class Away(LocalStore):
+class Away(FolderBucket):
     """A bucket that may not answer."""
 
     away = False
 
     def read(self, name: str) -> Item | None:
         if self.away:
-            raise StoreError("no answer within 30 s")
+            raise BucketError("no answer within 30 s")
         return super().read(name)
 
 
@@ -229,7 +229,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
 
 
 def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
     put_job(ledger, running)
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, restarts=2), None)
@@ -252,7 +252,7 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
 
 def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that has stopped is waited for no longer, one of which nothing is heard only for a while."""
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
     for state, seconds in ((ReplicaState.RUNNING, 0.3), (ReplicaState.EXITED, 1e6)):
@@ -266,7 +266,7 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
 def test_what_replicas_wrote_elsewhere_is_waited_for(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"])
     put_job(ledger, record)
     exited = ReplicaRecord("master-0", ReplicaState.EXITED, startTime="2026-01-31T12:00:00.000Z")

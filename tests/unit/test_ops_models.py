@@ -18,11 +18,10 @@ from opsdata import put_job
 
 from hosts.serving.records import Version, VersionState
 from infra.inventory import Inventory
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError, UsageError
@@ -112,7 +111,7 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for module in (server_status, asking):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
-        cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(LocalStore(bucket)))  # type: ignore[arg-type]
+        cluster = Cluster(here, fake, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
         if cluster.ledger.job("job01") is None:
             put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))
@@ -156,7 +155,7 @@ def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None
     server.start(cluster)
     assert list(fake.sent) == ["master-0"]
     names, unit = received(fake.sent["master-0"])
-    assert {"jobs/store.py", "hosts/serving/__main__.py"} <= names
+    assert {"jobs/bucket.py", "hosts/serving/__main__.py"} <= names
     assert f'="SERVES=--bucket {cluster.inventory.bucket} --host 127.0.0.1 --port 8501 --poll-seconds' in unit
     assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
 

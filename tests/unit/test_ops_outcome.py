@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jobs.bucket import BucketError
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
-from jobs.store import StoreError
 from ops.cluster.output import JobOutput
 from ops.submit import outcome
 
@@ -64,7 +64,7 @@ def test_what_was_written_elsewhere_is_named_with_where_it_is_now(monkeypatch: p
 
 def test_a_bucket_that_does_not_answer_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> JobOutput:
-        raise StoreError("gone")
+        raise BucketError("gone")
 
     monkeypatch.setattr(outcome, "find", fails)
     cluster: Any = Replicas(None)

@@ -13,9 +13,8 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from infra.spec import SpecError
+from jobs.folder import open_bucket
 from jobs.ledger import Ledger
-from jobs.open import open_store
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.declared import Exchange, TrainerConfig, read
@@ -291,9 +290,9 @@ def ran(inventory: Inventory, folder: Path, *args: str) -> None:
     made = Submission(
         inventory, build_job(JobFlags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {}
     )
-    bucket = open_bucket(inventory.operator_bucket, lambda: None)
+    bucket = open_bucket(inventory.operator_bucket)
     Path(inventory.operator_bucket).mkdir(exist_ok=True)
-    put_job(Ledger(open_store(inventory.operator_bucket)), made.record())
+    put_job(Ledger(open_bucket(inventory.operator_bucket)), made.record())
     bucket.upload("jobs/job01/manifest.json", manifest.to_json(made.manifest()))
 
 

@@ -114,7 +114,7 @@ def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
     for name, content in sent.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    say = "import hosts.agent.__main__, jobs.objects, hosts.tuner.run; print(hosts.agent.__file__)"
+    say = "import hosts.agent.__main__, jobs.gcs, hosts.tuner.run; print(hosts.agent.__file__)"
     ran = subprocess.run([sys.executable, "-c", say], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", ran.stderr
 

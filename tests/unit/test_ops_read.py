@@ -12,11 +12,10 @@ from infra.inventory import Inventory
 from jobs import paths
 from jobs.chunks import LogFilter
 from jobs.firsterror import FirstError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, UsageError
@@ -27,7 +26,7 @@ from ops.screen.logs import show_logs
 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
-    cluster = Cluster(inventory, object(), ledger=Ledger(LocalStore(tmp_path)))  # type: ignore[arg-type]
+    cluster = Cluster(inventory, object(), ledger=Ledger(FolderBucket(tmp_path)))  # type: ignore[arg-type]
     for second, job_id in enumerate(("job01", "worker")):
         made = f"2026-01-31T12:00:0{second}.000Z"
         put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas), createTime=made))
@@ -82,7 +81,7 @@ class Gone:
 @pytest.fixture
 def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
     """Return a cluster whose job has ended, and whose hosts are deleted: 300 lines of each replica."""
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
     put_job(ledger, job)
     for name in job.hosts:
@@ -95,7 +94,7 @@ def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
             put_log(tmp_path / paths.log("job01", name), said[first : first + 50])
     error = FirstError("2026-01-31T12:00:50.000Z", "worker-0 50")
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, firstError=error), None)
-    return Cluster(inventory, Gone(), open_bucket(str(tmp_path), lambda: None), ledger)  # type: ignore[arg-type]
+    return Cluster(inventory, Gone(), open_bucket(str(tmp_path)), ledger)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,8 @@ def test_what_is_followed_has_no_end_yet(ended: Cluster) -> None:
         show_logs(ended, "all", "job01", LogFilter(until="2026"), follow=True, as_json=False)
 
 
-def test_a_pattern_that_takes_too_long(ended: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_takes_too_long(ended: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
-    put_log(
-        Path(ended.bucket.path(paths.log("job01", "worker-0"))), [LogLine("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33
-    )
+    put_log(tmp_path / paths.log("job01", "worker-0"), [LogLine("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
         show_logs(ended, "worker", "job01", LogFilter(pattern="(a+)+b"), follow=False, as_json=False)

@@ -21,13 +21,12 @@ from waiting import limit
 from hosts.agent.lines import OutputLine as SaidLine
 from hosts.agent.log import Log
 from infra.inventory import Inventory
+from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
-from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.store import Conflict, StoreError
 from ops.cluster import remote, shell
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
@@ -148,7 +147,7 @@ def test_any_host_will_do_for_the_bucket(cluster: Inventory) -> None:
 def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fleet.inventory.folder
     monkeypatch.setattr(lines, "LOG_DIR", str(folder))
-    ledger = Ledger(open_store(fleet.inventory.operator_bucket))
+    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket))
     record = JobRecord("job01", hosts=list(fleet.inventory.replicas)).to(JobState.PREPARING)
     put_job(ledger, record)
     there = [lines.LogLine(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
@@ -174,7 +173,7 @@ def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
 ) -> None:
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._POLL_SECONDS", 1e6)
-    ledger = Ledger(LocalStore(tmp_path / "bucket"))
+    ledger = Ledger(FolderBucket(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
     put_log(tmp_path / "job01", [lines.LogLine("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work")])
@@ -192,7 +191,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
     monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
     monkeypatch.setattr("ops.logs.follow._RETRY_SECONDS", 0.05)
     monkeypatch.setattr("hosts.agent.log.LARGEST", 20_000)
-    ledger = Ledger(LocalStore(tmp_path / "bucket"))
+    ledger = Ledger(FolderBucket(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
     log = Log(tmp_path, "job01", "ps-0")
@@ -282,7 +281,7 @@ def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
     put_job(ledger, JobRecord("job01", labels={"é": "\udcff"}))
     before = ledger.job("job01")
     assert before is not None
-    assert Ledger(LocalStore(there)).job("job01") == before, "it is as if it was written there"
+    assert Ledger(FolderBucket(there)).job("job01") == before, "it is as if it was written there"
     preparing = up.ledger.change_job(before, before.record.to(JobState.PREPARING))
     with pytest.raises(Conflict):
         ledger.change_job(before, before.record)
@@ -295,7 +294,7 @@ def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
     (there / "jobs/job01/job.json").write_bytes(b"{")
     assert ledger.jobs()[0] == []
     there.rename(there.with_name("gone"))
-    with pytest.raises(StoreError, match=f"{there} is not there"):
+    with pytest.raises(BucketError, match=f"{there} is not there"):
         ledger.jobs()
 
 

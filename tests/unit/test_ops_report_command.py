@@ -12,11 +12,10 @@ import pytest
 from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
@@ -55,7 +54,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    ledger = Ledger(LocalStore(bucket))
+    ledger = Ledger(FolderBucket(bucket))
     times = {"createTime": NOON.format(0), "startTime": NOON.format(1), "endTime": NOON.format(9)}
     job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], wants={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
     put_job(ledger, job)
@@ -73,7 +72,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
             paths.manifest(job_id),
             json.dumps({**MANIFEST, "args": ["--x", job_id]}).encode(),
         )
-    return Cluster(inventory, NoHost(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
+    return Cluster(inventory, NoHost(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
 def put(bucket: Path, name: str, content: bytes) -> None:

@@ -13,12 +13,12 @@ import pytest
 from opsdata import put_job
 
 from infra.inventory import Inventory
+from jobs.bucket import Bucket
 from jobs.chunks import LogFilter
+from jobs.folder import open_bucket
 from jobs.ledger import Ledger
-from jobs.open import open_store
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
@@ -64,12 +64,12 @@ def here(inventory: Inventory, tmp_path: Path) -> Inventory:
 
 
 def bucket_of(inventory: Inventory) -> Bucket:
-    return open_bucket(inventory.operator_bucket, lambda: None)
+    return open_bucket(inventory.operator_bucket)
 
 
 @pytest.fixture
 def ledger(here: Inventory) -> Ledger:
-    return Ledger(open_store(here.operator_bucket))
+    return Ledger(open_bucket(here.operator_bucket))
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from jobs import paths
-from jobs.folder import LocalStore
+from jobs.bucket import BucketError, Item
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
-from jobs.store import Item, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.screen.draw import Picture
@@ -30,7 +30,7 @@ NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
 REPORT = "2026-01-31T12:29:57.500Z"
 
 
-class Counted(LocalStore):
+class Counted(FolderBucket):
     """A bucket that counts how often it is asked, and may fail."""
 
     def __init__(self, root: Path) -> None:
@@ -40,7 +40,7 @@ class Counted(LocalStore):
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
         if self.away:
-            raise StoreError("no answer")
+            raise BucketError("no answer")
         self.asked.append(list(names))
         return super().read_all(self.asked[-1])
 

@@ -12,7 +12,7 @@ import yaml
 
 from infra.inventory import Inventory
 from infra.spec import Role
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.study import (
@@ -321,7 +321,7 @@ def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
 
 
 def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     given = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
     record = JobRecord("job01", trainingInput={"hyperparameters": given})
     assert trials.read(ledger, JobRecord("job01")) is None
@@ -336,7 +336,7 @@ def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
 
 
 def test_the_best_trial_is_that_of_the_study(tmp_path: Path) -> None:
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_of(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):

@@ -14,7 +14,7 @@ from opsdata import put_job
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.firsterror import FirstError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress
@@ -34,7 +34,7 @@ NOON = "2026-01-31T12:00:0{}.000Z"
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(LocalStore(tmp_path))
+    return Ledger(FolderBucket(tmp_path))
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsy
             assert command == f"systemctl is-active {unit}"
             return Ran(name, 3, "inactive\n")
 
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     part = QueueEntry("one", [], wants={"master-0": ["worker-1", "master-0"]})
     ledger.change_queue(lambda queue: queue.added(part).added(QueueEntry("waits", ["worker-1"])))
     cluster = Cluster(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from test_ops_logs import NoHosts
 
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -91,7 +91,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
     for name in ("_POLL_SECONDS", "_LAST_POLL_SECONDS", "_RETRY_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)
-    ledger = Ledger(LocalStore(tmp_path))
+    ledger = Ledger(FolderBucket(tmp_path))
     put_job(ledger, JOB)
     write(ledger, replicas(RUNNING, RUNNING, RUNNING))
     return ledger
@@ -178,7 +178,7 @@ def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
 
     monkeypatch.setattr(logs, "Follower", FakeFollower)
     monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: done.append("clear"))
-    cluster: Any = SimpleNamespace(fleet=None, ledger=Ledger(LocalStore(tmp_path)))
+    cluster: Any = SimpleNamespace(fleet=None, ledger=Ledger(FolderBucket(tmp_path)))
     end = logs.follow_plain(cluster, JOB, NAMES, LogFilter(), False)
     assert end == events[-1]
     assert capsys.readouterr().err == "waiting for worker-0 to end\na note\n"

@@ -20,7 +20,7 @@ from hosts.serving.manager import ModelManager
 from hosts.serving.records import Version, folder_of
 from hosts.serving.rest import Arrays
 from hosts.serving.signatures import Signature, Tensor
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 
 
 class Digits:
@@ -43,14 +43,14 @@ class Digits:
 @pytest.fixture
 def manager(tmp_path: Path) -> ModelManager:
     (tmp_path / "bucket").mkdir()
-    catalog = Catalog(LocalStore(tmp_path / "bucket"))
+    catalog = Catalog(FolderBucket(tmp_path / "bucket"))
     catalog.change("mnist", lambda model: model.add_version(Version("v1", token="a")), create=True)
     file = tmp_path / "bucket" / folder_of("mnist", "v1") / "saved_model.pb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     catalog.change("mnist", lambda model: model.set_files("v1", "a", {"saved_model.pb": nothing}, 0).mark_ready("v1", "a"))
-    return ModelManager(catalog, LocalStore(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
+    return ModelManager(catalog, FolderBucket(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
 
 
 @pytest.fixture

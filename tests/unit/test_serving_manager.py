@@ -19,8 +19,8 @@ from hosts.serving.manager import ModelManager
 from hosts.serving.records import LoadState, Model, Version, folder_of
 from hosts.serving.rest import Arrays, RestError
 from hosts.serving.signatures import Signature, Tensor
-from jobs.folder import LocalStore
-from jobs.store import StoreError
+from jobs.bucket import BucketError
+from jobs.folder import FolderBucket
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 
@@ -45,8 +45,8 @@ class World:
     def __init__(self, root: Path) -> None:
         self.bucket = root / "bucket"
         self.bucket.mkdir()
-        self.catalog = Catalog(LocalStore(self.bucket))
-        self.manager = ModelManager(self.catalog, LocalStore(self.bucket), root / "cache", FakeModel, lambda *_: None)
+        self.catalog = Catalog(FolderBucket(self.bucket))
+        self.manager = ModelManager(self.catalog, FolderBucket(self.bucket), root / "cache", FakeModel, lambda *_: None)
         self.cache = root / "cache"
 
     def change(self, change: Callable[[Model], Model]) -> None:
@@ -156,15 +156,15 @@ def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureF
     away.rename(world.bucket)
     world.bring("v2", "2")
 
-    class Away(LocalStore):
+    class Away(FolderBucket):
         def download(self, name: str, target: Path) -> bool:
-            raise StoreError("away")
+            raise BucketError("away")
 
     world.manager._files = Away(world.bucket)
     for _ in range(20):
         world.manager.follow()
     assert world.manager.models["m"].versions["v2"].state is LoadState.LOADING
-    world.manager._files = LocalStore(world.bucket)
+    world.manager._files = FolderBucket(world.bucket)
     world.manager.follow()
     assert world.ask("v2") == 2
 
@@ -204,7 +204,7 @@ def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch:
     monkeypatch.setattr(
         ModelManager, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version)
     )
-    ModelManager(world.catalog, LocalStore(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
+    ModelManager(world.catalog, FolderBucket(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
     assert order == ["m", "a"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
 from jobs.checked import RecordError
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 
 READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING
 FILES = {"saved_model.pb": "00"}
@@ -120,7 +120,7 @@ def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(chang
 
 
 def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
-    catalog = Catalog(LocalStore(tmp_path))
+    catalog = Catalog(FolderBucket(tmp_path))
     assert catalog.models() == ([], [])
     with pytest.raises(ModelError, match="there is no model 'mnist'"):
         catalog.change("mnist", lambda model: model.with_default("v1"))
@@ -146,10 +146,10 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
     def deploy(number: int) -> None:
         name, token = f"v{number % 10}", str(number)
         try:
-            Catalog(LocalStore(tmp_path)).change(
+            Catalog(FolderBucket(tmp_path)).change(
                 "mnist", lambda model: model.add_version(Version(name, token=token)), create=True
             )
-            Catalog(LocalStore(tmp_path)).change(
+            Catalog(FolderBucket(tmp_path)).change(
                 "mnist", lambda model: model.set_files(name, token, FILES, 3).mark_ready(name, token)
             )
         except ModelError:
@@ -161,7 +161,7 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
         thread.start()
     for thread in threads:
         thread.join()
-    model = Catalog(LocalStore(tmp_path)).model("mnist")
+    model = Catalog(FolderBucket(tmp_path)).model("mnist")
     assert model is not None
     assert sorted(won) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
     assert {version.state for version in model.versions} == {READY}

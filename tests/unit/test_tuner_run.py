@@ -19,12 +19,12 @@ import pytest
 
 from hosts.tuner.propose import propose
 from hosts.tuner.run import Tuner, _folder, last_words
+from jobs.bucket import BucketError, Item
 from jobs.chunks import Chunk
-from jobs.folder import LocalStore
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger, Trials
 from jobs.records import HostFile, JobRecord, Plan
 from jobs.states import JobState
-from jobs.store import Item, StoreError
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from ops.screen.trials import TrialScreen
 
@@ -81,7 +81,7 @@ class World:
     """A bucket with a job that tunes, and its replicas."""
 
     def __init__(self, folder: Path, study: Study = STUDY) -> None:
-        self.ledger = Ledger(LocalStore(folder))
+        self.ledger = Ledger(FolderBucket(folder))
         self.study = replace(study, jobDir=f"{folder}/output")
         names = ["master-0", "worker-0"]
         self.plan = Plan("job01", names, "mine.task", ["--steps", "9"], {}, study=self.study, maxRestarts=2)
@@ -372,7 +372,7 @@ def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatc
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
 
 
-class Flaky(LocalStore):
+class Flaky(FolderBucket):
     """A bucket that sometimes fails, before a call or after its effect, which costs no trial its result."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -381,7 +381,7 @@ class Flaky(LocalStore):
 
     def _fail(self) -> None:
         if self._chance.random() < 0.2:
-            raise StoreError("the bucket is away")
+            raise BucketError("the bucket is away")
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
         self._fail()
@@ -409,7 +409,7 @@ def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: i
     assert [trial.restarts for trial in world.trials()] == [0] * 4
 
 
-class Lossy(LocalStore):
+class Lossy(FolderBucket):
     """A bucket whose every third write takes effect, and says that it failed."""
 
     count = 0
@@ -418,7 +418,7 @@ class Lossy(LocalStore):
         new = super().replace(name, content, version)
         self.count += 1
         if self.count % 3 == 0:
-            raise StoreError("no answer")
+            raise BucketError("no answer")
         return new
 
 

@@ -15,19 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from stores import Bucket, FaultProxy, Kind, ask
+from stores import FaultProxy, Kind, ask
 from waiting import limit
 
-from jobs.folder import LocalStore
-from jobs.objects import Objects
-from jobs.open import open_store
-from jobs.store import Conflict, Store, StoreError
+from jobs.bucket import Bucket, BucketError, Conflict
+from jobs.folder import FolderBucket, open_bucket
+from jobs.gcs import GcsBucket
 
 JOB = "jobs/job01/job.json"
 NOT_TEXT = bytes(range(256)) + b"\r\n--==0==--\n\xff" + "ß 模型".encode()
 
 
-def count(store: Store, times: int, name: str = "counter") -> None:
+def count(store: Bucket, times: int, name: str = "counter") -> None:
     for _ in range(times):
         while True:
             item = store.read(name)
@@ -41,20 +40,20 @@ def count(store: Store, times: int, name: str = "counter") -> None:
                 break
 
 
-def test_what_is_made_is_read(store: Store) -> None:
+def test_what_is_made_is_read(store: Bucket) -> None:
     assert store.read(JOB) is None
     version = store.create(JOB, b"one")
     assert store.read(JOB) == (b"one", version)
 
 
-def test_nothing_is_made_twice(store: Store) -> None:
+def test_nothing_is_made_twice(store: Bucket) -> None:
     version = store.create(JOB, b"one")
     with pytest.raises(Conflict, match="job01"):
         store.create(JOB, b"two")
     assert store.read(JOB) == (b"one", version)
 
 
-def test_a_replacement_of_the_version_that_was_read(store: Store) -> None:
+def test_a_replacement_of_the_version_that_was_read(store: Bucket) -> None:
     first = store.create(JOB, b"one")
     second = store.replace(JOB, b"two", first)
     assert second != first
@@ -63,7 +62,7 @@ def test_a_replacement_of_the_version_that_was_read(store: Store) -> None:
     assert store.read(JOB) == (b"three", third)
 
 
-def test_an_old_version_changes_nothing(store: Store) -> None:
+def test_an_old_version_changes_nothing(store: Bucket) -> None:
     first = store.create(JOB, b"one")
     second = store.replace(JOB, b"two", first)
     with pytest.raises(Conflict):
@@ -71,7 +70,7 @@ def test_an_old_version_changes_nothing(store: Store) -> None:
     assert store.read(JOB) == (b"two", second)
 
 
-def test_what_is_gone_is_not_replaced(store: Store) -> None:
+def test_what_is_gone_is_not_replaced(store: Bucket) -> None:
     version = store.create("jobs/other", b"one")
     with pytest.raises(Conflict):
         store.replace(JOB, b"two", version)
@@ -81,7 +80,7 @@ def test_what_is_gone_is_not_replaced(store: Store) -> None:
     assert store.read("jobs/nothing") is None
 
 
-def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Store) -> None:
+def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Bucket) -> None:
     first = store.create(JOB, b"mine")
     assert store.create(JOB, b"mine") == first
     second = store.replace(JOB, b"mine too", first)
@@ -89,7 +88,7 @@ def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: St
     assert store.read(JOB) == (b"mine too", second)
 
 
-def test_of_those_who_make_it_at_once_one_wins(store: Store) -> None:
+def test_of_those_who_make_it_at_once_one_wins(store: Bucket) -> None:
     def attempt(number: int) -> str | None:
         try:
             return store.create(JOB, b"%d" % number)
@@ -103,7 +102,7 @@ def test_of_those_who_make_it_at_once_one_wins(store: Store) -> None:
     assert store.read(JOB) == (b"%d" % winner[0], versions[winner[0]])
 
 
-def test_of_those_who_replace_one_version_at_once_one_wins(store: Store) -> None:
+def test_of_those_who_replace_one_version_at_once_one_wins(store: Bucket) -> None:
     version = store.create(JOB, b"first")
 
     def attempt(number: int) -> str | None:
@@ -119,7 +118,7 @@ def test_of_those_who_replace_one_version_at_once_one_wins(store: Store) -> None
     assert store.read(JOB) == (b"%d" % winner[0], versions[winner[0]])
 
 
-def test_no_increment_is_lost(store: Store) -> None:
+def test_no_increment_is_lost(store: Bucket) -> None:
     store.create("counter", b"0")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: count(store, 4), range(8)))
@@ -128,7 +127,7 @@ def test_no_increment_is_lost(store: Store) -> None:
     assert item.content.split()[0] == b"32"
 
 
-def test_names_are_paths(store: Store) -> None:
+def test_names_are_paths(store: Bucket) -> None:
     names = ["a", "b/c", "b/d/e", "b/d/f g.json", "b/ü/1"]
     for name in names:
         store.create(name, name.encode())
@@ -142,13 +141,13 @@ def test_names_are_paths(store: Store) -> None:
 @pytest.mark.parametrize(
     "content", [b"", NOT_TEXT, os.urandom(40_000), b"{}" * 100_000], ids=["none", "bytes", "large", "long"]
 )
-def test_content_is_kept_as_it_is(store: Store, content: bytes) -> None:
+def test_content_is_kept_as_it_is(store: Bucket, content: bytes) -> None:
     version = store.create(JOB, content)
     assert store.read(JOB) == (content, version)
     assert store.scan("jobs/*/job.json") == {JOB: content}
 
 
-def test_a_scan_has_what_fits_and_nothing_else(store: Store) -> None:
+def test_a_scan_has_what_fits_and_nothing_else(store: Bucket) -> None:
     assert store.scan("jobs/*/job.json") == {}
     fits = {f"jobs/job{number:02}/job.json": b"%d" % number for number in range(5)} | {"jobs/large/job.json": os.urandom(9000)}
     for name, content in fits.items():
@@ -181,12 +180,12 @@ def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
         assert store.download("packages/one.tar", target)
         assert target.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["source", "target"]
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         store.upload("packages/two.tar", tmp_path / "none")
 
 
 def test_a_folder_gets_none_of_a_job_that_was_deleted(tmp_path: Path) -> None:
-    store, root = LocalStore(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
+    store, root = FolderBucket(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
     (tmp_path / "bucket").mkdir()
     (tmp_path / "source").write_bytes(b"late")
     for name in ("logs/ps-0/1", "diagnosis/ps-0.json", "package.tar.gz"):
@@ -211,10 +210,82 @@ def test_what_lies_in_a_folder(store: Bucket, tmp_path: Path) -> None:
     assert store.sizes("logs/ps-0") == {"2": 5}
 
 
+def test_all_below_a_folder(store: Bucket, tmp_path: Path) -> None:
+    assert store.walk("output") == {}
+    for name in ("output/a", "output/b/c", "outputs/d"):
+        store.upload(name, b"12345")
+    assert store.walk("output") == {"a": 5, "b/c": 5}
+    assert store.walk("output/a") == {"": 5}
+    assert store.walk("") == {"output/a": 5, "output/b/c": 5, "outputs/d": 5}
+
+
+def test_part_of_an_object(store: Bucket) -> None:
+    assert store.read_part("logs/1", 0, 10) == b""
+    store.upload("logs/1", b"0123456789")
+    assert [store.read_part("logs/1", *part) for part in ((2, 5), (8, 20), (10, 20), (3, 3))] == [b"234", b"89", b"", b""]
+
+
+def test_a_removal_takes_one_object_last(store: Bucket) -> None:
+    store.remove("jobs/job01")
+    names = [f"jobs/job01/{name}" for name in ("job.json", "z.json", "output/deep/a", "output/b")]
+    for name in names:
+        store.create(name, b"1")
+    store.create("jobs/job011/job.json", b"2")
+    store.remove("jobs/job01", last=JOB)
+    assert store.walk("jobs") == {"job011/job.json": 1}
+    store.remove("jobs/job011/job.json")
+    assert store.walk("jobs") == {}
+
+
+def test_bytes_are_counted(store: Bucket, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    (tmp_path / "source").write_bytes(os.urandom(9 << 20))
+    store.upload("large", tmp_path / "source", sizes.append)
+    assert sum(sizes) == 9 << 20
+    sizes.clear()
+    assert store.download("large", tmp_path / "target", sizes.append)
+    assert sum(sizes) == 9 << 20
+    assert (tmp_path / "target").read_bytes() == (tmp_path / "source").read_bytes()
+
+
+def test_in_a_folder_nothing_is_seen_half_written(tmp_path: Path) -> None:
+    store = FolderBucket(tmp_path)
+    store.upload("a/whole", b"before")
+    seen: list[object] = []
+    (tmp_path / "source").write_bytes(b"x" * 3_000_000)
+    store.upload("a/whole", tmp_path / "source", lambda _: seen.append((store.sizes("a"), store.read_part("a/whole", 0, 99))))
+    assert seen == [({"whole": 6}, b"before")] * 3
+
+
+def test_in_a_folder_links_and_pipes_of_others_do_no_harm(tmp_path: Path) -> None:
+    outside, output = tmp_path / "outside", tmp_path / "bucket/output"
+    outside.mkdir()
+    output.mkdir(parents=True)
+    (outside / "file").write_bytes(b"1")
+    for name, target in (("folder", outside), ("file", outside / "file"), ("nothing", "none"), ("loop", "loop")):
+        (output / name).symlink_to(target)
+    os.mkfifo(output / "pipe")
+    store = FolderBucket(tmp_path / "bucket")
+    assert store.walk("output") == store.sizes("output") == {"file": 1}
+    store.remove("output/folder")
+    store.remove("output")
+    assert list((tmp_path / "bucket").iterdir()) == []
+    assert (outside / "file").exists()
+
+
+def test_an_object_that_stands_for_a_folder_is_no_file(bucket: str) -> None:
+    store = GcsBucket(f"gs://{bucket}", limit())
+    for name in ("output/", "output/export/", "output/export/model"):
+        store.upload(name, b"")
+    assert store.walk("output") == {"export/model": 0}
+    store.remove("output")
+    assert store.scan("output/*") == store.walk("") == {}
+
+
 def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"one")
     (tmp_path / "there/target").mkdir(parents=True)
-    with pytest.raises(StoreError):
+    with pytest.raises(BucketError):
         store.download(JOB, tmp_path / "there/target")
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["target"]
 
@@ -244,7 +315,7 @@ def test_what_is_not_there_is_no_empty_store(kind: Kind, tmp_path: Path) -> None
     (tmp_path / "source").write_bytes(b"one")
 
     def call(name: str) -> None:
-        with pytest.raises(StoreError, match=kind.gone) as caught:
+        with pytest.raises(BucketError, match=kind.gone) as caught:
             CALLS[name](kind.hasty, tmp_path)
         assert "\n" not in str(caught.value), name
 
@@ -257,10 +328,10 @@ PROCESS = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from test_store import count
+from test_bucket import count
 from waiting import limit
-from jobs.folder import LocalStore
-count(LocalStore(Path(sys.argv[1]), limit()), 60)
+from jobs.folder import FolderBucket
+count(FolderBucket(Path(sys.argv[1]), limit()), 60)
 """
 
 
@@ -277,12 +348,12 @@ def test_no_increment_of_two_processes_is_lost(folder: Kind) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_bucket_that_is_gone(bucket: str, tmp_path: Path, call: str) -> None:
     (tmp_path / "source").write_bytes(b"one")
-    with pytest.raises(StoreError, match="no such bucket"):
-        CALLS[call](Objects(f"gs://{bucket}-gone", limit()), tmp_path)
+    with pytest.raises(BucketError, match="no such bucket"):
+        CALLS[call](GcsBucket(f"gs://{bucket}-gone", limit()), tmp_path)
 
 
 def test_five_hundred_jobs_are_scanned_in_few_requests(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     records = {f"jobs/job{number:03}/job.json": b'{"state": "RUNNING", "number": %d}' % number * 40 for number in range(500)}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(store.create, records, records.values()))
@@ -293,7 +364,7 @@ def test_five_hundred_jobs_are_scanned_in_few_requests(bucket: str, proxy: Fault
 
 
 def test_a_listing_of_several_pages(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     for number in range(5):
         store.create(f"jobs/job{number}/job.json", b"%d" % number)
     proxy.page = 2
@@ -306,7 +377,7 @@ def test_a_listing_of_several_pages(bucket: str, proxy: FaultProxy) -> None:
 
 
 def test_a_record_that_others_spoilt_is_not_believed(bucket: str, gcs: int) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     other = store.create("jobs/b/job.json", b"other")
     assert other
     for spoilt in ("no base64!", "AAAA", listed(gcs, bucket, "jobs/b/job.json")):
@@ -321,7 +392,7 @@ def listed(gcs: int, bucket: str, name: str) -> str:
 
 
 def test_an_answer_that_is_lost_on_the_way(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     before = store.create("jobs/replaced", b"one")
     proxy.seen.clear()
     proxy.faults[:] = ["lose"] * 2
@@ -334,7 +405,7 @@ def test_an_answer_that_is_lost_on_the_way(bucket: str, proxy: FaultProxy) -> No
 
 
 def test_a_busy_server_is_asked_again(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", limit(3))  # it waits a third of this for an answer
+    store = GcsBucket(f"gs://{bucket}", limit(3))  # it waits a third of this for an answer
     version = store.create(JOB, b"one")
     store._seconds = limit()
     proxy.faults[:] = ["503", "429", "hang"]
@@ -348,7 +419,7 @@ def test_a_busy_server_is_asked_again(bucket: str, proxy: FaultProxy) -> None:
 
 
 def test_a_409_is_looked_into_like_a_412(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     version = store.create(JOB, b"one")
     proxy.faults[:] = ["409"]
     assert store.create(JOB, b"one") == version
@@ -359,30 +430,30 @@ def test_a_409_is_looked_into_like_a_412(bucket: str, proxy: FaultProxy) -> None
 
 @pytest.mark.parametrize("fault", ["400", "401", "403"])
 def test_a_refusal_is_one_line(bucket: str, proxy: FaultProxy, fault: str) -> None:
-    store = Objects(f"gs://{bucket}", limit())
+    store = GcsBucket(f"gs://{bucket}", limit())
     for call in (lambda: store.read(JOB), lambda: store.create(JOB, b"one"), lambda: store.scan("*")):
         proxy.faults[:] = [fault]
-        with pytest.raises(StoreError, match=re.escape(bucket)) as caught:
+        with pytest.raises(BucketError, match=re.escape(bucket)) as caught:
             call()
         assert "\n" not in str(caught.value)
-    assert logging.getLogger("gcsfs").handlers  # else Python writes gcsfs's own words on it, and a traceback, to stderr
+    assert logging.getLogger("google").handlers  # else Python writes the library's own words on it, and a traceback, to stderr
 
 
 def test_a_server_that_says_nothing_is_not_waited_for(bucket: str, proxy: FaultProxy) -> None:
-    store = Objects(f"gs://{bucket}", 1)
+    store = GcsBucket(f"gs://{bucket}", 1)
     proxy.faults[:] = ["hang"] * 5  # until this test has ended
-    with pytest.raises(StoreError, match="did not answer within 1 s"):
+    with pytest.raises(BucketError, match="did not answer within 1 s"):
         store.create(JOB, b"one")
 
 
 SIGN_IN = """
 import sys
 sys.path.insert(0, {root!r})
-from jobs.objects import Objects
-from jobs.store import StoreError
+from jobs.bucket import BucketError
+from jobs.gcs import GcsBucket
 try:
-    Objects("gs://bucket", 1).read("one")
-except StoreError as error:
+    GcsBucket("gs://bucket", 1).read("one")
+except BucketError as error:
     print(error)
 """
 
@@ -401,12 +472,12 @@ def test_a_sign_in_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_store_by_its_url(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}"):
-        store = open_store(url)
-        assert isinstance(store, LocalStore)
+        store = open_bucket(url)
+        assert isinstance(store, FolderBucket)
         store.create(url[:4].strip("/"), b"one")
     assert len(list(tmp_path.iterdir())) == 2
-    assert isinstance(open_store("gs://bucket/a/b/"), Objects)
+    assert isinstance(open_bucket("gs://bucket/a/b/"), GcsBucket)
     for url in ("", "s3://bucket", "gs://", "gs://bucket/[a]", "gs://bucket//a", "file://host/bucket"):
-        with pytest.raises(StoreError, match="is no") as caught:
-            open_store(url)
+        with pytest.raises(BucketError, match="is no") as caught:
+            open_bucket(url)
         assert "\n" not in str(caught.value)

@@ -1,0 +1,39 @@
+"""Work in a thread of its own, which keeps no process from its end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Work that has begun; its result or its error is returned by `join`."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> T:
+        """Return the result once, or raise its error; TimeoutError if it still runs."""
+        try:
+            result, error = self._outcome.get(timeout=max(seconds, 0))
+        except queue.Empty:
+            raise TimeoutError(f"it takes longer than {seconds:.0f} s") from None
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None is a T where the work returns None
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._outcome.put((work(), None))
+        except Exception as error:  # noqa: BLE001  for join
+            self._outcome.put((None, error))

@@ -1,0 +1,174 @@
+"""The bucket: objects by name, such as `jobs/job01/job.json`, in a folder, over SSH, or in Google Cloud Storage.
+
+Small records are written on a condition: that there is none yet, or just the version that was read. Of two writers one wins;
+the other gets a Conflict, reads again, and decides again. So a slow or late writer cannot undo what happened since. Large
+objects, such as packages and logs, have one writer each, and are written without one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from jobs.background import Background
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+PIECE = 1 << 20
+"""The most bytes of a large object that are held in memory at once."""
+
+
+class Conflict(Exception):  # noqa: N818  it is no error but an answer
+    """Another writer was first; nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was changed by somebody else")
+        self.name = name
+
+
+class BucketError(OSError):
+    """The bucket does not answer, not in time, or refuses. Whether a write took effect is not known."""
+
+
+class Item(NamedTuple):
+    """An object's content, and which version of it that is."""
+
+    content: bytes
+    version: str
+
+
+def ignore(_: int) -> None:
+    """Count no bytes."""
+
+
+class RecordStore(Protocol):
+    """The small records of a bucket.
+
+    Every method has a time limit and raises BucketError if it is exceeded. A write that is repeated, because its answer was
+    lost, is recognised by its content. So the content must identify its writer, as a lease or a heartbeat does.
+    """
+
+    def read(self, name: str) -> Item | None:
+        """Return the object, or None if there is none."""
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        """Return those of the objects that exist."""
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        """Return the content of every object that fits a pattern, by name.
+
+        In a pattern such as `jobs/*/job.json`, * is one part of a name.
+        """
+
+    def create(self, name: str, content: bytes) -> str:
+        """Make an object that is not there yet; its version. Conflict where it is."""
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        """Replace just this version of an object and return the new version.
+
+        Raises Conflict if the version is another one by now, or the object is gone.
+        """
+
+
+class Bucket(RecordStore, Protocol):
+    """A whole bucket; any thread may use it."""
+
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        """Return these bytes of an object, or as many as there are; empty if there is no such object."""
+
+    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+        """Write an object with this content, or a file's, whether it exists or not.
+
+        Raises Conflict if its job was deleted and the bucket can detect that.
+        """
+
+    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+        """Write an object to a file, which is complete or unchanged; False where there is no such object."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
+
+    def walk(self, folder: str) -> dict[str, int]:
+        """Return the sizes of all objects below a folder by relative path; an object of that name is ``."""
+
+    def delete(self, name: str) -> None:
+        """Take an object away, which may be gone already."""
+
+    def remove(self, folder: str, last: str = "") -> None:
+        """Remove an object, or a folder with its content, if it exists.
+
+        The object `last` is removed at the end, so that an interrupted removal can be repeated.
+        """
+
+
+def pieces(content: bytes | Path) -> Iterator[bytes]:
+    """Yield the content of an object that is to be written.
+
+    Raises:
+        BucketError: if its file cannot be read.
+    """
+    if isinstance(content, bytes):
+        yield content
+        return
+    try:
+        with content.open("rb") as source:
+            while piece := source.read(PIECE):
+                yield piece
+    except OSError as error:
+        raise BucketError(error.errno, f"{content}: {error.strerror}") from error
+
+
+class TimeLimited:
+    """Records whose calls have a time limit, one at a time: a file system that hangs blocks no caller.
+
+    While a call hangs, further ones fail at once: what hangs may still take effect, which conditional writes allow for. A call
+    that was given up before its turn came is never made.
+    """
+
+    def __init__(self, store: RecordStore, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+        self._turn = threading.Lock()
+        self._hanging: Background[Any] | None = None
+
+    def read(self, name: str) -> Item | None:
+        return self._call(lambda: self._store.read(name))
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        name_list = list(names)
+        return self._call(lambda: self._store.read_all(name_list))
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        return self._call(lambda: self._store.scan(pattern))
+
+    def create(self, name: str, content: bytes) -> str:
+        return self._call(lambda: self._store.create(name, content))
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        return self._call(lambda: self._store.replace(name, content, version))
+
+    def _call(self, work: Callable[[], T]) -> T:
+        deadline = time.monotonic() + self._seconds
+        if self._hanging and self._hanging.running:
+            raise BucketError(f"an earlier call has been hanging for more than {self._seconds:g} s")
+        if not self._turn.acquire(timeout=self._seconds):
+            raise BucketError(f"no answer within {self._seconds:g} s")
+
+        def run() -> T:
+            try:
+                return work()
+            finally:
+                self._turn.release()
+
+        try:
+            call = Background(run)
+        except RuntimeError as error:
+            self._turn.release()
+            raise BucketError(f"no thread can be started: {error}") from error
+        try:
+            return call.join(deadline - time.monotonic())
+        except TimeoutError:
+            self._hanging = call
+            raise BucketError(f"no answer within {self._seconds:g} s") from None

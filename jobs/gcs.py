@@ -1,0 +1,342 @@
+"""The bucket in Google Cloud Storage, which checks preconditions itself.
+
+A version is an object's generation.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import logging
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from google.api_core import exceptions
+from google.api_core.exceptions import NotFound
+from google.auth import default
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import Request
+from google.cloud.storage import Client
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from jobs.background import Background
+from jobs.bucket import BucketError, Conflict, Item, Progress, ignore
+
+_T = TypeVar("_T")
+
+_URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9._-]+)*)/?")
+_NONE_YET = 0  # the generation of an object that is not there
+_RECORD = "record"
+_RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
+_AT_ONCE = 8  # requests keeps ten connections
+_SMALL = 1 << 20
+_PART = 8 << 20  # a larger file is sent in parts of this size
+_SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
+
+# Answers that are no JSON, or lack what Google's have, are failures too: a proxy's page, for one.
+_FAILURES = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    exceptions.GoogleAPIError,
+    GoogleAuthError,
+    DataCorruption,
+    InvalidResponse,
+)
+
+
+class _Call:
+    """One call on the bucket: its time limit, and Google's objects for it."""
+
+    def __init__(self, client: Any, bucket: Any, deadline: float, options: dict[str, Any]) -> None:
+        self.client, self.bucket, self.deadline, self.options = client, bucket, deadline, options
+
+    def list(self, prefix: str, fields: str, **more: Any) -> Iterator[Any]:
+        """Yield the objects whose name begins so, with these fields."""
+        fields = f"items({fields}),nextPageToken"
+        return iter(self.client.list_blobs(self.bucket, prefix=prefix, fields=fields, **more, **self.options))
+
+
+class GcsBucket:
+    """A bucket by Google's own client, whose requests are repeated until a time limit.
+
+    What is small goes into the object's custom metadata as well, which a listing brings along: so a scan of all jobs is one
+    request for every thousand of them.
+    """
+
+    def __init__(self, url: str, seconds: float = 20.0) -> None:
+        parts = _URL.fullmatch(url)
+        if parts is None:
+            raise BucketError(f"{url} is no bucket: gs://name or gs://name/folder, of letters, digits and . _ -")
+        self._url = url
+        self._bucket = parts[1]
+        self._prefix = f"{parts[2][1:]}/" if parts[2] else ""
+        self._seconds = seconds
+        self._wait = seconds / 4, seconds / 3  # for a connection, and for each piece of an answer
+        self._opening = threading.Lock()
+        self._credentials: Any = None
+        self._client: Any = None
+
+    def read(self, name: str) -> Item | None:
+        return self.read_all([name]).get(name)
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        wanted = list(names)
+
+        def work(call: _Call) -> dict[str, Item]:
+            items = self._each(call, self._get, wanted)
+            if None in items.values():
+                self._check_there(call)
+            return {name: item for name, item in items.items() if item is not None}
+
+        return self._run(work)
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        glob = self._prefix + pattern
+        fits = re.compile("[^/]*".join(map(re.escape, glob.split("*")))).fullmatch  # for a server without `matchGlob`
+
+        def work(call: _Call) -> dict[str, bytes]:
+            blobs = call.list(glob.partition("*")[0], f"name,md5Hash,metadata/{_RECORD}", match_glob=glob)
+            contents = {blob.name.removeprefix(self._prefix): _kept(blob) for blob in blobs if fits(blob.name)}
+            missing = self._each(call, self._get, [name for name, content in contents.items() if content is None])
+            whole = contents | {name: item.content for name, item in missing.items() if item is not None}
+            return {name: content for name, content in sorted(whole.items()) if content is not None}
+
+        return self._run(work)
+
+    def create(self, name: str, content: bytes) -> str:
+        return self._run(lambda call: self._write(call, name, content, _NONE_YET))
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        return self._run(lambda call: self._write(call, name, content, int(version)))
+
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        def work(call: _Call) -> bytes:
+            try:
+                content: bytes = self._blob(call, name).download_as_bytes(start=start, end=end - 1, **call.options)
+            except NotFound:
+                self._check_there(call)
+            except exceptions.RequestRangeNotSatisfiable:
+                pass
+            else:
+                return content
+            return b""
+
+        return self._run(work) if end > start else b""
+
+    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+        try:
+            source = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+            with source:
+                size = source.seek(0, os.SEEK_END)
+                source.seek(0)
+                self._run(lambda call: self._send(call, name, source, size, None, progress), self._seconds + size / _SLOWEST)
+        except BucketError:
+            raise
+        except OSError as error:
+            raise BucketError(error.errno, f"{content!s}: {error.strerror}") from error
+
+    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
+
+        def find(call: _Call) -> int | None:
+            if (blob := call.bucket.get_blob(self._prefix + name, **call.options)) is None:
+                self._check_there(call)
+                return None
+            return int(blob.size)
+
+        def fetch(call: _Call) -> bool:
+            try:
+                with part.open("wb") as file:
+                    self._blob(call, name).download_to_file(_Timed(file, call.deadline, progress), **call.options)
+            except NotFound:
+                return False
+            return True
+
+        if (size := self._run(find)) is None:
+            return False
+        try:
+            if whole := self._run(fetch, self._seconds + size / _SLOWEST):
+                part.replace(target)
+        except BucketError:
+            raise
+        except OSError as error:
+            raise BucketError(error.errno, f"{target}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return whole
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        prefix = f"{self._prefix}{folder}/"
+        return self._run(lambda call: self._sizes(call, prefix, delimiter="/"))
+
+    def walk(self, folder: str) -> dict[str, int]:
+        def work(call: _Call) -> dict[str, int]:
+            sizes = self._sizes(call, f"{self._prefix}{folder}/" if folder else self._prefix)
+            # TensorFlow marks a folder by an object whose name ends in /.
+            sizes = {name: size for name, size in sizes.items() if not name.endswith("/")}
+            blob = call.bucket.get_blob(self._prefix + folder, **call.options) if folder and not sizes else None
+            return {"": int(blob.size)} if blob else sizes
+
+        return self._run(work)
+
+    def delete(self, name: str) -> None:
+        def work(call: _Call) -> None:
+            if not self._delete(call, name):
+                self._check_there(call)
+
+        self._run(work)
+
+    def remove(self, folder: str, last: str = "") -> None:
+        def work(call: _Call) -> None:
+            prefix = f"{folder}/" if folder else ""
+            names = [f"{prefix}{name}" for name in self._sizes(call, self._prefix + prefix, marks=True)]
+            self._each(call, self._delete, [name for name in (*names, *([folder] if folder else [])) if name != last])
+            if last:
+                self._delete(call, last)
+
+        self._run(work, 30 * self._seconds)
+
+    def _blob(self, call: _Call, name: str) -> Any:
+        return call.bucket.blob(self._prefix + name)
+
+    def _check_there(self, call: _Call) -> None:
+        """Raise an error if the bucket is gone: an object of a missing bucket is a 404, too."""
+        next(call.list(self._prefix, "name", max_results=1), None)
+
+    def _get(self, call: _Call, name: str) -> Item | None:
+        blob = self._blob(call, name)
+        try:
+            content = blob.download_as_bytes(**call.options)
+        except NotFound:
+            return None
+        return Item(content, str(blob.generation))
+
+    def _delete(self, call: _Call, name: str) -> bool:
+        """Delete an object; False if there is none."""
+        try:
+            self._blob(call, name).delete(**call.options)
+        except NotFound:
+            return False
+        return True
+
+    def _sizes(self, call: _Call, prefix: str, marks: bool = False, **more: Any) -> dict[str, int]:
+        """Return the sizes below a prefix by the rest of the name; with `marks` also of the folder's own mark."""
+        sizes = {blob.name.removeprefix(prefix): int(blob.size) for blob in call.list(prefix, "name,size", **more)}
+        return {name: size for name, size in sizes.items() if name or marks}
+
+    def _each(self, call: _Call, work: Callable[[_Call, str], _T], names: list[str]) -> dict[str, _T]:
+        """Do the same for each of the names, several at once."""
+
+        def run(part: list[str]) -> list[tuple[str, _T]]:
+            return [(name, work(call, name)) for name in part if time.monotonic() < call.deadline]
+
+        parts = [names[start::_AT_ONCE] for start in range(min(_AT_ONCE, len(names)))]
+        threads = [Background(lambda part=part: run(part)) for part in parts]  # type: ignore[misc]
+        return dict(pair for thread in threads for pair in thread.join(call.deadline - time.monotonic()))
+
+    def _write(self, call: _Call, name: str, content: bytes, generation: int) -> str:
+        try:
+            return self._send(call, name, io.BytesIO(content), len(content), generation)
+        except (exceptions.PreconditionFailed, exceptions.Conflict):
+            there = self._get(call, name)
+            if there is None or there.content != content:
+                raise Conflict(name) from None
+            return there.version  # written before, and the answer was lost
+
+    def _send(
+        self, call: _Call, name: str, source: BinaryIO, size: int, generation: int | None, progress: Progress = ignore
+    ) -> str:
+        """Write an object and return its generation."""
+        blob = self._blob(call, name)
+        blob.cache_control, blob.chunk_size = "no-store", _PART
+        if size < _SMALL:
+            record = base64.b64encode(zlib.compress(source.read())).decode()
+            if len(record) <= _RECORD_LIMIT:
+                blob.metadata = {_RECORD: record}
+            source.seek(0)
+        timed = _Timed(source, call.deadline, progress)
+        options = {"content_type": "application/octet-stream", "checksum": "md5", "if_generation_match": generation}
+        blob.upload_from_file(timed, size=size, **options, **call.options)
+        return str(blob.generation)
+
+    def _run(self, work: Callable[[_Call], _T], seconds: float | None = None) -> _T:
+        """Return the result of work within this time, whatever Google's client waits for; later it begins nothing more."""
+        limit = self._seconds if seconds is None else seconds
+        deadline = time.monotonic() + limit
+
+        def run() -> _T:
+            client = self._signed_in()
+            if (left := deadline - time.monotonic()) < 0:
+                raise TimeoutError
+            retry = DEFAULT_RETRY.with_timeout(left).with_delay(initial=self._seconds / 50, maximum=self._seconds / 4)
+            return work(_Call(client, client.bucket(self._bucket), deadline, {"timeout": self._wait, "retry": retry}))
+
+        try:
+            return Background(run).join(limit)
+        except (TimeoutError, exceptions.RetryError) as error:
+            raise BucketError(f"{self._url} did not answer within {limit:g} s") from error
+        except NotFound as error:
+            raise BucketError(f"{self._url}: there is no such bucket") from error
+        except BucketError:
+            raise
+        except _FAILURES as error:
+            line = (str(error).strip() or type(error).__name__).splitlines()
+            raise BucketError(f"{self._url}: {' '.join(line)}") from error
+
+    def _signed_in(self) -> Any:
+        """Return Google's client with a valid token: renewing one blocks, and a request must not begin late."""
+        with self._opening:
+            if self._client is None:
+                logging.getLogger("google").addHandler(logging.NullHandler())  # what fails is said once, in one line
+                # Of the bucket itself, which it would ask for its location for traces that nobody collects.
+                os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+                emulated = os.environ.get("STORAGE_EMULATOR_HOST")
+                self._credentials = AnonymousCredentials() if emulated else default(scopes=Client.SCOPE)[0]
+                self._client = Client(project=None, credentials=self._credentials)
+            if not self._credentials.valid:
+                self._credentials.refresh(Request())
+        return self._client
+
+
+class _Timed:
+    """A file for Google's client, which ends a transfer once its time is over."""
+
+    def __init__(self, file: BinaryIO, deadline: float, progress: Progress) -> None:
+        self._file, self._deadline, self._progress = file, deadline, progress
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        piece = self._file.read(size)
+        self._progress(len(piece))
+        return piece
+
+    def write(self, piece: bytes) -> int:
+        self._check()
+        self._progress(len(piece))
+        return self._file.write(piece)
+
+    def _check(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError
+
+
+def _kept(blob: Any) -> bytes | None:
+    """Return a listed object's content if its metadata holds all of it; None if it must be fetched."""
+    try:
+        content = zlib.decompress(base64.b64decode(blob.metadata[_RECORD], validate=True))
+        md5 = base64.b64decode(blob.md5_hash)
+    except (TypeError, KeyError, ValueError, zlib.error):
+        return None
+    return content if hashlib.md5(content, usedforsecurity=False).digest() == md5 else None

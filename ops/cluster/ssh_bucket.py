@@ -1,0 +1,306 @@
+"""The bucket in a folder of another machine: `jobs.folder` runs there, over channels of SSH.
+
+SFTP can neither compare and replace atomically nor sync a folder. So this module's own source is sent along and run by the
+host's Python: the host need not have it, and it is always the operator's version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from jobs import background, bucket, folder
+from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, ignore, pieces
+
+T = TypeVar("T")
+
+_PYTHON = "python3"
+_LONG_SECONDS = 600.0  # of a call that goes through a whole folder
+_SLOWEST = 1_000_000  # bytes a second that the host's disk takes at least
+# Reads the modules from the first line of stdin, and then serves.
+_BOOT = """
+import json, sys, types
+sources = json.loads(sys.stdin.buffer.readline())
+for name, source in sources:
+    module = types.ModuleType(name)
+    module.__path__ = []
+    sys.modules[name] = module
+    exec(compile(source, name, "exec"), module.__dict__)
+sys.modules["ops.cluster.ssh_bucket"].serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+class Channel(Protocol):
+    """A command's stdin and stdout on another machine.
+
+    All calls raise OSError or EOFError if the connection breaks, and TimeoutError if it stands still for too long.
+    """
+
+    def send(self, data: bytes) -> None:
+        """Write all of the data to its stdin."""
+
+    def line(self, seconds: float) -> bytes:
+        """Return the next line of its stdout, which may take so long."""
+
+    def read(self, size: int, seconds: float) -> bytes:
+        """Return some of the next bytes of its stdout, at most as many."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def command(root: str) -> str:
+    """Return the command line that serves a folder after it has read `sources`."""
+    return shlex.join([_PYTHON, "-I", "-c", _BOOT, root])
+
+
+def sources() -> bytes:
+    """Return the source of the modules that the command runs, in order; it reads them first."""
+    import inspect
+
+    modules = (background, bucket, folder, sys.modules[__name__])
+    return json.dumps([("jobs", ""), *((each.__name__, inspect.getsource(each)) for each in modules)]).encode() + b"\n"
+
+
+class SshBucket:
+    """A bucket whose calls go through channels: one is opened if none is idle, and used again afterwards.
+
+    A call is a line of JSON, [method, arguments, size], and so many bytes of content; so is its answer. A call over a channel
+    that breaks is repeated once over another one: a write that had taken effect is recognised.
+    """
+
+    def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:
+        """Prepare calls through `open_channel`, which runs `command` on a host that answers."""
+        self._open_channel, self._seconds = open_channel, seconds
+        self._idle: list[Channel] = []
+
+    def read(self, name: str) -> Item | None:
+        return self.read_all([name]).get(name)
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        def take(items: dict[str, tuple[str, int]], read: _Reader) -> dict[str, Item]:
+            return {name: Item(read.whole(size), version) for name, (version, size) in items.items()}
+
+        return self._call(take, "read_all", list(names))
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        def take(sizes: dict[str, int], read: _Reader) -> dict[str, bytes]:
+            return {name: read.whole(size) for name, size in sizes.items()}
+
+        return self._call(take, "scan", pattern)
+
+    def create(self, name: str, content: bytes) -> str:
+        return str(self._call(_plain, "create", name, content=content))
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        return str(self._call(_plain, "replace", name, version, content=content))
+
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        return self._call(lambda size, read: read.whole(size), "read_part", name, start, end)
+
+    def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
+        self._call(_plain, "upload", name, content=content, progress=progress)
+
+    def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
+        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
+
+        def take(size: int | None, read: _Reader) -> bool:
+            if size is None:
+                return False
+            try:
+                with _local(target):
+                    copy = part.open("wb")
+                with copy:
+                    for piece in read.pieces(size):
+                        with _local(target):
+                            copy.write(piece)
+                            copy.flush()
+                        progress(len(piece))
+                with _local(target):
+                    part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+            return True
+
+        return self._call(take, "download", name)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return self._call(_plain, "sizes", folder)
+
+    def walk(self, folder: str) -> dict[str, int]:
+        return self._call(_plain, "walk", folder, seconds=_LONG_SECONDS)
+
+    def delete(self, name: str) -> None:
+        self._call(_plain, "delete", name)
+
+    def remove(self, folder: str, last: str = "") -> None:
+        self._call(_plain, "remove", folder, last, seconds=_LONG_SECONDS)
+
+    def _call(
+        self,
+        take: Callable[[Any, _Reader], T],
+        method: str,
+        *arguments: object,
+        content: bytes | Path = b"",
+        progress: Progress = ignore,
+        seconds: float | None = None,
+    ) -> T:
+        """Have the host call a method, and return what `take` makes of its result.
+
+        Args:
+            take: is given the result, and reads the content that follows it.
+            content: what is sent with the call.
+            progress: is called with the bytes of each piece of that.
+            seconds: the time limit of the answer, by default the bucket's.
+        """
+        with _local(content):
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        request = json.dumps([method, arguments, size]).encode() + b"\n"
+        limit = (seconds or self._seconds) + size / _SLOWEST
+        for last in (False, True):
+            channel: Channel | None = None
+            with suppress(IndexError):
+                channel = self._idle.pop()
+            try:
+                if channel is None:
+                    channel = self._open_channel()
+                    channel.send(sources())
+                channel.send(request)
+                _send(channel, content, size, progress)
+                answer = json.loads(channel.line(limit))
+                result = take(answer["result"], _Reader(channel, self._seconds)) if "result" in answer else None
+            except TimeoutError:
+                _close(channel)
+                raise BucketError(f"the bucket does not answer within {limit:g} s") from None
+            except BucketError:
+                _close(channel)  # in the middle of an answer, or of a call
+                raise
+            except (OSError, EOFError, ValueError) as error:
+                _close(channel, *self._idle)
+                self._idle.clear()
+                if last or channel is None:
+                    reason = str(error) or type(error).__name__
+                    raise BucketError(f"the connection to the bucket broke off: {reason}") from error
+            except BaseException:
+                _close(channel)  # the answer to a call that was interrupted must not be taken for that to the next
+                raise
+            else:
+                self._idle.append(channel)
+                break
+        if "conflict" in answer:
+            raise Conflict(answer["conflict"])
+        if "error" in answer:
+            raise BucketError(answer["error"])
+        return result  # type: ignore[return-value]  # an answer without a result was an error
+
+
+class _Reader:
+    """The content that follows an answer."""
+
+    def __init__(self, channel: Channel, seconds: float) -> None:
+        self._channel, self._seconds = channel, seconds
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        while size:
+            piece = self._channel.read(min(size, PIECE), self._seconds)
+            size -= len(piece)
+            yield piece
+
+    def whole(self, size: int) -> bytes:
+        return b"".join(self.pieces(size))
+
+
+def _plain(result: Any, _: _Reader) -> Any:
+    return result
+
+
+@contextmanager
+def _local(path: object) -> Iterator[None]:
+    """Raise this machine's error with a file as the bucket's."""
+    try:
+        yield
+    except OSError as error:
+        raise BucketError(error.errno, f"{path}: {error.strerror}") from error
+
+
+def _send(channel: Channel, content: bytes | Path, size: int, progress: Progress) -> None:
+    """Send just so many bytes of content."""
+    for whole in pieces(content):
+        piece = whole[:size]
+        channel.send(piece)
+        progress(len(piece))
+        size -= len(piece)
+    if size:
+        raise BucketError(f"{content!s} became shorter while it was read")
+
+
+def _close(*channels: Channel | None) -> None:
+    for channel in channels:
+        if channel is not None:
+            channel.close()
+
+
+def serve(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer calls until there are no more."""
+    os.umask(0o002)  # the bucket is the group's
+    there = folder.FolderBucket(Path(root))
+    for line in requests:
+        method, arguments, size = json.loads(line)
+        sent = _received(requests, size)
+        content: Iterable[bytes] = ()
+        try:
+            result, content = _answer(there, method, arguments, sent)
+            answer = {"result": result}
+        except Conflict as conflict:
+            answer = {"conflict": conflict.name}
+        except BucketError as error:
+            answer = {"error": str(error.strerror or error)}
+        for _ in sent:
+            """What the call did not read."""
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.writelines(content)
+        answers.flush()
+
+
+def _received(requests: BinaryIO, size: int) -> Iterator[bytes]:
+    while size:
+        piece = requests.read(min(size, PIECE))
+        if not piece:
+            raise EOFError("the caller is gone")  # and an object that is not whole is not kept
+        size -= len(piece)
+        yield piece
+
+
+def _answer(
+    there: folder.FolderBucket, method: str, arguments: list[Any], sent: Iterator[bytes]
+) -> tuple[Any, Iterable[bytes]]:
+    """Return a call's result, and the content that follows it."""
+    if method == "upload":
+        there.write(arguments[0], sent)
+        return None, ()
+    if method == "create":
+        return there.create(arguments[0], b"".join(sent)), ()
+    if method == "replace":
+        name, version = arguments
+        return there.replace(name, b"".join(sent), version), ()
+    if method == "read_all":
+        items = there.read_all(*arguments)
+        result = {name: (item.version, len(item.content)) for name, item in items.items()}
+        return result, [item.content for item in items.values()]
+    if method == "scan":
+        contents = there.scan(*arguments)
+        return {name: len(content) for name, content in contents.items()}, contents.values()
+    if method == "read_part":
+        content = there.read_part(*arguments)
+        return len(content), [content]
+    if method == "download":
+        file = there.open(*arguments)
+        size = os.fstat(file.fileno()).st_size if file else None
+        return size, _received(file, size) if file and size else ()
+    return getattr(there, method)(*arguments), ()
