@@ -13,7 +13,7 @@ from pulumi import ResourceOptions
 from infra import backend, state
 from infra.config import ClusterConfig
 from infra.connection import FOLDER
-from infra.guard import Change, check, hosts_lost, same_target
+from infra.guard import Change, check, removed_hosts, same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.spec import SpecError, TargetError
@@ -40,7 +40,7 @@ def main() -> None:
         target_type = import_target(ClusterConfig.target_of(raw))
         config = target_type.config_type.parse(raw)
         target = target_type(stack, config.spec(), config, before)
-        change = Change(hosts_lost(before.hosts, target.spec), target.replaced_hosts())
+        change = Change(removed_hosts(before.hosts, target.spec), target.replaced_hosts())
         check(change, target.read, target.create, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (SpecError, TargetError) as error:
         pulumi.log.error(str(error))

@@ -143,16 +143,16 @@ class ClusterConfig(Section):
         roles = {role: self._equipped(role, role_spec) for role, role_spec in spec.roles.items()}
         return dataclasses.replace(spec, roles=roles)
 
-    def _equipped(self, role: Role, found: RoleSpec) -> RoleSpec:
-        kind = self.accelerator_type.get(role) or (found.accelerator.type if found.accelerator else None)
+    def _equipped(self, role: Role, role_spec: RoleSpec) -> RoleSpec:
+        kind = self.accelerator_type.get(role) or (role_spec.accelerator.type if role_spec.accelerator else None)
         if role in self.accelerator_count and not kind:
             raise SpecError(
                 f"scaletier:acceleratorCount.{role} needs the type too: "
                 f"`pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
             )
-        default = found.accelerator.count if found.accelerator else 1
+        default = role_spec.accelerator.count if role_spec.accelerator else 1
         accelerator = Accelerator(kind, self.accelerator_count.get(role, default)) if kind else None
-        return dataclasses.replace(found, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
+        return dataclasses.replace(role_spec, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
 
     def _with_servers(self, tier: ClusterSpec) -> ClusterSpec:
         """Return the tier with hosts for models.

@@ -23,7 +23,7 @@ import yaml
 
 from infra import backend
 from infra.connection import FOLDER
-from infra.findings import Check, Finding, Severity, broken, look, ok, said, warning
+from infra.findings import Check, Finding, Severity, broken, look, ok, one_line, warning
 from infra.templates import ROOT
 
 SECONDS = 120.0
@@ -50,7 +50,7 @@ def _eased(check: Check) -> Iterator[Finding]:
         for finding in check():
             yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.BROKEN else finding
     except Exception as error:  # noqa: BLE001  as of any check
-        yield warning(said(error))
+        yield warning(one_line(error))
 
 
 def known(stack: str) -> dict[str, Any] | None:

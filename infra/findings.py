@@ -79,7 +79,7 @@ def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iter
             for each in check():
                 results.put((name, _mended(each) if fix and each.fix else each))
         except Exception as error:  # noqa: BLE001  what a check dies of is what it found
-            results.put((name, broken(said(error))))
+            results.put((name, broken(one_line(error))))
         finally:
             results.put((name, None))
 
@@ -103,10 +103,10 @@ def _mended(finding: Finding) -> Finding:
     try:
         finding.fix()
     except Exception as error:  # noqa: BLE001  it stays as it is, and that is said
-        return replace(finding, what=f"{finding.what} (and cannot be mended: {said(error)})")
+        return replace(finding, what=f"{finding.what} (and cannot be mended: {one_line(error)})")
     return replace(finding, mended=True)
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error's message on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -27,7 +27,7 @@ def same_target(there: str | None, wanted: str) -> None:
         )
 
 
-def hosts_lost(there: Iterable[str], spec: ClusterSpec) -> list[str]:
+def removed_hosts(there: Iterable[str], spec: ClusterSpec) -> list[str]:
     """Return the running hosts that the new cluster lacks."""
     stay = {replica.name for replica in spec.replicas}
     return [name for name in there if name not in stay]
@@ -35,17 +35,18 @@ def hosts_lost(there: Iterable[str], spec: ClusterSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of an update on running hosts; all work there ends.
+    """The hosts that an update removes and replaces; all work there ends."""
 
-    `lost` are deleted, `anew` are replaced.
-    """
+    removed: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
 
-    lost: list[str] = field(default_factory=list)
-    anew: list[str] = field(default_factory=list)
+    @property
+    def hosts(self) -> list[str]:
+        return [*self.removed, *self.replaced]
 
     def __str__(self) -> str:
-        parts = (f"takes {', '.join(self.lost)} away", f"makes {', '.join(self.anew)} anew")
-        return f"this {' and '.join(part for part, hosts in zip(parts, (self.lost, self.anew), strict=True) if hosts)}"
+        parts = {"removes": self.removed, "replaces": self.replaced}
+        return "this " + " and ".join(f"{verb} {', '.join(hosts)}" for verb, hosts in parts.items() if hosts)
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class AffectedJob:
     goes_on: bool = False
 
 
-def hurt(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
-    """Return each job that has one of these hosts, or waits and has no other candidates."""
+def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
+    """Return each job that has one of these hosts, or waits and has too few others."""
     jobs = []
     for entry in queue.entries:
-        if entry.held and (lost_hosts := [host for host in entry.hosts if host in (*change.lost, *change.anew)]):
+        if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
             can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
-        elif not entry.held and len(place(entry.wanted, change.lost)) < len(entry.wanted):
+        elif not entry.held and len(place(entry.wanted, change.removed)) < len(entry.wanted):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
     return jobs
 
@@ -85,10 +86,10 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
 
     If it is `allowed`, the update ends the jobs that cannot continue, as `fab cancel` would.
     """
-    if not (change.lost or change.anew) or (content := read(QUEUE)) is None:
+    if not change.hosts or (content := read(QUEUE)) is None:
         return
     try:
-        jobs = hurt(Queue.from_json(content), change, read)
+        jobs = affected_jobs(Queue.from_json(content), change, read)
     except RecordError as error:
         pulumi.log.warn(f"which job has which host cannot be seen, so none is looked after: {error}")
         return
@@ -101,7 +102,7 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
         how += [f"{job.job_id} goes on, or waits" for job in jobs if job.goes_on]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
-            request = CancelRequest("pulumi up", now(), f"hosts taken away: {', '.join([*change.lost, *change.anew])}")
+            request = CancelRequest("pulumi up", now(), f"hosts removed: {', '.join(change.hosts)}")
             for job_id in ended:
                 create(cancel(job_id), request.to_json())
     elif preview:

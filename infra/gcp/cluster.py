@@ -35,7 +35,7 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProjectFacts:
     """State of the project before an update.
 
     `compute` and `storage` are the endpoints of these APIs. `bucket_left`: this stack's bucket exists without a cluster.
@@ -58,14 +58,14 @@ class GcpCluster(ComponentResource):
 
     hosts: Mapping[Replica, InstanceHost]
 
-    def __init__(self, config: GcpConfig, found: Surroundings, authorized_key: Output[str]) -> None:
+    def __init__(self, config: GcpConfig, facts: ProjectFacts, authorized_key: Output[str]) -> None:
         super().__init__("scaletier:gcp:Cluster", "cluster")
-        self.config, self.found, self.inside = config, found, ResourceOptions(parent=self)
-        self.spec, self.place, names = found.discovery.spec, found.discovery.place, found.names
+        self.config, self.facts, self.inside = config, facts, ResourceOptions(parent=self)
+        self.spec, self.place, names = facts.discovery.spec, facts.discovery.place, facts.names
         network, subnet, firewall_project, holds = self._network()
         labels = {**config.labels, "scaletier-stack": names.stack}
-        keep = config.retain_bucket, config.force_destroy, found.bucket_left
-        self.bucket = Storage(self.place, found.bucket, labels, *keep, self.inside).bucket
+        keep = config.retain_bucket, config.force_destroy, facts.bucket_left
+        self.bucket = Storage(self.place, facts.bucket, labels, *keep, self.inside).bucket
         identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.inside)
         bindings = identity.grant(self.bucket)
         rules: tuple[Resource, ...] = ()
@@ -113,7 +113,7 @@ class GcpCluster(ComponentResource):
         identity.let_start(self.place.zone, jobs)
         # The inputs for reading the guest attributes of all hosts.
         asked: dict[str, Any] = {
-            "endpoint": found.compute,
+            "endpoint": facts.compute,
             "project": self.place.project,
             "zone": self.place.zone,
             "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
@@ -128,29 +128,29 @@ class GcpCluster(ComponentResource):
 
     def _network(self) -> tuple[Output[str], Output[str], str, Resource | None]:
         """Return the links of network and subnet, the network's project, and the subnet if the stack owns it."""
-        if other := self.found.discovery.subnet:
+        if other := self.facts.discovery.subnet:
             return Output.from_input(other.network), Output.from_input(other.link), other.project, None
-        own = ClusterNetwork(self.place, self.found.names, self.config.network, self.config.flow_logs, self.inside)
+        own = ClusterNetwork(self.place, self.facts.names, self.config.network, self.config.flow_logs, self.inside)
         return own.network, own.subnet, self.place.project, own.holds
 
-    def _runtime(self, found: Recipe) -> RuntimeArchive:
+    def _runtime(self, item: Recipe) -> RuntimeArchive:
         return RuntimeArchive(
-            f"python-{found.python}{'-gpu' if found.cuda else ''}",
+            f"python-{item.python}{'-gpu' if item.cuda else ''}",
             {
-                "endpoint": self.found.storage,
+                "endpoint": self.facts.storage,
                 "project": self.place.project,
                 "bucket": self.bucket,
-                "python": found.python,
-                "requirements": list(found.requirements),
-                "constraints": list(found.constraints),
+                "python": item.python,
+                "requirements": list(item.requirements),
+                "constraints": list(item.constraints),
             },
             self.inside,
         )
 
-    def _script(self, role: Role, found: Recipe, runtime: RuntimeArchive) -> Output[str]:
-        config, accelerator, other = self.config, self.spec.roles[role].accelerator, self.found.discovery.subnet
+    def _script(self, role: Role, item: Recipe, runtime: RuntimeArchive) -> Output[str]:
+        config, accelerator, other = self.config, self.spec.roles[role].accelerator, self.facts.discovery.subnet
         network = other.range if other else config.network
-        return Output.all(found, self.bucket, runtime.sha256).apply(
+        return Output.all(item, self.bucket, runtime.sha256).apply(
             lambda known: startup_script(ImageArchive(*known), accelerator, config.idle_timeout, network, config.closed)
         )
 
@@ -159,15 +159,15 @@ class GcpCluster(ComponentResource):
         if self.config.operator_cidr is None:
             return Output.from_input(host.instance)
         # A host that is stopped has no public address until it runs again.
-        return host.public_address.apply(lambda found: found or host.address)
+        return host.public_address.apply(lambda public: public or host.address)
 
     def result(self) -> ClusterResources:
         """Return the target's result."""
-        place, cost = self.place, self.found.cost
+        place, cost = self.place, self.facts.cost
         self.keys.late.apply(_warn)
-        shapes = {role: self.found.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()}
+        shapes = {role: self.facts.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()}
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
-        facts = {
+        hosts = {
             replica: {
                 "cpus": shapes[replica.role].cpus,
                 "memory_bytes": int(shapes[replica.role].memory * 2**30),
@@ -183,7 +183,7 @@ class GcpCluster(ComponentResource):
         bucket = self.bucket.apply(lambda name: f"gs://{name}")
         through_iap = f"gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {place.project} --zone {place.zone}"
         return ClusterResources(
-            hosts=facts,
+            hosts=hosts,
             addresses=[host.address for host in self.hosts.values()],
             ssh_hosts=list(ssh_hosts.values()),
             create_times=[host.create_time for host in self.hosts.values()],
@@ -193,7 +193,7 @@ class GcpCluster(ComponentResource):
             facts={
                 "poll_seconds": POLL_SECONDS,
                 "proxy_command": None if self.config.operator_cidr else through_iap,
-                "power": _power(self.found.compute),
+                "power": _power(self.facts.compute),
                 "tensorflow": self.config.runtime_version,
                 "python": self.python,
             },

@@ -33,7 +33,7 @@ class Catalogue:
     machines: Mapping[str, MachineType]
     gpu_zones: Mapping[str, tuple[str, ...]]
 
-    def settled(self, spec: ClusterSpec) -> ClusterSpec:
+    def resolve(self, spec: ClusterSpec) -> ClusterSpec:
         """Return the cluster with the GPUs that its machine types include.
 
         Raises:
@@ -111,17 +111,17 @@ class Subnet:
 class Discovery:
     """The chosen zone and its state.
 
-    `spec` is the cluster with the GPUs of its machine types; `there` is None if it is unknown.
+    `spec` is the cluster with the GPUs of its machine types; `hosts` is None if it is unknown.
     """
 
     place: Place
     spec: ClusterSpec
     catalogue: Catalogue
-    there: tuple[ExistingHost, ...] | None = None
+    hosts: tuple[ExistingHost, ...] | None = None
     subnet: Subnet | None = None
 
 
-def survey(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: Get) -> Discovery:
+def discover(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subnetwork: str | None, get: Get) -> Discovery:
     """Choose the zone of the existing hosts, else the first that offers all of the cluster.
 
     Raises:
@@ -129,24 +129,24 @@ def survey(spec: ClusterSpec, choice: Sequence[Place], names: GoogleNames, subne
         GcpError: a subnet cannot be used.
     """
     client, compute = session(get), endpoint(COMPUTE, get)
-    there = hosts(client, compute, choice[0].project, names)
-    zones = {host.zone for host in there or ()}
+    existing = existing_hosts(client, compute, choice[0].project, names)
+    zones = {host.zone for host in existing or ()}
     stay = [place for place in choice if place.zone in zones]
-    place, settled, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
-    return Discovery(place, settled, offers, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
+    place, resolved, offers = _first(spec, [_catalogue(client, compute, place) for place in stay or choice], stay or choice)
+    return Discovery(place, resolved, offers, existing, subnet(client, compute, subnetwork, place) if subnetwork else None)
 
 
-def _first(spec: ClusterSpec, found: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:
+def _first(spec: ClusterSpec, catalogues: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:
     why = []
-    for place, candidate in zip(choice, found, strict=True):
+    for place, candidate in zip(choice, catalogues, strict=True):
         try:
-            return place, candidate.settled(spec), candidate
+            return place, candidate.resolve(spec), candidate
         except SpecError as error:
             why.append(str(error) if len(choice) == 1 else f"{place.zone}: {error}")
     raise SpecError("; ".join(why))
 
 
-def hosts(client: requests.Session, compute: str, project: str, names: GoogleNames) -> tuple[ExistingHost, ...] | None:
+def existing_hosts(client: requests.Session, compute: str, project: str, names: GoogleNames) -> tuple[ExistingHost, ...] | None:
     """Return the stack's hosts in any zone, or None if Google does not answer."""
     url, label = f"{compute}projects/{project}/aggregated/instances", f"labels.scaletier-stack={names.stack}"
     instances = []

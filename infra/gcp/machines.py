@@ -90,18 +90,18 @@ def machine(name: str, machines: Mapping[str, MachineType] = MACHINES) -> Machin
 
 
 def paired(
-    found: MachineType, accelerator: Accelerator | None, machines: Mapping[str, MachineType] = MACHINES
+    kind: MachineType, accelerator: Accelerator | None, machines: Mapping[str, MachineType] = MACHINES
 ) -> Accelerator | None:
     """Return the GPUs of a machine type: those requested, validated, or those that the type includes.
 
     Raises SpecError for a pair that Compute Engine refuses, with the valid ones.
     """
-    name = found.name
+    name = kind.name
     if accelerator is None:
-        return found.accelerator
-    if found.accelerator:
-        if accelerator != found.accelerator:
-            own = found.accelerator
+        return kind.accelerator
+    if kind.accelerator:
+        if accelerator != kind.accelerator:
+            own = kind.accelerator
             raise SpecError(f"{name} comes with {own.count} x {own.type}, not {accelerator.count} x {accelerator.type}")
         return accelerator
     if accelerator.type not in _N1_GPUS:
@@ -112,17 +112,17 @@ def paired(
         ]
         raise SpecError(f"{accelerator.type} does not go with {name}; machine types with it (and how many): {', '.join(valid)}")
     limits = _N1_GPUS[accelerator.type]
-    if found.series != "n1":
+    if kind.series != "n1":
         raise SpecError(f"{accelerator.type} does not go with {name}; valid are machine types of the series n1")
     if accelerator.count not in limits:
         raise SpecError(
             f"{accelerator.count} x {accelerator.type} is not offered; valid counts are {', '.join(map(str, limits))}"
         )
-    if found.cpus > limits[accelerator.count]:
-        enough = [count for count, cpus in limits.items() if cpus >= found.cpus]
+    if kind.cpus > limits[accelerator.count]:
+        enough = [count for count, cpus in limits.items() if cpus >= kind.cpus]
         fits = f"; {name} takes {', '.join(map(str, enough))} of them" if enough else ""
         most = limits[accelerator.count]
         raise SpecError(
-            f"{accelerator.count} x {accelerator.type} goes with {most} vCPUs at most, {name} has {found.cpus}{fits}"
+            f"{accelerator.count} x {accelerator.type} goes with {most} vCPUs at most, {name} has {kind.cpus}{fits}"
         )
     return accelerator

@@ -41,7 +41,7 @@ _LIMIT = 300.0
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftover:
     """Something at Google's: its kind, its id as the provider has it, and where it is deleted."""
 
     kind: str
@@ -53,7 +53,7 @@ class Left:
         return self.id.rpartition("/")[2]
 
 
-def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[Left]:
+def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[Leftover]:
     """Return resources with the stack's names whose ids its state lacks, in the order of deletion."""
     client, prefix, state = session(get), names(project, stack).prefix, frozenset(known)
     resources = [resource for kind in _COMPUTE for resource in _compute(client, project, kind, get)]
@@ -61,15 +61,15 @@ def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[
     return [resource for resource in resources if f"{resource.name}-".startswith(f"{prefix}-") and resource.id not in state]
 
 
-def delete(found: Iterable[Left], get: Get) -> None:
+def delete(resources: Iterable[Leftover], get: Get) -> None:
     """Delete the resources, one kind after the other.
 
     Raises:
         GcpError: Google refuses, or a resource exists after five minutes.
     """
     client = session(get)
-    by_kind: dict[str, list[Left]] = {}
-    for item in found:
+    by_kind: dict[str, list[Leftover]] = {}
+    for item in resources:
         by_kind.setdefault(item.kind, []).append(item)
     for kind, all_of_it in by_kind.items():
         for item in all_of_it:
@@ -82,15 +82,15 @@ def delete(found: Iterable[Left], get: Get) -> None:
                     f"{item.kind} {item.name} cannot be deleted: HTTP {answer.status_code} {answer.text.strip()[:300]}"
                 )
         deadline = time.monotonic() + _LIMIT
-        while any(_there(client, item) for item in all_of_it):
+        while any(_exists(client, item) for item in all_of_it):
             if time.monotonic() > deadline:
                 raise GcpError(f"{kind} {', '.join(item.name for item in all_of_it)}: not gone after {_LIMIT:.0f} s")
             time.sleep(_POLL)
 
 
-def _there(client: requests.Session, left: Left) -> bool:
+def _exists(client: requests.Session, item: Leftover) -> bool:
     try:
-        get_json(client, left.url)
+        get_json(client, item.url)
     except ApiError as error:
         if error.status == requests.codes.not_found:
             return False
@@ -98,18 +98,18 @@ def _there(client: requests.Session, left: Left) -> bool:
     return True
 
 
-def _compute(client: requests.Session, project: str, path: str, get: Get) -> Iterator[Left]:
+def _compute(client: requests.Session, project: str, path: str, get: Get) -> Iterator[Leftover]:
     base, kind = endpoint(COMPUTE, get), path.rpartition("/")[2]
     for entry in get_all(client, f"{base}projects/{project}/{path}"):
         for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
             id_ = str(item["selfLink"]).partition("/compute/v1/")[2]
-            yield Left(_COMPUTE[path], id_, f"{base}{id_}")
+            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}")
 
 
-def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Left]:
+def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Leftover]:
     base = endpoint(IAM, get)
     for item in get_all(client, f"{base}projects/{project}/{_ACCOUNTS}", "accounts"):
-        yield Left("service account", str(item["name"]), f"{base}{item['name']}")
+        yield Leftover("service account", str(item["name"]), f"{base}{item['name']}")
 
 
 def _pulumi(*arguments: str) -> Any:
@@ -127,7 +127,7 @@ def configuration() -> Get:
     return lambda key: (config.get(key) or {}).get("value")
 
 
-def of_stack(get: Get) -> tuple[list[Left], bool]:
+def of_stack(get: Get) -> tuple[list[Leftover], bool]:
     """Return what is left of the stack that is selected, and whether its state has anything at Google.
 
     If it has nothing, what bears the stack's name may be in another state.

@@ -52,11 +52,11 @@ def preflight(
     stack: str,
     get: Get,
     machines: Mapping[str, MachineType] = MACHINES,
-    there: Sequence[ExistingHost] | None = None,
+    hosts: Sequence[ExistingHost] | None = None,
 ) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
 
-    `there` are the stack's hosts, which a quota does not count again; None if they are unknown.
+    `hosts` are the stack's hosts, which a quota does not count again; None if they are unknown.
 
     Raises:
         GcpError: the first check that fails.
@@ -69,8 +69,8 @@ def preflight(
     limits, usage = (
         {str(item["metric"]): float(item.get(what, 0)) for item in region.get("quotas", [])} for what in ("limit", "usage")
     )
-    own = taken(there, machines, disk_type, limits)
-    for name, needed in needs(spec, disk_type, disk_size, limits, machines).items():
+    own = quota_usage(hosts, machines, disk_type, limits)
+    for name, needed in quota_needs(spec, disk_type, disk_size, limits, machines).items():
         if name not in limits:
             continue
         limit = limits[name]
@@ -84,7 +84,7 @@ def preflight(
     return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place)
 
 
-def needs(
+def quota_needs(
     spec: ClusterSpec,
     disk_type: str,
     disk_size: int,
@@ -103,18 +103,18 @@ def needs(
     return dict(needed)
 
 
-def taken(
-    there: Sequence[ExistingHost] | None, machines: Mapping[str, MachineType], disk_type: str, limits: Mapping[str, float]
+def quota_usage(
+    hosts: Sequence[ExistingHost] | None, machines: Mapping[str, MachineType], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
     """Return the maximal use of the quotas by the stack's hosts, or None if it is unknown."""
     used: Counter[str] = Counter()
-    for host in there or ():
+    for host in hosts or ():
         kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
         if kind is None:
             return None
         used.update(_of_one(kind, host.accelerator or kind.accelerator, host.spot, limits))
         used[_DISKS[disk_type]] += host.disk
-    return used if there is not None else None
+    return used if hosts is not None else None
 
 
 def _of_one(kind: MachineType, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
@@ -132,7 +132,7 @@ def _of_one(kind: MachineType, accelerator: Accelerator | None, spot: bool, limi
     return used
 
 
-def keeps(bucket: str, get: Get) -> bool:
+def has_content(bucket: str, get: Get) -> bool:
     """Return True if a bucket holds anything, older versions too, except the hosts' Python."""
     url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
@@ -148,21 +148,16 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
     try:
         return get_json(client, url)
     except ApiError as error:
-        if error.status == 401:
-            raise GcpError(f"Google refused the credentials ({error}): {LOGIN}") from None
-        if error.reason in _DISABLED:
-            raise GcpError(
-                "the Compute Engine API is not enabled: "
-                f"`gcloud services enable compute.googleapis.com --project {place.project}`"
-            ) from None
-        if error.status == 403:
-            raise GcpError(
-                f"no right to use project {place.project} ({error}): docs/google-cloud.md has the roles that you need"
-            ) from None
-        if error.status == requests.codes.not_found:
-            raise GcpError(
-                f"project {place.project} has no region {place.region} ({error}): set gcp:project, gcp:zone"
-            ) from None
+        enable = f"`gcloud services enable compute.googleapis.com --project {place.project}`"
+        refusals = {
+            401: f"Google refused the credentials ({error}): {LOGIN}",
+            403: f"no right to use project {place.project} ({error}): docs/google-cloud.md has the roles that you need",
+            404: f"project {place.project} has no region {place.region} ({error}): set gcp:project, gcp:zone",
+        }
+        if error.status != 401 and error.reason in _DISABLED:
+            raise GcpError(f"the Compute Engine API is not enabled: {enable}") from None
+        if error.status in refusals:
+            raise GcpError(refusals[error.status]) from None
         return {}
     except UnreachableError:
         return {}

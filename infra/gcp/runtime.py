@@ -41,7 +41,7 @@ class RuntimeArchive(ModuleResource, module="gcp", name="Runtime"):
 def create(props: Props) -> tuple[str, Props]:
     recipe = _recipe(props)
     with _bucket(props, recipe.path) as bucket:
-        sha256 = _there(bucket, recipe.path)
+        sha256 = _stored_sha256(bucket, recipe.path)
         if sha256 is None:
             # The engine shows a provider's output beside the resource.
             print(f"building the hosts' Python {recipe.python} (a minute or three, once)", flush=True)
@@ -57,7 +57,7 @@ def create(props: Props) -> tuple[str, Props]:
 def read(name: str, props: Props) -> Props | None:
     try:
         with _bucket(props, props["path"]) as bucket:
-            return {**props, "sha256": sha256} if (sha256 := _there(bucket, props["path"])) else None
+            return {**props, "sha256": sha256} if (sha256 := _stored_sha256(bucket, props["path"])) else None
     except UnreachableError:
         return props
 
@@ -73,7 +73,7 @@ def delete(name: str, props: Props) -> None:
             blob.delete()
 
 
-def _there(bucket: Any, path: str) -> str | None:
+def _stored_sha256(bucket: Any, path: str) -> str | None:
     """Return the recorded hash of the archive in the bucket, or None if there is none."""
     blob = bucket.get_blob(path)
     digest = ((blob and blob.metadata) or {}).get(_SHA256)

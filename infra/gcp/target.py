@@ -14,12 +14,12 @@ from pulumi.runtime.config import get_config
 
 from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
-from infra.gcp.cluster import GcpCluster, Surroundings
+from infra.gcp.cluster import GcpCluster, ProjectFacts
 from infra.gcp.config import GcpConfig
-from infra.gcp.discovery import Discovery, survey
+from infra.gcp.discovery import Discovery, discover
 from infra.gcp.machines import MachineType
 from infra.gcp.names import names
-from infra.gcp.preflight import keeps, preflight
+from infra.gcp.preflight import has_content, preflight
 from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, TargetError
 from infra.state import StackState
@@ -45,34 +45,34 @@ def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[st
     return hourly(price_list(), region, hosts)
 
 
-def check_cost(found: Cost | None, most: float | None, region: str) -> None:
+def check_cost(price: Cost | None, most: float | None, region: str) -> None:
     """Raise TargetError for a cluster above `maxHourlyCost`, or with that limit and no price."""
     if most is None:
         return
-    if found is None:
+    if price is None:
         raise TargetError(
             f"maxHourlyCost is {most:g} and infra/prices.yaml has no price for this cluster in {region}: add it there, "
             "or `pulumi config rm maxHourlyCost`"
         )
-    if found.total > most:
+    if price.total > most:
         raise TargetError(
-            f"this cluster costs {found.line(region)}, more than maxHourlyCost {most:g}: take a smaller tier or spot hosts, "
-            f"or `pulumi config set maxHourlyCost {found.total:.2f}`"
+            f"this cluster costs {price.line(region)}, more than maxHourlyCost {most:g}: take a smaller tier or spot hosts, "
+            f"or `pulumi config set maxHourlyCost {price.total:.2f}`"
         )
 
 
-def _say(seen: Discovery, choice: Sequence[Place]) -> None:
+def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
     """Report the chosen zone and the next one: only an update learns that a zone has no more hosts."""
-    others = [place.zone for place in choice if place != seen.place]
+    others = [place.zone for place in choice if place != discovery.place]
     if others:
         after = ",".join(others)
         pulumi.log.info(
-            f"zone {seen.place.zone}; where it has no more hosts to give (a stock-out), "
+            f"zone {discovery.place.zone}; where it has no more hosts to give (a stock-out), "
             f"`pulumi config set zones {after}` makes them all in {others[0]}"
         )
-    if seen.subnet and not seen.subnet.reaches_google:
+    if discovery.subnet and not discovery.subnet.reaches_google:
         pulumi.log.warn(
-            f"{seen.subnet.link} has no Private Google Access: without Cloud NAT its hosts do not reach their bucket"
+            f"{discovery.subnet.link} has no Private Google Access: without Cloud NAT its hosts do not reach their bucket"
         )
 
 
@@ -85,10 +85,10 @@ def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
         )
 
 
-def _warn_unrecorded(seen: Discovery, state: StackState) -> None:
+def _warn_unrecorded(discovery: Discovery, state: StackState) -> None:
     """Warn about hosts that a killed update created and did not record: they cost money."""
     recorded = state.of("compute/instance:Instance")
-    if unrecorded := [host.name for host in seen.there or () if host.name not in recorded]:
+    if unrecorded := [host.name for host in discovery.hosts or () if host.name not in recorded]:
         pulumi.log.warn(
             f"{', '.join(unrecorded)} at Google and not in the state, left by an update that did not end: "
             "python -m infra.gcp.orphans --delete removes them, then pulumi up"
@@ -102,7 +102,7 @@ def _bucket_of(state: StackState) -> str | None:
 
 def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
     """Raise TargetError if this stack would replace a bucket that holds anything."""
-    if now and now != bucket and not retain and keeps(now, get):
+    if now and now != bucket and not retain and has_content(now, get):
         raise TargetError(
             f"this stack's bucket {now} holds something, and {bucket} would take its place: `pulumi config set bucket {now}` "
             "keeps it. To leave it where it is, `pulumi config set retainBucket true && pulumi up` first"
@@ -119,27 +119,27 @@ class GcpTarget(Target):
         get: Get = provider_config
         choice = places(get, os.environ, config.zones)
         own = names(choice[0].project, stack)
-        result = survey(spec, choice, own, config.subnetwork, get)
+        result = discover(spec, choice, own, config.subnetwork, get)
         self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
         bucket, mine = config.bucket or own.bucket, _bucket_of(state)
         disk = config.boot_disk_type, config.boot_disk_size
-        has_own_bucket = preflight(self.spec, result.place, *disk, bucket, own.stack, get, machines, result.there)
-        _check_ours(bool(result.there), bool(mine or state.hosts), result.place.project, stack)
+        has_own_bucket = preflight(self.spec, result.place, *disk, bucket, own.stack, get, machines, result.hosts)
+        _check_ours(bool(result.hosts), bool(mine or state.hosts), result.place.project, stack)
         _check_kept(mine, bucket, config.retain_bucket, get)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
-        _say(result, choice)
+        _log_choice(result, choice)
         left = bool(has_own_bucket and not mine)
-        self.found = Surroundings(own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, result)
+        self.facts = ProjectFacts(own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, result)
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        return GcpCluster(self.config, self.found, authorized_key).result()
+        return GcpCluster(self.config, self.facts, authorized_key).result()
 
     def read(self, path: str) -> bytes | None:
         get: Get = provider_config
-        url = f"{endpoint(STORAGE, get)}b/{self.found.bucket}/o/{quote(path, safe='')}"
+        url = f"{endpoint(STORAGE, get)}b/{self.facts.bucket}/o/{quote(path, safe='')}"
         try:
             answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
@@ -155,7 +155,7 @@ class GcpTarget(Target):
         base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
         params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:
-            answer = session(get).post(f"{base}b/{self.found.bucket}/o", params=params, data=content, timeout=TIMEOUT)
+            answer = session(get).post(f"{base}b/{self.facts.bucket}/o", params=params, data=content, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
         if not answer.ok and answer.status_code != requests.codes.precondition_failed:

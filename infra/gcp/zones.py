@@ -77,14 +77,10 @@ def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GP
 
 def places(get: Callable[[str], str | None], environment: Mapping[str, str], zones: Sequence[str] = ()) -> tuple[Place, ...]:
     """Return one place for each of these zones, which are of one region; without them that of `place`."""
-    choices = tuple(place(_with_zone(get, zone), environment) for zone in zones)
+    choices = tuple(place(get, environment, zone) for zone in zones)
     if len({each.region for each in choices}) > 1:
         raise SpecError(f"zones are {', '.join(zones)}: they must be of one region, where the subnet and the bucket are")
     return choices or (place(get, environment),)
-
-
-def _with_zone(get: Callable[[str], str | None], zone: str) -> Callable[[str], str | None]:
-    return lambda key: zone if key == "zone" else get(key)
 
 
 def project(get: Callable[[str], str | None], environment: Mapping[str, str]) -> str:
@@ -105,13 +101,14 @@ def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str,
     return get(key) or next((environment[name] for name in _ENVIRONMENT[key] if environment.get(name)), None)
 
 
-def place(get: Callable[[str], str | None], environment: Mapping[str, str]) -> Place:
-    """Return project, region and zone from `gcp:` configuration, else from the environment.
+def place(get: Callable[[str], str | None], environment: Mapping[str, str], chosen: str | None = None) -> Place:
+    """Return project, region and zone, if it is not chosen, from `gcp:` configuration, else from the environment.
 
     Raises:
         SpecError: one is invalid.
     """
-    own, region, zone = project(get, environment), _known("region", get, environment), _known("zone", get, environment)
+    own, region = project(get, environment), _known("region", get, environment)
+    zone = chosen or _known("zone", get, environment)
     if not zone:
         raise SpecError("no zone: `pulumi config set gcp:zone us-central1-a`")
     match = _ZONE.match(zone)

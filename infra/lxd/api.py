@@ -1,13 +1,9 @@
-"""One client of LXD's or Incus's API, and its errors as one line each.
-
-`python -m infra.lxd.api` says whether one answers.
-"""
+"""One client of LXD's or Incus's API, and its errors as one line each."""
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,10 +110,3 @@ def number(limit: str) -> int | str:
     A limit that somebody else wrote in another form, such as `2GiB`, stays text: a change to be reverted.
     """
     return int(limit) if limit.isdecimal() else limit
-
-
-if __name__ == "__main__":
-    try:
-        client()
-    except LxdError as error:
-        sys.exit(f"lxd: {error}")

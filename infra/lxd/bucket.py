@@ -27,7 +27,7 @@ class BucketVolume(ModuleResource, module="lxd", name="Bucket"):
     lifecycle = __name__
 
 
-def found(props: Props) -> dict[str, Any] | None:
+def get_volume(props: Props) -> dict[str, Any] | None:
     """Return LXD's volume, or None if it does not exist."""
     try:
         answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
@@ -50,7 +50,7 @@ def pool_of(project: str) -> str | None:
             return None
         pools = [pool.name for pool in client().storage_pools.all()]
         there = ({"project": project, "pool": pool, "name": LxdNames.bucket} for pool in pools)
-        return next((props["pool"] for props in there if found(props)), None)
+        return next((props["pool"] for props in there if get_volume(props)), None)
 
 
 def mark(props: Props, wish: str | None) -> None:
@@ -60,7 +60,7 @@ def mark(props: Props, wish: str | None) -> None:
 
 def _configure(props: Props, key: str, value: str | None) -> None:
     with errors(f"volume {props['name']}"):
-        if (volume := found(props)) is None:
+        if (volume := get_volume(props)) is None:
             raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
         config = {other: item for other, item in volume["config"].items() if other != key} | ({key: value} if value else {})
         body = {"config": config, "description": volume["description"]}
@@ -74,7 +74,7 @@ def _limit(props: Props) -> str | None:
 def used(props: Props) -> int | None:
     """Return the bucket's size in bytes, or None if it is missing or its pool does not count."""
     with errors(f"volume {props['name']}"):
-        if not found(props):
+        if not get_volume(props):
             return None
         try:
             answer = _volumes(props)[props["name"]].state.get(params={"project": props["project"]})
@@ -86,7 +86,7 @@ def used(props: Props) -> int | None:
 
 def create(props: Props) -> tuple[str, Props]:
     with errors(f"volume {props['name']}"):
-        if not found(props):
+        if not get_volume(props):
             body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
         _configure(props, "size", _limit(props))
@@ -96,7 +96,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"volume {name}"):
-        volume = found(props)
+        volume = get_volume(props)
     if volume is None:
         return None
     # A limit that nobody counts for is none: an update has it counted anew.
@@ -117,7 +117,7 @@ def delete(name: str, props: Props) -> None:
         LxdError: it may hold something and neither option is set.
     """
     with errors(f"volume {name}"):
-        volume = found(props)
+        volume = get_volume(props)
         wish = volume["config"].get(MARK) if volume else RETAIN
         if wish is None:
             raise LxdError(

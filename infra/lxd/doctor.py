@@ -14,7 +14,7 @@ from infra.doctor import room
 from infra.findings import Finding, broken, ok, warning
 from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
-from infra.lxd.bucket import found, pool_of, used
+from infra.lxd.bucket import get_volume, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded
 from infra.lxd.layout import LxdNames
@@ -125,7 +125,7 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
                 problem = f"storage pool {pool} has stopped counting, so disk and bucketSize hold nobody"
                 yield broken(problem, quotas.command(pool), partial(quotas.count, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
-            config = (found(volume) or {"config": {}})["config"]
+            config = (get_volume(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"
             yield from _filled("the bucket", used(volume), config.get("size", ""), more)
             for name in hosts_of(names.project):

@@ -31,7 +31,7 @@ def names_of(stack: str, root: Path, before: StackState) -> LxdNames:
         for outputs in before.of(kind).values():
             return LxdNames(str(outputs[key]))
     with errors("projects"):
-        retained = project.kept(project.owners(), stack, root)
+        retained = project.retained_project(project.owners(), stack, root)
     return LxdNames(retained) if retained else names(stack, secrets.token_hex(3))
 
 

@@ -36,7 +36,8 @@ def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None
     Raises:
         LxdError: the configured range overlaps an interface of this machine.
     """
-    used = _ranges_in_use(except_for=bridge)
+    used = _ranges_in_use()
+    own = used.pop(bridge, None)
     if wanted:
         for interface, network in used.items():
             if network.overlaps(wanted):
@@ -45,9 +46,8 @@ def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None
                     "`pulumi config set network 10.77.0.0/24` sets another, `pulumi config rm network` has one chosen"
                 )
         return wanted
-    own = _ranges_in_use(only=bridge)
     if own:
-        return own[bridge]
+        return own
     for attempt in range(_ATTEMPTS):
         candidate = candidate_network(project, attempt)
         if not any(network.overlaps(candidate) for network in used.values()):
@@ -55,13 +55,13 @@ def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None
     raise LxdError("no free private /24 range on this machine: set one with `pulumi config set network 10.77.0.0/24`")
 
 
-def _ranges_in_use(except_for: str = "", only: str = "") -> dict[str, ipaddress.IPv4Network]:
-    ranges = {}
-    for interface, addresses in psutil.net_if_addrs().items():
-        for item in addresses:
-            if item.family.name == "AF_INET" and item.netmask and interface != except_for and only in ("", interface):
-                ranges[interface] = ipaddress.IPv4Network((item.address, item.netmask), strict=False)
-    return ranges
+def _ranges_in_use() -> dict[str, ipaddress.IPv4Network]:
+    return {
+        interface: ipaddress.IPv4Network((item.address, item.netmask), strict=False)
+        for interface, addresses in psutil.net_if_addrs().items()
+        for item in addresses
+        if item.family.name == "AF_INET" and item.netmask
+    }
 
 
 def _config(props: Props) -> dict[str, str]:

@@ -19,7 +19,7 @@ from infra.lxd.api import LxdError, client, errors
 from infra.lxd.bucket import pool_of
 from infra.lxd.layout import PREFIX, LxdNames
 from infra.lxd.nft import tables
-from infra.lxd.project import Owner, kept, owners
+from infra.lxd.project import Owner, owners, retained_project
 from infra.templates import ROOT
 
 _KEY = "[0-9a-f]{6}"
@@ -41,7 +41,7 @@ def leftovers(stack: str) -> list[str]:
     projects = owners()
     mine = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
     others = {LxdNames(owner.project).key for owner in projects if owner not in mine}
-    lines = [_told(owner) for owner in mine] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
+    lines = [_describe(owner) for owner in mine] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command)
@@ -114,7 +114,7 @@ def claimed(stack: str) -> list[str]:
     """Return this checkout's projects of the stack, and the bucket that its next `up` adopts."""
     projects = owners()
     mine = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
-    return [_told(owner) for owner in projects if owner.project in {*mine, kept(projects, stack, ROOT)}]
+    return [_describe(owner) for owner in projects if owner.project in {*mine, retained_project(projects, stack, ROOT)}]
 
 
 def advice(owner: Owner) -> str:
@@ -127,7 +127,7 @@ def advice(owner: Owner) -> str:
     )
 
 
-def _told(owner: Owner) -> str:
+def _describe(owner: Owner) -> str:
     return f"project {owner.project}" + (" (its bucket, which was to be retained)" if owner.kept else "")
 
 

@@ -61,18 +61,18 @@ def owners() -> list[Owner]:
     ]
 
 
-def kept(found: Iterable[Owner], stack: str, root: Path) -> str | None:
+def retained_project(projects: Iterable[Owner], stack: str, root: Path) -> str | None:
     """Return the project whose bucket a stack of that name may adopt.
 
     It is this checkout's, else one of a checkout that is gone.
     """
-    mine = [owner for owner in found if owner.kept and owner.stack == stack]
+    mine = [owner for owner in projects if owner.kept and owner.stack == stack]
     here = [owner.project for owner in mine if owner.checkout == str(root)]
-    abandoned = [owner.project for owner in mine if gone(owner.checkout)]
+    abandoned = [owner.project for owner in mine if is_missing(owner.checkout)]
     return next(iter([*here, *abandoned]), None)
 
 
-def gone(checkout: str) -> bool:
+def is_missing(checkout: str) -> bool:
     """Return True if a checkout's folder no longer exists; an unreadable one may exist."""
     try:
         return not Path(checkout).exists()

@@ -22,7 +22,7 @@ _BOOKKEEPING = frozenset({"cluster"})
 _SHOWN = 3
 
 
-class Seal(ModuleResource, module="lxd", name="Seal"):
+class BucketGuard(ModuleResource, module="lxd", name="Seal"):
     """Inputs: project, pool, name of the bucket; retain and force, what the configuration says of its end.
 
     Made last, and so the first that a destroy takes away, or not.

@@ -26,7 +26,7 @@ from infra.lxd.network import BridgeNetwork
 from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
-from infra.lxd.seal import Seal, running
+from infra.lxd.seal import BucketGuard, running
 from infra.spec import ClusterSpec, Replica, TargetError
 from infra.state import StackState
 from infra.target import ClusterResources, Target
@@ -34,23 +34,23 @@ from infra.templates import ROOT
 
 
 def host_props(
-    spec: ClusterSpec, config: LxdConfig, found: PreflightResult, authorized_key: Input[str]
+    spec: ClusterSpec, config: LxdConfig, facts: PreflightResult, authorized_key: Input[str]
 ) -> dict[Replica, dict[str, Any]]:
     """Return the inputs of each host; pure but for the number of processors here."""
-    own, network = found.names, found.network
+    own, network = facts.names, facts.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
         replica: {
             "project": own.project,
             "name": replica.name,
-            "image": found.image,
+            "image": facts.image,
             "pool": config.storage_pool,
             "bridge": own.bridge,
             "port": port(own.bridge, replica),
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
             "bucket": own.bucket,
-            "runtime": str(found.runtime),
+            "runtime": str(facts.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
             "wall": host_rules(spec.firewall, network, replica.role),
@@ -72,19 +72,19 @@ class LxdTarget(Target):
 
     def __init__(self, stack: str, spec: ClusterSpec, config: LxdConfig, state: StackState) -> None:
         self.stack, self.spec, self.config, self.state = stack, spec, config, state
-        self.found = preflight(stack, spec, config, state)
-        for warning in self.found.warnings:
+        self.facts = preflight(stack, spec, config, state)
+        for warning in self.facts.warnings:
             pulumi.log.warn(warning)
 
     def replaced_hosts(self) -> list[str]:
         """Return the hosts that need replacement, since a property differs that no host can change."""
         there = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
-        expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.found, key).items()}
+        expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.facts, key).items()}
         return [name for name in expected if name in there and changes(there[name], expected[name]) & host.REPLACE]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        own, network = self.found.names, self.found.network
+        own, network = self.facts.names, self.facts.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
         identity = Identity("identity", {"project": own.project}, ResourceOptions(parent=cluster))
         inside = ResourceOptions(parent=cluster, depends_on=[identity])
@@ -96,12 +96,12 @@ class LxdTarget(Target):
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
         within = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": own.project, "pool": self.config.storage_pool, "name": own.bucket}
-        bucket = BucketVolume("bucket", {**volume, "size": self.found.bucket_size}, within)
+        bucket = BucketVolume("bucket", {**volume, "size": self.facts.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(self.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
         # With `pulumi up --replace`, too, an old host goes before the new one of its name comes: else the new one would go.
         before = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
-        props = host_props(self.spec, self.config, self.found, authorized_key)
+        props = host_props(self.spec, self.config, self.facts, authorized_key)
         hosts = {replica: HostContainer(replica.name, item, before) for replica, item in props.items()}
         ready = Ready(
             "ready",
@@ -118,7 +118,7 @@ class LxdTarget(Target):
 
         def guard(last: Sequence[Resource]) -> None:
             wish = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
-            Seal("seal", {**volume, **wish}, ResourceOptions(parent=cluster, depends_on=list(last)))
+            BucketGuard("seal", {**volume, **wish}, ResourceOptions(parent=cluster, depends_on=list(last)))
 
         addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(
@@ -137,7 +137,7 @@ class LxdTarget(Target):
     def read(self, path: str) -> bytes | None:
         """Return a file of the stack's bucket, through the first running host."""
         with suppress(LxdError), errors("LXD"):
-            if (through := running(self.found.names.project)) is not None:
+            if (through := running(self.facts.names.project)) is not None:
                 content: bytes = through.files.get(f"{BUCKET}/{path}")
                 return content
         return None
@@ -146,7 +146,7 @@ class LxdTarget(Target):
         """Write a file of the stack's bucket unless it exists, through the first running host."""
         try:
             with errors("LXD"):
-                if (through := running(self.found.names.project)) is None:
+                if (through := running(self.facts.names.project)) is None:
                     raise LxdError("no host of it runs")
                 try:
                     through.files.get(f"{BUCKET}/{path}")

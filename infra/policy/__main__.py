@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pulumi_policy import PolicyPack
 
-from infra.policy.pack import policies
+from infra.policy.rules import policies
 
 PolicyPack("scaletier", policies())

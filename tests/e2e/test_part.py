@@ -54,7 +54,7 @@ def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> 
     cluster.must("train", "shrinks", *TINY, "--replicas", "worker", *ENDLESS)
     cluster.configure(workerCount="1")
     try:
-        warning = "this takes worker-1 away, and job shrinks has worker-1"
+        warning = "this removes worker-1, and job shrinks has worker-1"
         assert f"{warning}: pulumi up will refuse" in cluster.run("pulumi", "preview", "--non-interactive").text
         refused = cluster.run("pulumi", "up", "--yes", "--skip-preview", "--non-interactive")
         assert (refused.code != 0, f"{warning}: nothing was changed" in refused.text) == (True, True), refused.text
@@ -64,7 +64,7 @@ def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> 
         assert "disruptJobs is true, so it is done; shrinks ends" in cluster.up()
         assert "worker-1" not in cluster.hosts()
         cluster.wait("shrinks", "CANCELLED")
-        assert "by pulumi up: hosts taken away: worker-1" in cluster.fab("describe", "shrinks").out
+        assert "by pulumi up: hosts removed: worker-1" in cluster.fab("describe", "shrinks").out
     finally:
         cluster.pulumi("config", "rm", "disruptJobs")
         cluster.configure(workerCount="2")

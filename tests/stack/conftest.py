@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from fakegoogle import FakeGoogle
 from gcpcases import ALL
 from stackmocks import PROJECT, ZONE, Program, Stack, declared, operator_files, unseen
 
@@ -35,11 +36,18 @@ def no_outside() -> Iterator[None]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lxd_target, "preflight", lambda *_: found)
-        patch.setattr(gcp_target, "survey", unseen)
+        patch.setattr(gcp_target, "discover", unseen)
         patch.setattr(gcp_target, "preflight", lambda *_: None)
         for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGoogle]:
+    """Serve a fake of Google's APIs."""
+    with FakeGoogle().serving() as fake:
+        yield fake
 
 
 def run_program(config: str) -> Stack:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass
@@ -34,7 +35,9 @@ class FakeGoogle:
             "gcp:storageCustomEndpoint": f"{base}/storage/v1",
         }.get(key)
 
-    def start(self) -> ThreadingHTTPServer:
+    @contextmanager
+    def serving(self) -> Iterator[Self]:
+        """Serve on a port of its own."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,4 +57,7 @@ class FakeGoogle:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # looks so often whether it shall end
-        return server
+        try:
+            yield self
+        finally:
+            server.shutdown()

@@ -146,7 +146,7 @@ class Monitor(MockMonitor):
 def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
     """Return the discovery of a place that cannot be queried."""
     known = local_catalogue(choice[0].zone)
-    return Discovery(choice[0], known.settled(spec), known)
+    return Discovery(choice[0], known.resolve(spec), known)
 
 
 Program = Callable[..., Stack]

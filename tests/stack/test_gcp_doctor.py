@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from fakegoogle import FakeGoogle
 
 from infra.findings import look
 from infra.gcp import doctor
-from infra.gcp.orphans import Left
+from infra.gcp.orphans import Leftover
 
 INSTANCE = "projects/my-project-1/zones/z/instances/st-dev"
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGoogle]:
-    fake = FakeGoogle()
-    server = fake.start()
+@pytest.fixture(autouse=True)
+def stack_configuration(monkeypatch: pytest.MonkeyPatch, fake: FakeGoogle) -> None:
     monkeypatch.setattr(doctor, "configuration", lambda: fake.config)
-    yield fake
-    server.shutdown()
 
 
 def inventory(fake: FakeGoogle) -> dict[str, object]:
@@ -52,7 +46,7 @@ def test_google_that_refuses_is_one_finding(fake: FakeGoogle) -> None:
 
 
 def test_what_is_in_no_state_is_named_with_what_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, known = [Left("instance", f"{INSTANCE}-ps-7", "http://x")], True
+    left, known = [Leftover("instance", f"{INSTANCE}-ps-7", "http://x")], True
     monkeypatch.setattr(doctor, "configuration", lambda: lambda _: None)
     monkeypatch.setattr(doctor, "of_stack", lambda _: (left, known))
     (found,) = doctor.belongings(None)

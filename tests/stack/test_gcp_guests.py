@@ -38,7 +38,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kept = Recorder.new_resource
     monkeypatch.setattr(Recorder, "new_resource", new_resource)
-    monkeypatch.setattr(gcp_target, "survey", seen)
+    monkeypatch.setattr(gcp_target, "discover", seen)
 
 
 @pytest.mark.usefixtures("shared")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,15 @@ from fakegoogle import FakeGoogle
 
 from infra.gcp import orphans
 from infra.gcp.names import names
-from infra.gcp.orphans import Left
+from infra.gcp.orphans import Leftover
 
 PREFIX = names("my-project-1", "dev").prefix
 ALL = "/compute/v1/projects/my-project-1"
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeGoogle]:
-    fake = FakeGoogle()
-    server = fake.start()
+@pytest.fixture(autouse=True)
+def nothing(fake: FakeGoogle) -> None:
+    """Let the project have nothing, unless a test adds it."""
     for kind in (
         *(f"aggregated/{things}" for things in ("instances", "addresses", "routers", "subnetworks")),
         "global/firewalls",
@@ -27,8 +25,6 @@ def fake() -> Iterator[FakeGoogle]:
     ):
         fake.answers[f"{ALL}/{kind}"] = (200, {})
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {})
-    yield fake
-    server.shutdown()
 
 
 def config(fake: FakeGoogle, key: str) -> str | None:
@@ -57,10 +53,10 @@ def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogl
     found = orphans.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert found == [
-        Left("instance", left, f"{base}/compute/v1/{left}"),
-        Left("instance", next_one, f"{base}/compute/v1/{next_one}"),
-        Left("network", network, f"{base}/compute/v1/{network}"),
-        Left("service account", account, f"{base}/v1/{account}"),
+        Leftover("instance", left, f"{base}/compute/v1/{left}"),
+        Leftover("instance", next_one, f"{base}/compute/v1/{next_one}"),
+        Leftover("network", network, f"{base}/compute/v1/{network}"),
+        Leftover("service account", account, f"{base}/v1/{account}"),
     ]
 
 

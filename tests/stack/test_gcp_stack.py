@@ -102,10 +102,10 @@ def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch:
     there = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
     kind = "gcp:compute/instance:Instance"
     state = StackState({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
-    target._warn_unrecorded(SimpleNamespace(there=there[:2]), state)  # type: ignore[arg-type]
-    target._warn_unrecorded(SimpleNamespace(there=None), state)  # type: ignore[arg-type]
+    target._warn_unrecorded(SimpleNamespace(hosts=there[:2]), state)  # type: ignore[arg-type]
+    target._warn_unrecorded(SimpleNamespace(hosts=None), state)  # type: ignore[arg-type]
     assert said == []
-    target._warn_unrecorded(SimpleNamespace(there=there), state)  # type: ignore[arg-type]
+    target._warn_unrecorded(SimpleNamespace(hosts=there), state)  # type: ignore[arg-type]
     (line,) = said
     assert line.startswith("worker-3 at Google and not in the state")
     assert "python -m infra.gcp.orphans --delete" in line
@@ -124,7 +124,7 @@ def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch:
 def test_no_bucket_that_holds_anything_is_left_for_another(
     monkeypatch: pytest.MonkeyPatch, there: str | None, holds: bool, retain: bool, refused: bool
 ) -> None:
-    monkeypatch.setattr(target, "keeps", lambda *_: holds)
+    monkeypatch.setattr(target, "has_content", lambda *_: holds)
     bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": there}}
     state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if there else {})
     words = "this stack's bucket old holds something, and new would take its place: `pulumi config set bucket old` keeps it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import google.auth.exceptions
@@ -12,7 +11,7 @@ from fakegoogle import FakeGoogle
 
 from infra.gcp import hostkeys
 from infra.gcp.api import GcpError, session
-from infra.gcp.preflight import keeps, needs, preflight
+from infra.gcp.preflight import has_content, preflight, quota_needs
 from infra.gcp.zones import Place
 from infra.spec import Accelerator, ClusterSpec, Role, ScaleTier, preset
 
@@ -21,14 +20,6 @@ REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
 BUCKET = "/storage/v1/b/a-bucket"
 OWN_BUCKETS = "/storage/v1/b?project=my-project-1&prefix=a-bucket"
 STANDARD = preset(ScaleTier.STANDARD_1)
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeGoogle]:
-    fake = FakeGoogle()
-    server = fake.start()
-    yield fake
-    server.shutdown()
 
 
 def quotas(**limits: float) -> tuple[int, dict[str, Any]]:
@@ -46,19 +37,23 @@ def check(fake: FakeGoogle, spec: ClusterSpec = STANDARD, place: Place = PLACE) 
 
 
 def test_what_each_tier_takes_of_the_quotas() -> None:
-    assert needs(preset(ScaleTier.BASIC), "pd-ssd", 100) == {"CPUS": 4, "SSD_TOTAL_GB": 100, "INSTANCES": 1}
-    assert needs(STANDARD, "pd-balanced", 100) == {"CPUS": 52, "SSD_TOTAL_GB": 800, "INSTANCES": 8}
-    assert needs(preset(ScaleTier.PREMIUM_1), "pd-standard", 100) == {"CPUS": 408, "DISKS_TOTAL_GB": 3100, "INSTANCES": 31}
+    assert quota_needs(preset(ScaleTier.BASIC), "pd-ssd", 100) == {"CPUS": 4, "SSD_TOTAL_GB": 100, "INSTANCES": 1}
+    assert quota_needs(STANDARD, "pd-balanced", 100) == {"CPUS": 52, "SSD_TOTAL_GB": 800, "INSTANCES": 8}
+    assert quota_needs(preset(ScaleTier.PREMIUM_1), "pd-standard", 100) == {
+        "CPUS": 408,
+        "DISKS_TOTAL_GB": 3100,
+        "INSTANCES": 31,
+    }
     gpu = preset(ScaleTier.BASIC_GPU)
-    assert needs(gpu, "pd-ssd", 100)["NVIDIA_T4_GPUS"] == 1
+    assert quota_needs(gpu, "pd-ssd", 100)["NVIDIA_T4_GPUS"] == 1
     master = dataclasses.replace(gpu.roles[Role.MASTER], machine_type="a2-highgpu-2g", spot=True)
     spot = ClusterSpec(
         ScaleTier.CUSTOM, {Role.MASTER: dataclasses.replace(master, accelerator=Accelerator("nvidia-tesla-a100", 2))}
     )
     common = {"SSD_TOTAL_GB": 100, "INSTANCES": 1}
-    assert needs(spot, "pd-ssd", 100) == {"A2_CPUS": 24, "NVIDIA_A100_GPUS": 2, **common}
+    assert quota_needs(spot, "pd-ssd", 100) == {"A2_CPUS": 24, "NVIDIA_A100_GPUS": 2, **common}
     given = {"PREEMPTIBLE_CPUS": 100.0, "PREEMPTIBLE_NVIDIA_A100_GPUS": 4.0}
-    assert needs(spot, "pd-ssd", 100, given) == {"PREEMPTIBLE_CPUS": 24, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2, **common}
+    assert quota_needs(spot, "pd-ssd", 100, given) == {"PREEMPTIBLE_CPUS": 24, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2, **common}
 
 
 def test_a_project_that_has_all(fake: FakeGoogle) -> None:
@@ -134,9 +129,9 @@ def test_what_a_bucket_holds_beside_the_hosts_python(fake: FakeGoogle, name: str
     objects = f"{BUCKET}/o?versions=true&maxResults=1&"
     for where, there in (("endOffset=runtimes%2F", "jobs"), ("startOffset=runtimes0", "tmp")):
         fake.answers[objects + where] = (200, {"items": [{"name": name}]} if (name or "").startswith(there) else {})
-    assert keeps("a-bucket", fake.config) is keeps_it
+    assert has_content("a-bucket", fake.config) is keeps_it
     assert len(fake.asked) == 2 - (name or "").startswith("jobs")
-    assert not keeps("one-that-is-gone", fake.config)
+    assert not has_content("one-that-is-gone", fake.config)
 
 
 def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,7 @@ from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
 from stackmocks import Program, Stack, declared
 from test_firewall_answers import TIERS
 
-from infra.policy.pack import policies
-from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost
+from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost, policies
 from infra.templates import ROOT
 
 

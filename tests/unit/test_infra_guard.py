@@ -41,9 +41,9 @@ def queue() -> Queue:
 
 
 def test_the_hosts_that_go() -> None:
-    assert guard.hosts_lost(STANDARD, BASIC) == ["ps-0", "worker-0", "worker-1"]
-    assert guard.hosts_lost(STANDARD, preset(ScaleTier.STANDARD_1)) == []
-    assert guard.hosts_lost([], BASIC) == []
+    assert guard.removed_hosts(STANDARD, BASIC) == ["ps-0", "worker-0", "worker-1"]
+    assert guard.removed_hosts(STANDARD, preset(ScaleTier.STANDARD_1)) == []
+    assert guard.removed_hosts([], BASIC) == []
 
 
 class Files:
@@ -65,43 +65,43 @@ class Files:
     ("files", "goes_on"), [(Files(), True), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
 )
 def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
-    assert guard.hurt(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.there.get) == [
+    assert guard.affected_jobs(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.there.get) == [
         AffectedJob("peers", "job peers has worker-0, worker-1", goes_on),
         AffectedJob("large", "job large waits for hosts of which too few stay"),
     ]
-    assert guard.hurt(queue(), Change(["evaluator-0"]), files.there.get) == []
+    assert guard.affected_jobs(queue(), Change(["evaluator-0"]), files.there.get) == []
     files.there[paths.plan("peers")] = b"{"
-    assert guard.hurt(queue(), Change(["worker-0"]), files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
+    assert guard.affected_jobs(queue(), Change(["worker-0"]), files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
 
 
 def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[str]) -> None:
     files, lost = Files(peers=[]), Change(["worker-1"])
     bucket = (files.there.get, files.create)
     guard.check(lost, *bucket, preview=True, allowed=False)
-    assert warned.pop().startswith("this takes worker-1 away, and job peers has worker-1: pulumi up will refuse. Wait")
+    assert warned.pop().startswith("this removes worker-1, and job peers has worker-1: pulumi up will refuse. Wait")
     with pytest.raises(TargetError, match=r"job peers has worker-1: nothing was changed\. Wait .* disruptJobs true"):
         guard.check(lost, *bucket, preview=False, allowed=False)
-    said = "this takes worker-1 away, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
+    said = "this removes worker-1, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
     guard.check(lost, *bucket, preview=True, allowed=True)
     assert (warned.pop(), files.written) == (said, {})
     guard.check(lost, *bucket, preview=False, allowed=True)
     assert warned.pop() == said
     assert files.written.keys() == {paths.cancel("peers")}
     request = files.written[paths.cancel("peers")]
-    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts taken away: worker-1")
+    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed: worker-1")
 
 
 def test_a_host_that_is_made_anew_is_taken_from_its_job_too_and_left_to_those_that_wait(warned: list[str]) -> None:
     files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
-    assert guard.hurt(queue(), change, files.there.get) == [AffectedJob("peers", "job peers has worker-0")]
+    assert guard.affected_jobs(queue(), change, files.there.get) == [AffectedJob("peers", "job peers has worker-0")]
     guard.check(change, files.there.get, files.create, preview=True, allowed=False)
     assert warned.pop().startswith(
-        "this takes evaluator-0 away and makes worker-0, ps-0 anew, and job peers has worker-0: pulumi up"
+        "this removes evaluator-0 and replaces worker-0, ps-0, and job peers has worker-0: pulumi up"
     )
-    with pytest.raises(TargetError, match=r"^this makes worker-0 anew, and job peers has worker-0: nothing was changed\."):
-        guard.check(Change(anew=["worker-0"]), files.there.get, files.create, preview=False, allowed=False)
+    with pytest.raises(TargetError, match=r"^this replaces worker-0, and job peers has worker-0: nothing was changed\."):
+        guard.check(Change(replaced=["worker-0"]), files.there.get, files.create, preview=False, allowed=False)
     guard.check(change, files.there.get, files.create, preview=False, allowed=True)
-    assert files.written[paths.cancel("peers")]["reason"] == "hosts taken away: evaluator-0, worker-0, ps-0"
+    assert files.written[paths.cancel("peers")]["reason"] == "hosts removed: evaluator-0, worker-0, ps-0"
 
 
 def test_a_job_that_can_do_without_goes_on(warned: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session()
     monkeypatch.setattr(target, "session", lambda _: session)
     gcp = object.__new__(target.GcpTarget)  # without a look at Google
-    gcp.found = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
+    gcp.facts = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
     assert gcp.read(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert asked == [(url, {"alt": "media"})]
@@ -198,7 +198,7 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
     lxd = object.__new__(target.LxdTarget)  # without a look at LXD
-    lxd.found = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
+    lxd.facts = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(seal, "hosts_of", lambda _, there=there: there)

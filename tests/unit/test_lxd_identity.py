@@ -10,7 +10,7 @@ import pytest
 from infra.lxd import identity, orphans, project
 from infra.lxd.api import LxdError
 from infra.lxd.layout import LxdNames
-from infra.lxd.project import Owner, kept
+from infra.lxd.project import Owner, retained_project
 from infra.state import StackState
 
 HERE = Path("/home/me/scaletier")
@@ -55,9 +55,9 @@ def test_a_bucket_that_was_kept_is_taken_up_by_the_next_stack_of_its_name(owners
         Owner("scaletier-local-222222", "local", str(HERE), kept=True),
     ]
     assert identity.names_of("local", HERE, StackState()).project == "scaletier-local-222222"
-    assert kept(owners[:2], "local", HERE) == "scaletier-local-111111", "its checkout was moved"
-    assert kept(owners[:1], "local", HERE) is None, "another checkout's, which is there"
-    assert kept(owners, "prod", HERE) is None
+    assert retained_project(owners[:2], "local", HERE) == "scaletier-local-111111", "its checkout was moved"
+    assert retained_project(owners[:1], "local", HERE) is None, "another checkout's, which is there"
+    assert retained_project(owners, "prod", HERE) is None
 
 
 def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,9 @@ def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPa
         raise PermissionError
 
     monkeypatch.setattr(Path, "exists", denied)
-    assert kept([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", HERE) is None
+    assert (
+        retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", HERE) is None
+    )
 
 
 def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:

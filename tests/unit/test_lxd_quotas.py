@@ -57,7 +57,7 @@ def test_who_may_not_is_told_the_command(kernel: Path, monkeypatch: pytest.Monke
 
 def test_a_limit_that_nobody_counts_for_is_a_change_that_up_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, done = [False], list[str]()
-    monkeypatch.setattr(bucket, "found", lambda _: {"config": {"size": str(2**34)}})
+    monkeypatch.setattr(bucket, "get_volume", lambda _: {"config": {"size": str(2**34)}})
     monkeypatch.setattr(bucket, "_configure", lambda *_: None)
     monkeypatch.setattr(quotas, "counted", lambda _: counts[0])
     monkeypatch.setattr(quotas, "count", lambda pool: done.append(pool))
