@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 PYTHON, PYTHON_WITH_GPUS = "3.11", "3.12"
@@ -184,7 +184,6 @@ class ClusterSpec:
 
     scale_tier: ScaleTier
     roles: Mapping[Role, RoleSpec]
-    firewall: tuple[Allow, ...] = field(default=FIREWALL)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -193,9 +192,7 @@ class ClusterSpec:
 
     def allows(self) -> tuple[Allow, ...]:
         """Return the rows of the firewall table that concern roles of this cluster."""
-        return tuple(
-            row for row in self.firewall if row.destination in self.roles and (row.source is None or row.source in self.roles)
-        )
+        return tuple(row for row in FIREWALL if row.destination in self.roles and row.source in (None, *self.roles))
 
 
 def preset(tier: ScaleTier) -> ClusterSpec:

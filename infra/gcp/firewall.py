@@ -10,7 +10,7 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, FirewallLogConfigArgs
 
 from infra.gcp.names import GoogleNames
-from infra.spec import ClusterSpec, Role
+from infra.spec import FIREWALL, ClusterSpec, Role
 
 # Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
 # Private Google Access", private.googleapis.com.
@@ -65,7 +65,7 @@ class ClusterFirewall(ComponentResource):
         ]
         # What hosts may reach: answers need no rule, and the metadata server is always reachable.
         if inside is not None:
-            ports = list(dict.fromkeys(text for row in spec.firewall if row.source for text in row.ranges))
+            ports = list(dict.fromkeys(text for row in FIREWALL if row.source for text in row.ranges))
             rules += [
                 self._rule("out-deny", "What no other rule lets out", destination_ranges=everywhere),
                 self._rule("out-peers", "To one another", ports, destination_ranges=[str(inside)]),

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import google.auth.exceptions
@@ -62,17 +64,15 @@ def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[
 
 
 def delete(resources: Iterable[Leftover], get: Get) -> None:
-    """Delete the resources, one kind after the other.
+    """Delete the resources, which are sorted by kind, one kind after the other.
 
     Raises:
         GcpError: Google refuses, or a resource exists after five minutes.
     """
     client = session(get)
-    by_kind: dict[str, list[Leftover]] = {}
-    for item in resources:
-        by_kind.setdefault(item.kind, []).append(item)
-    for kind, all_of_it in by_kind.items():
-        for item in all_of_it:
+    for kind, group in groupby(resources, attrgetter("kind")):
+        items = list(group)
+        for item in items:
             try:
                 answer = client.delete(item.url, timeout=TIMEOUT)
             except (requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
@@ -82,9 +82,9 @@ def delete(resources: Iterable[Leftover], get: Get) -> None:
                     f"{item.kind} {item.name} cannot be deleted: HTTP {answer.status_code} {answer.text.strip()[:300]}"
                 )
         deadline = time.monotonic() + _LIMIT
-        while any(_exists(client, item) for item in all_of_it):
+        while any(_exists(client, item) for item in items):
             if time.monotonic() > deadline:
-                raise GcpError(f"{kind} {', '.join(item.name for item in all_of_it)}: not gone after {_LIMIT:.0f} s")
+                raise GcpError(f"{kind} {', '.join(item.name for item in items)}: not gone after {_LIMIT:.0f} s")
             time.sleep(_POLL)
 
 

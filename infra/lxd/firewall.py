@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import nft
 from infra.lxd.layout import address, block, port
-from infra.spec import Allow, ClusterSpec, Role
+from infra.spec import FIREWALL, Allow, ClusterSpec, Role
 from infra.templates import render
 
 REPLACE = frozenset({"table"})
@@ -31,7 +31,7 @@ def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Net
     return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=spec.allows())
 
 
-def host_rules(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) -> str:
+def host_rules(network: ipaddress.IPv4Network, role: Role) -> str:
     """Return the nftables script that a host of the role loads at each boot; pure.
 
     Each host refuses by itself what the table refuses, so a flushed table of the machine opens no host. The script is of the
@@ -43,8 +43,8 @@ def host_rules(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Ro
         ends = block(network, other) if other else (network[1],)
         return {"who": "-".join(map(str, ends)), "ports": allow.ranges, "why": allow.why, "peers": allow.peers}
 
-    takes = [row(allow, allow.source) for allow in rows if allow.destination == role]
-    sends = [row(allow, allow.destination) for allow in rows if allow.source == role]
+    takes = [row(allow, allow.source) for allow in FIREWALL if allow.destination == role]
+    sends = [row(allow, allow.destination) for allow in FIREWALL if allow.source == role]
     return render("host-firewall.nft.j2", takes=takes, sends=sends)
 
 

@@ -53,7 +53,7 @@ def host_props(
             "runtime": str(facts.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
-            "wall": host_rules(spec.firewall, network, replica.role),
+            "wall": host_rules(network, replica.role),
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,
             "memory": limits[replica.role].memory,

@@ -15,7 +15,7 @@ from infra.config import ClusterConfig
 from infra.lxd.config import MAX_REPLICAS_PER_ROLE
 from infra.lxd.firewall import host_rules, rules
 from infra.lxd.layout import address, block, port
-from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Replica, Role, ScaleTier
+from infra.spec import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Replica, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 CUSTOM = {
@@ -51,7 +51,7 @@ def walls(
     takes: Collection[str] | None = None,
 ) -> Reach:
     """Compute reachability by the hosts' rules; their peers are each other, unless they are named."""
-    scripts = {role: host_rules(spec.firewall, NETWORK, role) for role in spec.roles}
+    scripts = {role: host_rules(NETWORK, role) for role in spec.roles}
     own = [each for found in addresses(spec).values() for each in found]
     return by_walls(scripts, addresses(spec), operator, own if sends is None else sends, own if takes is None else takes)
 
@@ -89,9 +89,9 @@ def test_hosts_of_other_jobs_reach_nothing_of_a_jobs_host() -> None:
 
 def test_a_host_of_another_stack_is_a_stranger_to_every_wall() -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
-    elsewhere = {role: host_rules(spec.firewall, ipaddress.IPv4Network("10.78.0.0/24"), role) for role in spec.roles}
+    elsewhere = {role: host_rules(ipaddress.IPv4Network("10.78.0.0/24"), role) for role in spec.roles}
     both = {**addresses(spec), Role.SERVING: ["10.78.0.64"]}
-    scripts = {role: host_rules(spec.firewall, NETWORK, role) for role in spec.roles}
+    scripts = {role: host_rules(NETWORK, role) for role in spec.roles}
     peers = [each for found in both.values() for each in found]
     reached = by_walls({**scripts, Role.SERVING: elsewhere[Role.PS]}, both, "10.77.0.1", peers, peers)
     assert not {row for row in reached if Role.SERVING in row}
@@ -99,10 +99,10 @@ def test_a_host_of_another_stack_is_a_stranger_to_every_wall() -> None:
 
 def test_a_host_itself_reaches_its_peers_and_nothing_else() -> None:
     spec = ClusterConfig.parse(SERVING[1]).spec()
-    rows = {(row.source, row.destination, port) for row in spec.firewall for port in PORTS if row.has(port)}
+    rows = {(row.source, row.destination, port) for row in FIREWALL for port in PORTS if row.has(port)}
     peers = [str(block(NETWORK, role)[0]) for role in Role]
     for replica in spec.replicas:
-        script, own = host_rules(spec.firewall, NETWORK, replica.role), str(address(NETWORK, replica))
+        script, own = host_rules(NETWORK, replica.role), str(address(NETWORK, replica))
         for place in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
             assert not [port for port in PORTS if leaves(script, own, place, port, [*peers, place])], (
                 "the machine, strangers, the world"

@@ -16,7 +16,7 @@ from infra.dynamic import plain
 from infra.guard import Change
 from infra.lxd.firewall import host_rules
 from infra.lxd.host import REPLACE, definition
-from infra.spec import FIREWALL, Role
+from infra.spec import Role
 
 
 @pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
@@ -176,7 +176,7 @@ def test_every_host_has_its_wall_and_the_size_of_its_disk(program: Program) -> N
     for item in stack.of("Host"):
         role = Role(item.name.rpartition("-")[0])
         assert item.inputs["disk"] == (8 if role is Role.PS else 4) * 2**30
-        assert item.inputs["wall"] == host_rules(FIREWALL, network, role)
+        assert item.inputs["wall"] == host_rules(network, role)
         made = definition(plain({**item.inputs, "labels": {}}))
         assert made["config"]["user.scaletier.wall"] == item.inputs["wall"]
         assert made["config"]["user.scaletier.network"] == "10.77.0.0/24"
