@@ -12,7 +12,8 @@ from typing import Any
 import requests
 
 from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
-from infra.gcp.discovery import ExistingHost
+from infra.gcp.config import GcpConfig
+from infra.gcp.discovery import Discovery, ExistingHost
 from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.zones import Place
 from infra.runtime.recipe import FOLDER
@@ -43,25 +44,15 @@ _GPUS = {
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
-def preflight(
-    spec: ClusterSpec,
-    place: Place,
-    disk_type: str,
-    disk_size: int,
-    bucket: str,
-    stack: str,
-    get: Get,
-    machines: Mapping[str, MachineType] = MACHINES,
-    hosts: Sequence[ExistingHost] | None = None,
-) -> bool:
+def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, get: Get) -> bool:
     """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
 
-    `hosts` are the stack's hosts, which a quota does not count again; None if they are unknown.
+    A quota does not count the stack's own hosts again.
 
     Raises:
         GcpError: the first check that fails.
     """
-    client = session(get)
+    client, place, machines = session(get), discovery.place, discovery.catalogue.machines
     region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)
     zones = [str(link).rpartition("/")[2] for link in region.get("zones", [])]
     if zones and place.zone not in zones:
@@ -69,8 +60,9 @@ def preflight(
     limits, usage = (
         {str(item["metric"]): float(item.get(what, 0)) for item in region.get("quotas", [])} for what in ("limit", "usage")
     )
-    own = quota_usage(hosts, machines, disk_type, limits)
-    for name, needed in quota_needs(spec, disk_type, disk_size, limits, machines).items():
+    own = quota_usage(discovery.hosts, machines, config.boot_disk_type, limits)
+    needs = quota_needs(discovery.spec, config.boot_disk_type, config.boot_disk_size, limits, machines)
+    for name, needed in needs.items():
         if name not in limits:
             continue
         limit = limits[name]

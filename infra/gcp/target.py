@@ -124,8 +124,7 @@ class GcpTarget(Target):
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
         bucket, mine = config.bucket or own.bucket, _bucket_of(state)
-        disk = config.boot_disk_type, config.boot_disk_size
-        has_own_bucket = preflight(self.spec, result.place, *disk, bucket, own.stack, get, machines, result.hosts)
+        has_own_bucket = preflight(result, config, bucket, own.stack, get)
         _check_ours(bool(result.hosts), bool(mine or state.hosts), result.place.project, stack)
         _check_kept(mine, bucket, config.retain_bucket, get)
         _warn_unrecorded(result, state)

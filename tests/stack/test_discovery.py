@@ -11,7 +11,8 @@ import pytest
 from fakegoogle import FakeGoogle
 
 from infra.gcp.api import GcpError
-from infra.gcp.discovery import Discovery, ExistingHost, discover
+from infra.gcp.config import GcpConfig
+from infra.gcp.discovery import Discovery, ExistingHost, discover, local_catalogue
 from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import preflight
@@ -157,7 +158,8 @@ def hosted(name: str, kind: str = "n1-highcpu-8", **changes: Any) -> ExistingHos
 
 def quota(fake: Google, limit: float, usage: float, there: list[ExistingHost] | None, metric: str = "CPUS") -> None:
     fake.answers[REGION] = (200, {"quotas": [{"metric": metric, "limit": limit, "usage": usage}]})
-    preflight(STANDARD, A, "pd-ssd", 100, "a-bucket", "dev", fake.config, hosts=there)
+    discovery = Discovery(A, STANDARD, local_catalogue(A.zone), None if there is None else tuple(there))
+    preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
 
 
 def test_of_a_quota_counts_what_others_leave(fake: Google) -> None:
