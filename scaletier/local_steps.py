@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from scaletier.checkpoint import LocalCopy
 from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_seed
@@ -33,7 +34,12 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, shared: Sequence[Any], own: Sequence[Any]) -> State:
-        return cls(*(tuple(variable.read_value() for variable in part) for part in (shared, own)))
+        """Return the values of tf.Variables, each where it lies."""
+        values = []
+        for variable in (*shared, *own):
+            with tf.device(variable.device):
+                values.append(variable.read_value())
+        return cls(tuple(values[: len(shared)]), tuple(values[len(shared) :]))
 
 
 class Exchange:
@@ -49,6 +55,26 @@ class Exchange:
     def end(self, _start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
         """Share what a round came to; return the state after it, the global step, and the results, as in `Taken`."""
         return reached, taken.position + taken.steps, taken.results
+
+
+class Held(Exchange):
+    """An exchange of the state that `count` replicas have in common, in the tf.Variables of a copy, each where it lies."""
+
+    carried = ()
+
+    def __init__(self, copy: LocalCopy, own: Sequence[Any], count: int = 1) -> None:
+        self.step, self.shared, self.own, self.count = copy.step, copy.shared, own, count
+
+    def begin(self, _position: Any, _state: State) -> tuple[Any, State]:
+        return self.step.read_value(), State.of(self.shared, self.own)
+
+    def end(self, _start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+        with tf.control_dependencies([taken.results]):  # a round without results changes nothing
+            for variable, value in zip((*self.shared, *self.own), (*reached.shared, *reached.own), strict=True):
+                with tf.device(variable.device):
+                    variable.assign(value, read_value=False)
+            step = self.step.assign_add(taken.steps * self.count)
+        return State(), step, taken.results
 
 
 class Taken(NamedTuple):

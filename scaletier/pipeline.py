@@ -8,7 +8,7 @@ Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks u
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster, await_peers
 from scaletier.job import JobError
-from scaletier.local_steps import State, figures, round_of
+from scaletier.local_steps import Held, State, Taken, figures, round_of
 from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
 from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.private import brought
@@ -123,32 +123,20 @@ class ModelParallel(Training):
         """Save nothing: a part of the model is lost with a host."""
 
     def _step(self, iterator: Any) -> Any:
-        network, copy, batch = self.network, self.copy, Batch.of(iterator.get_next())
-        position = copy.step.read_value()
-        slots = _read(copy.own[len(network.own) - len(network.slots) :])
+        network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
+        exchange, count = Held(self.copy, self.copy.own), len(network.own) - len(network.slots)
+        position, start = exchange.begin(0, State())
+        trained, slots = start.shared[: len(network.trained)], start.own[count:]
         microbatches = min(self.flags.microbatches, self.size)
-        passed = there_and_back(network, copy.stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
-        trained = _read(copy.shared[: len(network.trained)])
-        moved, slots = network.apply(trained, slots, [passed.changes[spec.name] for spec in network.trained], position, 1)
-        after: Mapping[str, Any] = {
-            **{spec.name: value for spec, value in zip(network.trained, moved, strict=True)},
-            **passed.others,
-            **{spec.name: value for spec, value in zip(network.slots, slots, strict=True)},
-        }
-        with tf.control_dependencies([passed.loss]):  # a step without a loss changes nothing
-            for spec, variable in zip((*network.shared, *network.own), (*copy.shared, *copy.own), strict=True):
-                with tf.device(variable.device):
-                    variable.assign(after[spec.name], read_value=False)
-            step = copy.step.assign_add(1)
-        return figures(1, step, tf.concat([[passed.loss] * 2, passed.results], 0))
-
-
-def _read(variables: Sequence[Any]) -> list[Any]:
-    values = []
-    for variable in variables:
-        with tf.device(variable.device):
-            values.append(variable.read_value())
-    return values
+        passed = there_and_back(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
+        changes = [passed.changes[spec.name] for spec in network.trained]
+        moved, after = network.apply(trained, slots, changes, position, 1)
+        shared = *moved, *(passed.others[spec.name] for spec in network.shared[len(moved) :])
+        reached = State(shared, (*(passed.others[spec.name] for spec in network.own[:count]), *after))
+        with tf.device(stages[-1].device):
+            results = tf.concat([[passed.loss] * 2, passed.results], 0)
+        _, step, results = exchange.end(start, reached, Taken(1, position, 1, results))
+        return figures(1, step, results)
 
 
 def _print(device: str, line: str) -> None:

@@ -16,9 +16,8 @@ from typing import Any
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
 from scaletier.job import JobError
-from scaletier.local_steps import Exchange, State, Taken, begin_own, make_round, take_round
+from scaletier.local_steps import Held, State, Taken, begin_own, make_round, take_round
 from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
-from scaletier.network import FunctionalModel
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.training import Training
 
@@ -30,22 +29,12 @@ _STEPS = 4
 _SUM_ELEMENTS = 64
 
 
-class AllReduce(Exchange):
-    """The mean of the deltas of all replicas, in this process's variables.
+class AllReduce(Held):
+    """The mean of the deltas of all replicas; `add` sums a value of each."""
 
-    `owns` are the own variables of each of its devices, `add` sums a value of each replica.
-    """
-
-    carried = ()
-
-    def __init__(
-        self, network: FunctionalModel, copy: LocalCopy, owns: Sequence[Any], count: int, add: Callable[[Any], Any]
-    ) -> None:
-        self._sizes, self._copy, self._owns = [spec.size for spec in network.shared], copy, owns
-        self._count, self._add = count, add
-
-    def begin(self, _position: Any, _state: State) -> tuple[Any, State]:
-        return self._copy.step.read_value(), State.of(self._copy.shared, self._owns)
+    def __init__(self, copy: LocalCopy, own: Sequence[Any], count: int, add: Callable[[Any], Any]) -> None:
+        super().__init__(copy, own, count)
+        self.add = add
 
     def end(self, start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
         """Move the variables by the mean of all deltas; the results are means, too.
@@ -55,15 +44,10 @@ class AllReduce(Exchange):
         """
         delta = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
         # One message for all: the results are its last numbers.
-        mean = self._add(tf.concat([*delta, taken.results], 0)) / float(self._count)
-        *changes, means = tf.split(mean, [*self._sizes, taken.results.shape[0]])
-        with tf.control_dependencies([mean]):  # a round without a mean changes nothing
-            for variable, before, change in zip(self._copy.shared, start.shared, changes, strict=True):
-                variable.assign(before + tf.reshape(change, before.shape), read_value=False)
-            for variable, value in zip(self._owns, reached.own, strict=True):
-                variable.assign(value, read_value=False)
-            step = self._copy.step.assign_add(taken.steps * self._count)
-        return State(), step, means
+        mean = self.add(tf.concat([*delta, taken.results], 0)) / float(self.count)
+        *changes, means = tf.split(mean, [*(one.shape[0] for one in delta), taken.results.shape[0]])
+        moved = [before + tf.reshape(one, before.shape) for before, one in zip(start.shared, changes, strict=True)]
+        return super().end(start, State(tuple(moved), reached.own), taken._replace(results=means))
 
 
 class Synchronous(Training):
@@ -96,7 +80,7 @@ class Synchronous(Training):
             self.end_epoch(tf.constant(0.0))
         self.meet = tf.function(lambda: self.add(tf.ones([_SUM_ELEMENTS * self.count])), autograph=False)
         self.iterator = iter(self.source.training(self.index, self.count, step - int(self.position.begin)))
-        exchange = AllReduce(self.network, copy, self.owns, self.count, self.add)
+        exchange = AllReduce(copy, self.owns, self.count, self.add)
         self.graph = make_round(self.network, exchange, self.iterator, self.devices)
         self.every = self.flags.eval_steps or self.flags.max_steps
         self.epoch = step // self.every

@@ -62,7 +62,7 @@ def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
     data = job()
     network = FunctionalModel(data, data.data.element_spec, 0)
     copy = LocalCopy(network)
-    exchange = AllReduce(network, copy, copy.own, 2, lambda value: tf.identity(value, name="all_reduce"))
+    exchange = AllReduce(copy, copy.own, 2, lambda value: tf.identity(value, name="all_reduce"))
     graph = make_round(network, exchange, iter(data.data), DEVICES).graph
     mean, assigns = graph.get_operation_by_name("all_reduce"), assigned(graph)
     assert len(assigns) == len([*copy.shared, *copy.own, copy.step])
