@@ -7,7 +7,6 @@ trains beside them. Without workers the master is the only replica, and holds th
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from scaletier.data import DataError
 from scaletier.local_steps import State, begin_own, make_round, take_round
 from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
 from scaletier.private import Workers
-from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say
+from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.training import Training
 
@@ -171,10 +170,9 @@ class Asynchronous(Training):
         """Train a worker's share of the job; each worker's thread calls this until the job's last step."""
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
-        emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
             iterator = iter(self.source.elsewhere(index, self.count, self.progress.step - self.data_begin))
-            replica = self._replica(name, iterator, devices_of("worker", index - 1), lambda line: emit(input=line))
+            replica = self._replica(name, iterator, devices_of("worker", index - 1), say_there)
             for _ in self._train(replica, index):
                 pass
         except tf.errors.DataLossError as error:

@@ -21,7 +21,7 @@ from scaletier.local_steps import Held, State, Taken, figures, round_of
 from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
 from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.private import brought
-from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say
+from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
 from scaletier.stages import Stage, partition, there_and_back, units
 from scaletier.training import Training
 
@@ -141,7 +141,7 @@ class ModelParallel(Training):
 
 def _print(device: str, line: str) -> None:
     with tf.device(device):
-        tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
+        say_there(line)
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:

@@ -174,6 +174,13 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def say_there(line: str) -> None:
+    """Print one line to the log of the host of the current device."""
+    with here():
+        text = import_tensorflow().constant(line)
+    import_tensorflow().raw_ops.PrintV2(input=text, output_stream="stdout", end="\n")
+
+
 def one_line(error: Exception) -> str:
     """Return an error's message on one line, without TensorFlow's graph nodes and lines of code."""
     message = _AROUND_ERROR.sub("", str(error).partition("Traceback (most recent call last)")[0])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from scaletier.runtime import (
     local_devices,
     one_line,
     say_device,
+    say_there,
 )
 
 
@@ -113,6 +116,22 @@ def test_a_host_computes_on_all_its_gpus_or_on_its_processors(monkeypatch: pytes
     assert devices_of("worker", 1) == ("/device:CPU:0",)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * 2)
     assert local_devices() == ("/device:GPU:0", "/device:GPU:1")
+
+
+def test_a_line_for_another_host_becomes_a_tensor_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it would do so under Python's lock, until that host answers."""
+    tf, seen = import_tensorflow(), list[object]()
+
+    @contextlib.contextmanager
+    def here() -> Iterator[None]:
+        seen.append("here")
+        yield
+        seen.append("there")
+
+    monkeypatch.setattr("scaletier.runtime.here", here)
+    monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: seen.append(tf.is_tensor(given["input"])))
+    say_there("a line")
+    assert seen == ["here", "there", True]
 
 
 @pytest.mark.parametrize("role", ["ps", "worker", "chief"])
