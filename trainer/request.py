@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
+from scaletier.flags import Parser, at_least
 from trainer import tfrecord
-from trainer.records import DEFAULT_DEST, Parser
+from trainer.records import DEFAULT_DEST
 
 
 def images(folder: Path, files: str = "test*.tfrecord*") -> Iterator[tuple[bytes, int]]:
@@ -43,12 +43,6 @@ def write(folder: Path, output: Path, count: int) -> str:
     return f"{output} has {len(lines)} image{'' if len(lines) == 1 else 's'}: fab predict --json-instances {output}"
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of images")
-    return int(text)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -56,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = Parser(prog="python -m trainer.request", description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument("--count", type=_count, default=10, metavar="N", help="how many images (default: 10)")
+    parser.add_argument("--count", type=at_least(1), default=10, metavar="N", help="how many images (default: 10)")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="folder of test*.tfrecord*")
     flags = parser.parse_args(arguments)
     try:

@@ -250,29 +250,28 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
     assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
 
 
-def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that has stopped is waited for no longer, one of which nothing is heard only for a while."""
+RUNS, EXITED = (ReplicaRecord("master-0", state) for state in (ReplicaState.RUNNING, ReplicaState.EXITED))
+LOOKS = replace(EXITED, startTime="2026-01-31T12:00:00.000Z")
+
+
+@pytest.mark.parametrize(
+    ("limit", "replica", "waits"),
+    [
+        ("_OTHERS_SECONDS", RUNS, True),
+        ("_OTHERS_SECONDS", EXITED, False),
+        ("_UNSAVED_SECONDS", LOOKS, True),
+        ("_UNSAVED_SECONDS", replace(LOOKS, unsaved=UnsavedFiles()), False),
+    ],
+)
+def test_the_last_lines_and_files_of_a_job_are_waited_for(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, replica: ReplicaRecord, waits: bool
+) -> None:
+    """A replica that has stopped and looked is waited for no longer, one that does not answer only for a while."""
+    monkeypatch.setattr(f"ops.logs.follow.{limit}", 0.3 if waits else 1e6)
     ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
-    for state, seconds in ((ReplicaState.RUNNING, 0.3), (ReplicaState.EXITED, 1e6)):
-        monkeypatch.setattr("ops.logs.follow._OTHERS_SECONDS", seconds)
-        ledger.write_replica("job01", ReplicaRecord("master-0", state), ledger.replica_version("job01", "master-0"))
-        began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
-        assert state is ReplicaState.EXITED or time.monotonic() - began >= seconds
-
-
-def test_what_replicas_wrote_elsewhere_is_waited_for(
-    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = Ledger(FolderBucket(tmp_path))
-    record = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"])
-    put_job(ledger, record)
-    exited = ReplicaRecord("master-0", ReplicaState.EXITED, startTime="2026-01-31T12:00:00.000Z")
-    for replica, seconds in ((exited, 0.3), (replace(exited, unsaved=UnsavedFiles()), 1e6)):
-        monkeypatch.setattr("ops.logs.follow._UNSAVED_SECONDS", seconds)
-        ledger.write_replica("job01", replica, ledger.replica_version("job01", "master-0"))
-        began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
-        assert replica.unsaved or time.monotonic() - began >= seconds
+    ledger.write_replica("job01", replica, None)
+    began = time.monotonic()
+    list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
+    assert time.monotonic() - began >= 0.3 or not waits

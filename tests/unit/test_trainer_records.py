@@ -144,9 +144,9 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shards", "0"], "argument --shards: '0' is no whole number of 1 to 99999; see --help"),
-        (["--test-share", "1"], "argument --test-share: '1' is no number between 0 and 1; see --help"),
-        (["--test-share", "some"], "argument --test-share: 'some' is no number between 0 and 1; see --help"),
+        (["--shards", "0"], "argument --shards: 0 is too low; it must be at least 1; see --help"),
+        (["--test-share", "1"], "argument --test-share: 1 must be from 0 to below 1; see --help"),
+        (["--test-share", "some"], "argument --test-share: 'some' is not a number; see --help"),
         (["--dest", __file__], f"{__file__} is no directory: pass another --dest"),
         (
             ["--source", "ftp"],

@@ -46,8 +46,8 @@ def test_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("", "the following arguments are required: --output"),
         ("--output request.json", "request.json exists, and is left as it is: give another --output"),
-        ("--output new --count none", "argument --count: 'none' is no number of images"),
-        ("--output new --count 0", "argument --count: '0' is no number of images"),
+        ("--output new --count none", "argument --count: 'none' is not a whole number"),
+        ("--output new --count 0", "argument --count: 0 is too low; it must be at least 1"),
         ("--output new --data nothing", "no test image is in nothing: run make data, or pass --data"),
         ("--output /nowhere/new", "No such file or directory"),
     ],
