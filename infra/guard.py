@@ -76,7 +76,7 @@ def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
     No job is ended unseen.
     """
     try:
-        return content is None or all(map(Plan.from_json(content).is_expendable, replicas))
+        return content is None or all(map(Plan.from_json(content).is_optional, replicas))
     except RecordError:
         return True
 

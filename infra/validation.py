@@ -41,13 +41,19 @@ class Section(BaseModel):
         valid = ", ".join(cls.valid_keys())
         if not isinstance(value, dict | None):
             raise refusal(f"is not a mapping of keys to values; valid keys are {valid}")
-        given = {key: item for key, item in (value or {}).items() if item is not None}
+        value = cls.with_present_names(value or {})
+        given = {key: item for key, item in value.items() if item is not None}
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-        if unknown := [str(key) for key in value or () if key not in fields]:
+        if unknown := [str(key) for key in value if key not in fields]:
             raise refusal(f"is unknown; valid are {valid}", unknown[0])
         if missing := [key for key, field in fields.items() if field.is_required() and key not in given]:
             raise refusal(f"is missing: {fields[missing[0]].description}", missing[0])
         return given
+
+    @classmethod
+    def with_present_names(cls, value: dict[Any, Any]) -> dict[Any, Any]:
+        """Return these keys by their present names, for a class that had others before."""
+        return value
 
     def given(self) -> dict[str, Any]:
         """Return the keys that were given, with their values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -30,6 +30,8 @@ class Record:
 
     kind: ClassVar[str] = "record"
     """What a message calls it."""
+    old_names: ClassVar[Mapping[str, str]] = {}
+    """Keys of schema 3 and before, by the names that they have now."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON. Bytes of a command line that were not UTF-8 stay escaped lone surrogates."""
@@ -69,12 +71,15 @@ class Record:
 def _dataclass(cls: Any) -> Check:
     hints, spelling = get_type_hints(cls), getattr(cls, "spelling", str)
     stored = [f for f in fields(cls) if f.metadata.get("stored", True)]
+    old_names = getattr(cls, "old_names", {})
     checks = [(f.name, spelling(f.name), _check(hints[f.name])) for f in stored]
     required = [spelling(f.name) for f in stored if f.default is MISSING and f.default_factory is MISSING]
 
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
+        if old_names:
+            value = {**{new: value[old] for new, old in old_names.items() if old in value}, **value}
         if missing := [name for name in required if name not in value]:
             raise RecordError(f"{path} lacks {', '.join(missing)}")
         return cls(**{name: of(value[key], f"{path}.{key}") for name, key, of in checks if key in value})

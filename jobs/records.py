@@ -250,7 +250,7 @@ class Plan(Record):
     where the hosts' is meant. `data` are the paths, directories or globs of what the
     job trains on, which the chief's host hashes. `packageSha256` is that of the package's archive. `secrets` are names of
     variables whose values `fab train` brought to the hosts, and nowhere else. With a `study` each replica runs the program
-    again and again, as trials. `expendable` are the roles whose loss or repeated kill the job goes on without. With a
+    again and again, as trials. `optionalRoles` are the roles whose loss or repeated kill the job goes on without. With a
     restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
     restartCodes are exit codes that count as a kill, permanentCodes those that never do (`hosts.agent.restart`). By
@@ -266,6 +266,7 @@ class Plan(Record):
     """
 
     kind: ClassVar[str] = "plan.json"
+    old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
 
     jobId: str
     replicas: list[str]
@@ -277,7 +278,7 @@ class Plan(Record):
     secrets: list[str] = field(default_factory=list)
     study: Study | None = None
     restartPolicy: str = "replica"
-    expendable: list[str] = field(default_factory=list)
+    optionalRoles: list[str] = field(default_factory=list)
     restartCodes: list[int] = field(default_factory=lambda: [RESTART_CODE])
     permanentCodes: list[int] = field(default_factory=list)
     successPolicy: str = "chief"
@@ -305,13 +306,13 @@ class Plan(Record):
     def chief(self) -> str:
         return self.replicas[0]
 
-    def is_expendable(self, replica: str) -> bool:
+    def is_optional(self, replica: str) -> bool:
         """Return True if the job continues without this replica."""
-        return replica != self.chief and replica.rpartition("-")[0] in self.expendable
+        return replica != self.chief and replica.rpartition("-")[0] in self.optionalRoles
 
     def decides(self, replica: str) -> bool:
         """Return True for a replica that must finish its work for the job to be SUCCEEDED."""
-        everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_expendable(replica)
+        everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_optional(replica)
         return replica == self.chief or everyone
 
     def is_server(self, replica: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from infra.validation import Section, one_line, refusal
 from jobs import notification
+from ops import terminal
 from ops.errors import UsageError
 
 # A duration as Google's APIs spell it: "3600s", "3.5s".
@@ -127,7 +129,23 @@ LosableRole = Literal["worker", "ps", "evaluator"]
 _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterValidator(lambda codes: sorted(set(codes)))]
 
 
-class JobEnd(Section):
+class Renamed(Section):
+    """A mapping of keys that is also read by the names that some of them had before; `old_names` maps those to the new ones."""
+
+    old_names: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def with_present_names(cls, value: dict[Any, Any]) -> dict[Any, Any]:
+        for old, new in cls.old_names.items():
+            if old in value and new in value:
+                raise refusal(f"is the old name of {new}, which is there too: remove it", old)
+            if old in value:
+                terminal.note(f"the key {old} is called {new} now: rename it, as the next release reads that alone")
+                value = {(new if key == old else key): item for key, item in value.items()}
+        return value
+
+
+class JobEnd(Renamed):
     """The keys for the end of a job, in the names of `jobs.records.Plan`."""
 
     restartCodes: _ExitCodes | None = None

@@ -92,7 +92,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
     A kill that does not count against the limit, as no trainer is the cause, is a restart none the less.
     """
-    if (plan.whole and not plan.is_expendable(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
+    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
     events, spent = with_events(ended.events, Event(now, cause)), ended.spent + counts
     pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, spent=spent)

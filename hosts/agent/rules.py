@@ -79,7 +79,7 @@ class View:
     @property
     def needed(self) -> list[str]:
         """The replicas that the job cannot do without."""
-        return [name for name in self.plan.replicas if not self.plan.is_expendable(name)]
+        return [name for name in self.plan.replicas if not self.plan.is_optional(name)]
 
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
@@ -186,7 +186,7 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _passed_over(record: ReplicaRecord, plan: Plan) -> str:
-    otherwise = "it is expendable" if plan.is_expendable(record.name) else "successPolicy: all makes the job depend on it"
+    otherwise = "it is optionalRoles" if plan.is_optional(record.name) else "successPolicy: all makes the job depend on it"
     return f"{record.name} ended with {killer(record)}, and its work may be missing: {otherwise}"
 
 
@@ -281,7 +281,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
     for record in view.of_attempt(job):
         if not record.killed or record.name in job.without or record.preempted:
             continue  # who is preempted starts when its host does, or is lost
-        if view.plan.whole and not view.plan.is_expendable(record.name):
+        if view.plan.whole and not view.plan.is_optional(record.name):
             if any(view.lost(name) for name in view.needed):
                 return None  # all start once it is back
             if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
@@ -316,7 +316,7 @@ def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
 
 def _lost_event(name: str, view: View) -> Event:
     limit = view.plan.maxWaitTime
-    otherwise = "the job does without it" if view.plan.is_expendable(name) else f"else the job is FAILED in {limit:g} s"
+    otherwise = "the job does without it" if view.plan.is_optional(name) else f"else the job is FAILED in {limit:g} s"
     preempted, startable = view.replicas[name].preempted, name in view.startable
     text = f"{name} is {'preempted' if preempted else f'lost, no heartbeat for {view.plan.lostAfterSeconds:g} s'}"
     how = "its host is to be started again" if startable else "pulumi up brings it back"
@@ -332,7 +332,7 @@ def _stalled(job: JobRecord, view: View) -> JobRecord | None:
 
 def _all_run(job: JobRecord, view: View) -> JobRecord | None:
     missing = _not_up(job, view)
-    if any(not view.plan.is_expendable(name) for name in missing):
+    if any(not view.plan.is_optional(name) for name in missing):
         return None
     if missing and view.in_state < view.plan.preparingSeconds:
         return None
@@ -357,7 +357,7 @@ def _not_up(job: JobRecord, view: View) -> list[str]:
 
 def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> JobRecord | None:
     """Return the job without an optional replica; None if the job needs it."""
-    if not view.plan.is_expendable(record.name):
+    if not view.plan.is_optional(record.name):
         return None
     event = Event(view.now, f"goes on without {record.name}{why}")
     return replace(job, without=[*job.without, record.name], events=with_events(job.events, event))

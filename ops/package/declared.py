@@ -12,13 +12,13 @@ import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.spec import Role
 from infra.validation import Section
-from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
+from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, Renamed, RestartPolicy, Truth, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -57,18 +57,20 @@ class Strategy(JobEnd):
     """The meaning of a value of `--strategy` for the cluster.
 
     Attributes:
-        needs: the roles without a host of which it cannot run.
+        requiredRoles: the roles without a host of which it cannot run.
         replicas: the roles that it uses besides the master; None for all.
-        together: the roles of which it has all or none.
-        expendable: the roles whose loss it survives.
+        allOrNone: the roles of which it has all or none.
+        optionalRoles: the roles whose loss it survives.
         restartPolicy: with `all` a kill restarts the whole job, with `replica` that replica alone.
         exchange: how replicas meet: each for itself with the parameter servers, or all together; None if it is unknown.
     """
 
-    needs: tuple[Literal["worker", "ps"], ...] = ()
+    old_names: ClassVar[Mapping[str, str]] = {"needs": "requiredRoles", "together": "allOrNone", "expendable": "optionalRoles"}
+
+    requiredRoles: tuple[Literal["worker", "ps"], ...] = ()
     replicas: tuple[_JobRole, ...] | None = None
-    together: tuple[_JobRole, ...] = ()
-    expendable: tuple[LosableRole, ...] = (Role.EVALUATOR.value,)
+    allOrNone: tuple[_JobRole, ...] = ()
+    optionalRoles: tuple[LosableRole, ...] = (Role.EVALUATOR.value,)
     restartPolicy: RestartPolicy = "replica"
     exchange: Exchange | None = None
 
@@ -100,19 +102,25 @@ class Data(Section):
         return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
-class PlanFlags(Section):
+class PlanFlags(Renamed):
     """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
 
-    Each is None if there is none; the first and the last count the steps of all replicas. `usualSteps` counts if the flag is
-    not given, and `usualPeriod` if neither flag nor log has a period; a number has `wireBits` on its way to the parameter
-    servers. The defaults are TensorFlow's own way.
+    Each is None if there is none; the first and the last count the steps of all replicas. `defaultSteps` counts if the flag is
+    not given, and `defaultSyncPeriod` if neither flag nor log has a period. A number has `parameterBits` on its way to the
+    parameter servers. The defaults are TensorFlow's own way.
     """
 
+    old_names: ClassVar[Mapping[str, str]] = {
+        "usualSteps": "defaultSteps",
+        "usualPeriod": "defaultSyncPeriod",
+        "wireBits": "parameterBits",
+    }
+
     steps: Flag | None = None
-    usualSteps: Positive | None = None
+    defaultSteps: Positive | None = None
     period: Flag | None = None
-    usualPeriod: Positive = 1
-    wireBits: Positive = 32
+    defaultSyncPeriod: Positive = 1
+    parameterBits: Positive = 32
     evaluate: Flag | None = None
 
 

@@ -167,7 +167,7 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
-    return Work(seconds * cpus, size, period_of(args, lines, pace), pace.wireBits / _FLOAT_BITS)
+    return Work(seconds * cpus, size, period_of(args, lines, pace), pace.parameterBits / _FLOAT_BITS)
 
 
 def measure_learning(built: package.Package, module: str, args: Sequence[str], until: Until) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
 def period_of(args: Sequence[str], lines: Sequence[str], pace: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
     flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
-    return progress.period(lines) or int(flag_value or pace.usualPeriod)
+    return progress.period(lines) or int(flag_value or pace.defaultSyncPeriod)
 
 
 def vcpus_per_cpu() -> int:

@@ -33,7 +33,7 @@ def steps(args: Sequence[str], pace: PlanFlags) -> int | None:
     """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
     values = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
     if not values:
-        return pace.usualSteps
+        return pace.defaultSteps
     return int(values[-1]) if values[-1].isdecimal() and values[-1].isascii() and 0 < len(values[-1]) < 16 else None
 
 

@@ -168,7 +168,7 @@ def policy(
     """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
 
     Trials are independent: if one host is lost, the others continue. With successPolicy `all` no role that has
-    an end may be expendable, and by default none is.
+    an end may be optionalRoles, and by default none is.
 
     Args:
         where: config.yaml's scheduling, for messages.
@@ -178,8 +178,8 @@ def policy(
     """
     if study:
         codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"}, exclude_unset=True)
-        strategy = Strategy(expendable=("worker",), successPolicy="chief", **codes)
-    declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "expendable": list(strategy.expendable)}
+        strategy = Strategy(optionalRoles=("worker",), successPolicy="chief", **codes)
+    declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "optionalRoles": list(strategy.optionalRoles)}
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
     usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
     decided = {**declared, **merged(merged(usual, strategy.end_keys), chosen)}
@@ -189,11 +189,11 @@ def policy(
     if strategy.successPolicy == "chief":
         why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
         raise UsageError(f"{wrong}: {why}. Valid: chief")
-    if "expendable" not in chosen and "expendable" not in strategy.model_fields_set:
-        return decided | {"expendable": []}
-    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["expendable"]]:
-        valid = "chief, or an expendable without worker and evaluator"
-        raise UsageError(f"{wrong}: expendable has {' and '.join(optional)}. Valid: {valid}")
+    if "optionalRoles" not in chosen and "optionalRoles" not in strategy.model_fields_set:
+        return decided | {"optionalRoles": []}
+    if optional := [role for role in (Role.WORKER, Role.EVALUATOR) if role in decided["optionalRoles"]]:
+        valid = "chief, or optionalRoles without worker and evaluator"
+        raise UsageError(f"{wrong}: optionalRoles has {' and '.join(optional)}. Valid: {valid}")
     return decided
 
 

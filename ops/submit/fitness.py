@@ -24,8 +24,10 @@ def check_strategy(name: str | None, declared: TrainerConfig, inventory: Invento
         return
     if name not in declared.strategies:
         raise UsageError(f"{STRATEGY} {name!r} is unknown; valid are {', '.join(declared.strategies)}")
-    lacks = {strategy: [role for role in each.needs if role not in wanted] for strategy, each in declared.strategies.items()}
-    together = declared.strategies[name].together
+    lacks = {
+        strategy: [role for role in each.requiredRoles if role not in wanted] for strategy, each in declared.strategies.items()
+    }
+    together = declared.strategies[name].allOrNone
     if (has := [role for role in together if role in wanted]) and (
         missing := [role for role in together if role not in wanted]
     ):

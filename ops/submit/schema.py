@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
@@ -201,6 +202,8 @@ class Hyperparameters(Section):
 class Scheduling(JobEnd):
     """`trainingInput.scheduling`."""
 
+    old_names: ClassVar[Mapping[str, str]] = {"expendable": "optionalRoles"}
+
     maxRestarts: Count | None = None
     maxRetries: Count | None = None
     heartbeatSeconds: Seconds | None = None
@@ -212,7 +215,7 @@ class Scheduling(JobEnd):
     stopSeconds: Seconds | None = None
     logLimit: Size | None = None
     restartPolicy: RestartPolicy | None = None
-    expendable: list[LosableRole] | None = None
+    optionalRoles: list[LosableRole] | None = None
     priority: Whole | None = None
 
 

@@ -178,7 +178,8 @@ _LINE = _json({"time": "2026-01-31T00:00:00.000Z", "severity": "INFO", "replica"
 _PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
 _TASK = {"cluster": {"master": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]}, "task": {"type": "ps", "index": 0}}
 _DECLARED = (
-    b"strategy: async\nstrategies:\n  async: {needs: [ps], restartPolicy: replica}\ndata: {name: mnist, flags: [--data]}\n"
+    b"strategy: async\nstrategies:\n  async: {requiredRoles: [ps], restartPolicy: replica}\n"
+    b"data: {name: mnist, flags: [--data]}\n"
 )
 _RECORDS: Mapping[type[Record], Mapping[str, Any]] = {
     JobRecord: {

@@ -122,8 +122,8 @@ def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make
     assert [event.cause for event in cluster.job.events] == ["worker 0 was killed, and the others could not go on without it"]
 
 
-def test_the_job_goes_on_without_an_expendable_replica(make: Make) -> None:
-    cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", expendable=["worker"])
+def test_the_job_goes_on_without_an_optional_replica(make: Make) -> None:
+    cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", optionalRoles=["worker"])
     cluster.start()
     until(lambda: cluster.job.without == ["worker-0"])
     (cluster.package / "go").touch()

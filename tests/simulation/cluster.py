@@ -300,13 +300,13 @@ class Cluster:
         random = self.world.random
         rules = {
             "restartPolicy": random.choice(("replica", "replica", "all")),
-            "expendable": random.choice(([], ["worker"], ["worker", "ps"])),
+            "optionalRoles": random.choice(([], ["worker"], ["worker", "ps"])),
             "maxRestarts": random.choice((1, 5)),
             "stallTimeout": random.choice((None, None, 60.0)),
             "gracePeriod": random.choice((0.0, 5.0, 30.0)),
         }
         if random.random() < 0.3:
-            rules |= {"successPolicy": "all", "expendable": []}
+            rules |= {"successPolicy": "all", "optionalRoles": []}
         ends = "successPolicy" in rules or random.random() < 0.3
         again = random.choice((0, 0, 0, 1, 3))
         self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules, ends=ends, again=again))

@@ -83,7 +83,7 @@ def test_peers_that_need_one_another_leave_a_kill_to_the_leader() -> None:
     ended = ends(RUNNING, -9, plan=WHOLE)
     assert (ended.state, ended.exitCode, ended.restarts) == (EXITED, 137, 0)
     assert ended.killed
-    spare = ends(RUNNING, -9, plan=replace(WHOLE, expendable=["worker"]))
+    spare = ends(RUNNING, -9, plan=replace(WHOLE, optionalRoles=["worker"]))
     assert (spare.state, spare.restarts) == (PREPARING, 1)
     assert restart.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
 

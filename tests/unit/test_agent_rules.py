@@ -17,7 +17,7 @@ from jobs.study import Study
 NAMES = ["master-0", "worker-0", "worker-1", "ps-0"]
 PLAN = Plan("job01", NAMES, "trainer.task", [], {}, maxRestarts=2, maxRetries=1, maxWaitTime=100.0)
 WHOLE = replace(PLAN, restartPolicy="all")
-SPARE = replace(PLAN, expendable=["worker"])
+SPARE = replace(PLAN, optionalRoles=["worker"])
 NOW = "2026-01-31T12:00:00.000Z"
 START = "2026-01-31T11:30:00.000Z"
 
@@ -71,7 +71,7 @@ def test_who_failed_after_the_chief_was_done_is_named() -> None:
     assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {more}"]
     spare = decided(job(), view(CHIEF_DONE, failed[1], plan=SPARE))
     assert [event.cause for event in spare.events] == [
-        "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: it is expendable"
+        "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: it is optionalRoles"
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_worker_that_is_done_changes_nothing() -> None:
 # Who still works when the job is done
 
 GRACE = replace(PLAN, gracePeriod=30.0)
-ALL = replace(GRACE, successPolicy="all", expendable=["evaluator"])
+ALL = replace(GRACE, successPolicy="all", optionalRoles=["evaluator"])
 CHIEF_DONE = record("master-0", "EXITED", 0)
 
 
@@ -144,7 +144,7 @@ def test_what_becomes_of_others_in_a_grace_fails_no_job() -> None:
         assert decided(before, replace(seen, exited={"master-0": 30.0})).state == "SUCCEEDED"
 
 
-def test_by_the_policy_all_each_must_succeed_but_servers_and_the_expendable() -> None:
+def test_by_the_policy_all_each_must_succeed_but_servers_and_optional_roles() -> None:
     plan = replace(ALL, replicas=[*NAMES, "evaluator-0"])
     evaluator = record("evaluator-0")
     seen = view(CHIEF_DONE, *done("worker-0"), evaluator, plan=plan, exited={"master-0": 1e6, "worker-0": 1e6})
@@ -157,7 +157,7 @@ def test_by_the_policy_all_each_must_succeed_but_servers_and_the_expendable() ->
     last = view(*done("master-0", "worker-0", "worker-1"), evaluator, plan=plan, exited=exited | {"worker-1": 0.0})
     assert "evaluator-0 still worked" in decided(job(), last).events[-1].cause
     assert decided(job(), replace(last, exited=exited | {"worker-1": 30.0})).state == "SUCCEEDED"
-    needed = replace(plan, expendable=[])
+    needed = replace(plan, optionalRoles=[])
     assert decide(job(), replace(last, plan=needed)) is None
 
 
@@ -230,7 +230,7 @@ def test_a_verdict_waits_for_hosts_that_are_late() -> None:
         assert (new is None or new.state == "RUNNING") == waits, (name, silence)
     done = view(failed, record("ps-0", "EXITED", 0), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert decided(job(), done).state == "FAILED"
-    spare = view(failed, plan=replace(PLAN, expendable=["ps"]), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
+    spare = view(failed, plan=replace(PLAN, optionalRoles=["ps"]), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert decided(job(), spare).state == "FAILED"
 
 
@@ -322,12 +322,12 @@ def test_peers_that_need_one_another_start_again_at_the_first_kill() -> None:
     assert (again.attempt, again.spent) == (1, 2)
     assert again.events == [Event(NOW, "worker 0 was killed (signal 9 (SIGKILL))")]
     assert decided(job(spent=2), killed).state == "FAILED"  # maxRestarts, not maxRetries
-    spare = replace(WHOLE, expendable=["worker"])
+    spare = replace(WHOLE, optionalRoles=["worker"])
     assert decide(job(), replace(killed, plan=spare)) is None
     assert decided(job(), view(record("worker-0", "EXITED", 137, spent=2), plan=spare)).without == ["worker-0"]
 
 
-def test_an_expendable_replica_is_gone_on_without() -> None:
+def test_an_optional_replica_is_gone_on_without() -> None:
     killed = view(record("worker-1", "EXITED", 137, spent=2), plan=SPARE)
     new = decided(job(), killed)
     assert (new.state, new.attempt, new.without) == ("RUNNING", 0, ["worker-1"])
@@ -394,7 +394,7 @@ def test_preparing_does_not_last_for_ever() -> None:
     assert decide(job(JobState.PREPARING), replace(up, in_state=300.0)) is None
 
 
-def test_an_expendable_replica_that_does_not_come_up_is_not_waited_for_for_ever() -> None:
+def test_an_optional_replica_that_does_not_come_up_is_not_waited_for_for_ever() -> None:
     seen = view(record("worker-1", "PREPARING"), plan=SPARE, in_state=299.0)
     assert decide(job(JobState.PREPARING), seen) is None
     new = decided(job(JobState.PREPARING), replace(seen, in_state=300.0))
@@ -478,7 +478,7 @@ _plans = st.builds(
     replace,
     st.just(PLAN),
     restartPolicy=st.sampled_from(["all", "replica"]),
-    expendable=st.lists(st.sampled_from(["worker", "ps", "master"]), max_size=2),
+    optionalRoles=st.lists(st.sampled_from(["worker", "ps", "master"]), max_size=2),
     stallTimeout=st.sampled_from([None, 60.0]),
     successPolicy=st.sampled_from(["chief", "all"]),
     gracePeriod=st.sampled_from([0.0, 30.0]),

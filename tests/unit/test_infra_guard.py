@@ -49,10 +49,10 @@ def test_the_hosts_that_go() -> None:
 class Files:
     """A bucket: the queue, and plans; what is written to it."""
 
-    def __init__(self, **expendable: list[str]) -> None:
+    def __init__(self, **optional: list[str]) -> None:
         plans = {
-            paths.plan(job): Plan(job, ["master-0"], "m", [], {"master-0": Task("{}")}, expendable=roles)
-            for job, roles in expendable.items()
+            paths.plan(job): Plan(job, ["master-0"], "m", [], {"master-0": Task("{}")}, optionalRoles=roles)
+            for job, roles in optional.items()
         }
         self.there = {QUEUE: queue().to_json()} | {path: plan.to_json() for path, plan in plans.items()}
         self.written: dict[str, Any] = {}

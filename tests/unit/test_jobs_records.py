@@ -127,7 +127,7 @@ _records = st.one_of(
     st.builds(
         Plan, _text, _texts, _text, _texts,
         st.dictionaries(_text, st.builds(Task, _text, st.dictionaries(_text, _text, max_size=2)), max_size=2),
-        expendable=_texts, stallTimeout=st.none() | _float, maxRestarts=_number, leaseSeconds=_float,
+        optionalRoles=_texts, stallTimeout=st.none() | _float, maxRestarts=_number, leaseSeconds=_float,
     ),
     st.builds(Queue, st.lists(st.builds(QueueEntry, _text, _texts, st.booleans(), maxWaitTime=st.none() | _float), max_size=3)),
     st.builds(HostFile, _text, _text, _float, _text),
@@ -207,9 +207,9 @@ def test_how_it_ended(state: str, code: int | None, signal: int | None, done: bo
     assert (record.done, record.status) == (done, status)
 
 
-def test_the_chief_is_never_expendable() -> None:
-    plan = Plan("job01", ["worker-0", "worker-1", "ps-0", "my-role-3"], "m", [], {}, expendable=["worker", "my-role"])
-    assert [plan.is_expendable(name) for name in plan.replicas] == [False, True, False, True]
+def test_the_chief_is_never_optional() -> None:
+    plan = Plan("job01", ["worker-0", "worker-1", "ps-0", "my-role-3"], "m", [], {}, optionalRoles=["worker", "my-role"])
+    assert [plan.is_optional(name) for name in plan.replicas] == [False, True, False, True]
 
 
 def test_the_newest_events_are_kept() -> None:
@@ -268,3 +268,10 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
             replace(damaged, tasks={"master-0": Task(text)}).placed({"master-0": "w1"})
     older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
     assert older.placed({"master-0": "master-0"}).tasks == older.tasks
+
+
+def test_a_record_of_the_schema_before_is_read_by_its_old_keys() -> None:
+    old = json.loads(Plan("job01", ["master-0"], "m", [], {}, optionalRoles=["worker"]).to_json())
+    old["expendable"] = old.pop("optionalRoles")
+    assert Plan.from_dict(old).optionalRoles == ["worker"]
+    assert Plan.from_dict({**old, "optionalRoles": ["ps"]}).optionalRoles == ["ps"], "the new name counts if both are there"

@@ -22,8 +22,8 @@ DECLARES = {
     f"mine/{FILE}": b"""
 strategy: alone
 strategies:
-  alone: {expendable: [worker, evaluator]}
-  together: {needs: [worker], expendable: [ps], restartPolicy: all}
+  alone: {optionalRoles: [worker, evaluator]}
+  together: {requiredRoles: [worker], optionalRoles: [ps], restartPolicy: all}
 """
 }
 SEED = """\
@@ -122,10 +122,10 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {scheduling: {priority: 1.5}}", "scheduling.priority must be a whole number, not 1.5"),
         ("trainingInput: {scheduling: {restartPolicy: never}}",
          "scheduling.restartPolicy 'never' is unknown; valid are replica, all"),
-        ("trainingInput: {scheduling: {expendable: worker}}",
-         "scheduling.expendable must be a list such as [worker], not 'worker'"),
-        ("trainingInput: {scheduling: {expendable: [ps, master]}}",
-         "scheduling.expendable[1] 'master' is unknown; valid are worker, ps, evaluator"),
+        ("trainingInput: {scheduling: {optionalRoles: worker}}",
+         "scheduling.optionalRoles must be a list such as [worker], not 'worker'"),
+        ("trainingInput: {scheduling: {optionalRoles: [ps, master]}}",
+         "scheduling.optionalRoles[1] 'master' is unknown; valid are worker, ps, evaluator"),
         ("trainingInput: {args: --steps 1}", "trainingInput.args must be a list such as [--steps 1], not '--steps 1'"),
         ("trainingInput: {args: [true]}", "trainingInput.args[0] must be a string, not True: quote it"),
         ("trainingInput: {useChiefInTfConfig: 1}", "must be true or false, not 1"),
@@ -270,7 +270,7 @@ USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "args", "policy", "expendable"),
+    ("strategy", "args", "policy", "optional"),
     [
         (None, [], "replica", ("worker", "evaluator")),
         ("together", [], "all", ("ps",)),
@@ -279,29 +279,29 @@ USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
     ],
 )
 def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
-    inventory: Inventory, strategy: str | None, args: list[str], policy: str, expendable: tuple[str, ...]
+    inventory: Inventory, strategy: str | None, args: list[str], policy: str, optional: tuple[str, ...]
 ) -> None:
     job = build_job(JobFlags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
-    assert (job.policy["restartPolicy"], tuple(job.policy["expendable"])) == (policy, tuple(expendable))
-    assert job.policy == {"restartPolicy": policy, "expendable": list(expendable), **USUAL}
+    assert (job.policy["restartPolicy"], tuple(job.policy["optionalRoles"])) == (policy, tuple(optional))
+    assert job.policy == {"restartPolicy": policy, "optionalRoles": list(optional), **USUAL}
     assert job.declared == read(DECLARES, "mine")
 
 
 def test_config_wins_over_what_the_package_declares(inventory: Inventory, tmp_path: Path) -> None:
     text = """
-trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
+trainingInput: {scheduling: {restartPolicy: replica, optionalRoles: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
   stallTimeout: 90, maxRestarts: 2, logLimit: 1.5 GB, priority: -3}}
 """
     job = build_job(JobFlags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
     limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2, "logLimit": 1_500_000_000}
-    assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits, **USUAL}
+    assert job.policy == {"restartPolicy": "replica", "optionalRoles": ["worker"], **limits, **USUAL}
     assert job.priority == -3
     assert job.policy.keys() <= {each.name for each in fields(records.Plan)}
 
 
-def test_without_a_word_of_it_only_the_evaluator_is_expendable(inventory: Inventory) -> None:
+def test_without_a_word_of_it_only_the_evaluator_is_optional(inventory: Inventory) -> None:
     job = build_job(JobFlags("j"), inventory)
-    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "expendable": ["evaluator"], **USUAL}, 0)
+    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "optionalRoles": ["evaluator"], **USUAL}, 0)
 
 
 def declares(exits: str) -> dict[str, bytes]:
@@ -343,19 +343,19 @@ def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_packa
         ("successPolicy: most", "", "successPolicy 'most' is unknown; valid are chief, all"),
         ("stopSignal: TERM", "", "stopSignal 'TERM' is unknown; valid are main, all"),
         (
-            "{successPolicy: all, expendable: [worker]}",
+            "{successPolicy: all, optionalRoles: [worker]}",
             "",
-            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker and ",
+            "successPolicy 'all' is invalid: optionalRoles has worker. Valid: chief, or optionalRoles without worker and ",
         ),
         (
-            "{successPolicy: all, expendable: [ps, evaluator, worker]}",
+            "{successPolicy: all, optionalRoles: [ps, evaluator, worker]}",
             "",
-            "successPolicy 'all' is invalid: expendable has worker and evaluator. Valid: chief, or an expendable without",
+            "successPolicy 'all' is invalid: optionalRoles has worker and evaluator. Valid: chief, or optionalRoles without",
         ),
         (
             "successPolicy: all",
-            "{strategy: a, strategies: {a: {expendable: [ps, evaluator]}}}",
-            "successPolicy 'all' is invalid: expendable has evaluator. Valid: chief, or an expendable without",
+            "{strategy: a, strategies: {a: {optionalRoles: [ps, evaluator]}}}",
+            "successPolicy 'all' is invalid: optionalRoles has evaluator. Valid: chief, or optionalRoles without",
         ),
         (
             "successPolicy: all",
@@ -377,13 +377,13 @@ def test_a_wrong_word_about_how_a_job_ends_is_one_line(
     assert "\n" not in said
 
 
-@pytest.mark.parametrize(("chosen", "expendable"), [("", []), (", expendable: [ps]", ["ps"]), (", expendable: []", [])])
+@pytest.mark.parametrize(("chosen", "optional"), [("", []), (", optionalRoles: [ps]", ["ps"]), (", optionalRoles: []", [])])
 def test_by_the_policy_all_every_role_that_has_an_end_is_waited_for(
-    inventory: Inventory, tmp_path: Path, chosen: str, expendable: list[str]
+    inventory: Inventory, tmp_path: Path, chosen: str, optional: list[str]
 ) -> None:
     text = f"trainingInput: {{scheduling: {{successPolicy: all{chosen}}}}}"
     made = build_job(JobFlags("j", config=config(tmp_path, text)), inventory).policy
-    assert (made["successPolicy"], made["expendable"]) == ("all", expendable)
+    assert (made["successPolicy"], made["optionalRoles"]) == ("all", optional)
 
 
 @pytest.mark.parametrize(
@@ -405,10 +405,10 @@ def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
     lacking = r"^--strategy together needs a worker, and stack test \(CUSTOM\) has none: "
     with pytest.raises(UsageError, match=lacking + "take --strategy alone, or run pulumi config set scaleTier STANDARD_1"):
         build_job(JobFlags("j", strategy="together"), alone, "mine", DECLARES)
-    only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}}}"}
+    only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {requiredRoles: [worker]}}}"}
     with pytest.raises(UsageError, match=lacking + "run pulumi config set scaleTier STANDARD_1"):
         build_job(JobFlags("j"), alone, "mine", only)
-    other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}, alone: }}"}
+    other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {requiredRoles: [worker]}, alone: }}"}
     assert build_job(JobFlags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
     assert build_job(JobFlags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
 

@@ -28,9 +28,9 @@ ALL = """
 data: {name: mnist, flags: [--data]}
 strategy: apart
 strategies:
-  apart: {needs: [ps, worker], expendable: [worker], restartPolicy: all, exchange: servers, replicas: [worker]}
+  apart: {requiredRoles: [ps, worker], optionalRoles: [worker], restartPolicy: all, exchange: servers, replicas: [worker]}
   1:
-plan: {steps: --steps, period: --every, usualPeriod: 3, wireBits: 16, evaluate: --look-every}
+plan: {steps: --steps, period: --every, defaultSyncPeriod: 3, parameterBits: 16, evaluate: --look-every}
 export: mine.sub.saved
 """
 
@@ -42,13 +42,13 @@ def read(text: str | bytes) -> TrainerConfig:
 
 def test_everything_that_can_be_declared() -> None:
     apart = Strategy(
-        needs=("ps", "worker"), expendable=("worker",), restartPolicy="all", exchange="servers", replicas=("worker",)
+        requiredRoles=("ps", "worker"), optionalRoles=("worker",), restartPolicy="all", exchange="servers", replicas=("worker",)
     )
     assert read(ALL) == TrainerConfig(
         data=Data(name="mnist", flags=("--data",)),
         strategies={"apart": apart, "1": Strategy()},
         strategy="apart",
-        plan=PlanFlags(steps="--steps", period="--every", usualPeriod=3, wireBits=16, evaluate="--look-every"),
+        plan=PlanFlags(steps="--steps", period="--every", defaultSyncPeriod=3, parameterBits=16, evaluate="--look-every"),
         export="mine.sub.saved",
     )
 
@@ -59,14 +59,16 @@ def test_nothing_that_is_declared() -> None:
     assert read("") == read("plan:  # none\n") == nothing
     assert nothing.chosen("any") == nothing.chosen(None) == Strategy()
     assert Strategy().model_dump(exclude_none=True) == {
-        "needs": (),
-        "together": (),
-        "expendable": ("evaluator",),
+        "requiredRoles": (),
+        "allOrNone": (),
+        "optionalRoles": ("evaluator",),
         "restartPolicy": "replica",
     }
-    assert nothing.plan.model_dump(exclude_none=True) == {"usualPeriod": 1, "wireBits": 32}
+    assert nothing.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
     assert nothing.data_for([]) is None
-    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == PlanFlags(usualSteps=1, usualPeriod=1, wireBits=1)
+    assert read("plan: {defaultSteps: 1, defaultSyncPeriod: 1, parameterBits: 1}").plan == PlanFlags(
+        defaultSteps=1, defaultSyncPeriod=1, parameterBits=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,13 +112,19 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
         (
             "strategies: {a: {need: [ps]}}",
-            "strategies.a.need is unknown; valid are needs, replicas, together, expendable, restartPolicy, exchange",
+            "strategies.a.need is unknown; valid are requiredRoles, replicas, allOrNone, optionalRoles, restartPolicy, ",
         ),
-        ("strategies: {a: {needs: [master]}}", "strategies.a.needs[0] 'master' is unknown; valid are worker, ps"),
-        ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list such as [worker], not 'worker'"),
         (
-            "strategies: {a: {expendable: [chief]}}",
-            "strategies.a.expendable[0] 'chief' is unknown; valid are worker, ps, evaluator",
+            "strategies: {a: {requiredRoles: [master]}}",
+            "strategies.a.requiredRoles[0] 'master' is unknown; valid are worker, ps",
+        ),
+        (
+            "strategies: {a: {requiredRoles: worker}}",
+            "strategies.a.requiredRoles must be a list such as [worker], not 'worker'",
+        ),
+        (
+            "strategies: {a: {optionalRoles: [chief]}}",
+            "strategies.a.optionalRoles[0] 'chief' is unknown; valid are worker, ps, evaluator",
         ),
         ("restartCodes: [300]", "restartCodes[0] 300 is invalid: it is no exit code. Valid: whole numbers from 1 to 255"),
         (
@@ -125,7 +133,7 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ),
         ("strategies: {a: {restartPolicy: 1}}", "strategies.a.restartPolicy 1 is unknown; valid are replica, all"),
         ("strategies: {a: {exchange: [x]}}", "strategies.a.exchange ['x'] is unknown; valid are servers, all-reduce"),
-        ("strategies: {a: b}", "strategies.a is not a mapping of keys to values; valid keys are needs, "),
+        ("strategies: {a: b}", "strategies.a is not a mapping of keys to values; valid keys are requiredRoles, "),
         ("strategies: [a, b]", "strategies must be a mapping of names, not ['a', 'b']"),
         ("{strategy: b, strategies: {a: }}", "strategy 'b' is not one of its strategies; valid are a"),
         ("strategy: b", "strategy 'b' is not one of its strategies; valid are none"),
@@ -144,9 +152,9 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
         ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
         ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
-        ("plan: {usualPeriod: 0}", "plan.usualPeriod must be at least 1, not 0"),
+        ("plan: {defaultSyncPeriod: 0}", "plan.defaultSyncPeriod must be at least 1, not 0"),
         ("plan: {evaluate: 5}", "plan.evaluate must be a flag such as --data, not 5"),
-        ("plan: {wireBits: true}", "plan.wireBits must be a whole number, not True"),
+        ("plan: {parameterBits: true}", "plan.parameterBits must be a whole number, not True"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
         ("export: 5", "export '5' is not a module of the package"),
         ("tensorflow: 2.20", 'tensorflow must be a list of minor versions in quotes, such as ["2.20", "2.21"], not 2.2'),
@@ -201,23 +209,23 @@ def test_the_shipped_declaration_is_true() -> None:
     assert shipped.strategy == parser.get_default("strategy")
     assert shipped.data is not None
     assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= known
-    assert shipped.plan.usualSteps == parser.get_default("max_steps")
+    assert shipped.plan.defaultSteps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
-    assert {name for name, each in shipped.strategies.items() if each.needs} == {"sync", "model-parallel"}
+    assert {name for name, each in shipped.strategies.items() if each.requiredRoles} == {"sync", "model-parallel"}
     assert {name for name, each in shipped.strategies.items() if each.restartPolicy == "all"} == {"sync", "model-parallel"}
-    assert "worker" in shipped.strategies["async"].expendable
-    assert "ps" not in shipped.strategies["async"].expendable
+    assert "worker" in shipped.strategies["async"].optionalRoles
+    assert "ps" not in shipped.strategies["async"].optionalRoles
     assert shipped.export == "trainer.export"
 
 
 @pytest.mark.parametrize(
     ("args", "pace", "wanted"),
     [
-        ("--stop-at 7", PlanFlags(steps="--stop-at", usualSteps=9), 7),
-        ("--stop-at=7 --stop-at 8", PlanFlags(steps="--stop-at", usualSteps=9), 8),
-        ("--max-steps 7", PlanFlags(steps="--stop-at", usualSteps=9), 9),
-        ("--stop-at x", PlanFlags(steps="--stop-at", usualSteps=9), None),
+        ("--stop-at 7", PlanFlags(steps="--stop-at", defaultSteps=9), 7),
+        ("--stop-at=7 --stop-at 8", PlanFlags(steps="--stop-at", defaultSteps=9), 8),
+        ("--max-steps 7", PlanFlags(steps="--stop-at", defaultSteps=9), 9),
+        ("--stop-at x", PlanFlags(steps="--stop-at", defaultSteps=9), None),
         ("--num_train_steps 7", PlanFlags(), 7),
         ("--total-steps=7", PlanFlags(), 7),
         ("--steps \u0667", PlanFlags(), None),
@@ -239,18 +247,18 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
 LIBRARYS_OWN = TrainerConfig(
     strategies={
         "async": Strategy(
-            expendable=("worker", "evaluator"), exchange="servers", together=("ps", "worker"), successPolicy="chief"
+            optionalRoles=("worker", "evaluator"), exchange="servers", allOrNone=("ps", "worker"), successPolicy="chief"
         ),
         "sync": Strategy(
-            needs=("worker",),
-            expendable=("ps", "evaluator"),
+            requiredRoles=("worker",),
+            optionalRoles=("ps", "evaluator"),
             restartPolicy="all",
             exchange="all-reduce",
             replicas=("worker", "evaluator"),
         ),
         "model-parallel": Strategy(
-            needs=("worker",),
-            expendable=("ps", "evaluator"),
+            requiredRoles=("worker",),
+            optionalRoles=("ps", "evaluator"),
             restartPolicy="all",
             replicas=("worker", "evaluator"),
             successPolicy="chief",
@@ -258,7 +266,12 @@ LIBRARYS_OWN = TrainerConfig(
     },
     strategy="async",
     plan=PlanFlags(
-        steps="--max-steps", period="--sync-period", usualPeriod=4, wireBits=16, usualSteps=2000, evaluate="--eval-steps"
+        steps="--max-steps",
+        period="--sync-period",
+        defaultSyncPeriod=4,
+        parameterBits=16,
+        defaultSteps=2000,
+        evaluate="--eval-steps",
     ),
     tensorflow=("2.19", "2.20", "2.21"),
     gracePeriod=0,
@@ -311,14 +324,14 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
     flags = JobFlags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
     assert train.dry_run(Cluster(inventory), flags, None, True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
-    assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
+    assert (plan["restartPolicy"], plan["optionalRoles"]) == ("all", ["ps", "evaluator"])
     assert plan["args"][:2] == ["--strategy", "sync"]
 
 
 def test_a_dry_run_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.dry_run(Cluster(inventory), JobFlags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
-    assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
+    assert (plan["restartPolicy"], plan["optionalRoles"]) == ("all", ["ps", "evaluator"])
 
 
 def test_the_examples_declare_what_they_look_for() -> None:
@@ -385,3 +398,20 @@ def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventor
     with pytest.raises(UsageError, match=r"^there is no digits to train on: run make digits, or name other data with --data$"):
         train._check_data(Cluster(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
     train._check_data(Cluster(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]
+
+
+def test_old_keys_are_read_and_their_new_names_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    old = "strategies: {a: {needs: [ps], together: [ps, worker], expendable: [worker]}}\nplan: {usualSteps: 7, wireBits: 16}"
+    new = old.replace("needs", "requiredRoles").replace("together: [", "allOrNone: [").replace("expendable", "optionalRoles")
+    new = new.replace("usualSteps", "defaultSteps").replace("wireBits", "parameterBits")
+    assert read(new) == read(old) != read("")
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 5
+    assert told[0] == "the key needs is called requiredRoles now: rename it, as the next release reads that alone"
+
+
+def test_a_key_by_both_names_is_one_line() -> None:
+    with pytest.raises(
+        UsageError, match=r"strategies\.a\.needs is the old name of requiredRoles, which is there too: remove it"
+    ):
+        read("strategies: {a: {needs: [ps], requiredRoles: [ps]}}")

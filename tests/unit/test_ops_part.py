@@ -17,7 +17,8 @@ from ops.submit.part import would_do
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
 DECLARES = {
     "mine/__init__.py": b"",
-    "mine/scaletier.yaml": b"strategies: {alone: {replicas: []}, peers: {needs: [worker], replicas: [worker]}, all: {}}",
+    "mine/scaletier.yaml": b"strategies: {alone: {replicas: []}, all: {}, "
+    b"peers: {requiredRoles: [worker], replicas: [worker]}}",
 }
 
 
@@ -73,7 +74,7 @@ def test_custom_as_a_flag_is_what_config_yaml_says(inventory: Inventory, tmp_pat
 
 
 def test_roles_that_go_together(inventory: Inventory) -> None:
-    files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {together: [ps, worker]}}}"}
+    files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {allOrNone: [ps, worker]}}}"}
     for replicas in ("master", "worker=1,ps=1"):
         assert build_job(JobFlags("j", replicas=replicas), inventory, "mine", files).counts
     with pytest.raises(UsageError, match="--strategy s needs a ps where it has a worker: --replicas worker,ps"):

@@ -65,7 +65,8 @@ strategies:
   apart: {exchange: servers}
   together: {exchange: all-reduce}
   layers: {}
-plan: {steps: --stop-at, period: --meet-every, usualPeriod: 5, wireBits: 16, usualSteps: 400, evaluate: --look-every}
+plan: {steps: --stop-at, period: --meet-every, evaluate: --look-every,
+  defaultSyncPeriod: 5, parameterBits: 16, defaultSteps: 400}
 """
 NOBODY: Any = object()  # no host is needed to reach the bucket
 LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"

@@ -149,7 +149,7 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
 def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     scheduling = (
-        "{restartPolicy: all, expendable: [worker], maxRestarts: 1, maxWaitTime: 60s, maxRunningTime: 7200, priority: 3}"
+        "{restartPolicy: all, optionalRoles: [worker], maxRestarts: 1, maxWaitTime: 60s, maxRunningTime: 7200, priority: 3}"
     )
     config.write_text(f"trainingInput: {{scheduling: {scheduling}}}")
     job = build_job(JobFlags("job01", config=str(config), args="--train-data=/d1,/d2 --eval-data=/e"), inventory, "mine")
@@ -157,7 +157,7 @@ def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
     assert made.replicas == ["master-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]
     assert (made.jobId, made.module, made.packageSha256) == ("job01", "mine.task", "ab12")
     assert made.data == ["/d1", "/d2", "/e"]
-    assert (made.restartPolicy, made.expendable, made.maxRestarts) == ("all", ["worker"], 1)
+    assert (made.restartPolicy, made.optionalRoles, made.maxRestarts) == ("all", ["worker"], 1)
     assert (made.maxWaitTime, made.maxRunningTime) == (60.0, 7200.0)
     assert made.maxRetries == Plan.maxRetries, "what nobody chose is as the record has it"
     assert list(made.tasks) == made.replicas
@@ -167,7 +167,7 @@ def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
 @given(st.lists(st.text(), max_size=4))
 def test_the_plan_has_every_argument_byte_for_byte(args: list[str]) -> None:
     inventory = parse(inventory_json(), Path("/nowhere"))
-    policy = {"restartPolicy": "replica", "expendable": []}
+    policy = {"restartPolicy": "replica", "optionalRoles": []}
     job = JobSpec("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", policy, training_input={"args": args})
     read = Plan.from_json(plan(inventory, job, "").to_json())
     assert read.args == args

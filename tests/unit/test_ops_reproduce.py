@@ -28,7 +28,7 @@ from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
-POLICY = {"restartPolicy": "replica", "expendable": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}
+POLICY = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 
@@ -127,12 +127,12 @@ def test_the_same_job_runs_again_under_the_next_free_id(
 
 def test_what_the_package_declares_counts_again(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(TINY, tmp_path / "tiny")
-    text = "strategies: {together: {restartPolicy: all, expendable: [ps]}}"
+    text = "strategies: {together: {restartPolicy: all, optionalRoles: [ps]}}"
     (tmp_path / "tiny" / "scaletier.yaml").write_text(text)
     start(ledger, here, "--strategy", "together", folder=tmp_path / "tiny")
     reproduce.reproduce(on(here), "job01", "again", True, False)
     made = runs.submissions[0].job
-    assert (made.policy["restartPolicy"], made.policy["expendable"]) == ("all", ["ps"])
+    assert (made.policy["restartPolicy"], made.policy["optionalRoles"]) == ("all", ["ps"])
 
 
 def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:

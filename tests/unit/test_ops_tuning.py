@@ -95,7 +95,7 @@ def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path)
     job = build_job(JobFlags("job01", config=path), standard, files=KNOWS_JOB_DIR)
     made = plan(standard, job, "")
     assert made.replicas == ["master-0", "worker-0", "worker-1"]
-    assert (made.restartPolicy, made.expendable) == ("replica", [Role.WORKER])
+    assert (made.restartPolicy, made.optionalRoles) == ("replica", [Role.WORKER])
     assert made.args == ["--steps", "5"], "a trial's own folder is passed by who runs it"
     placed = made.placed({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
     for name in made.replicas:
