@@ -65,6 +65,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("goes with 12 vCPUs at most, n1-highcpu-16 has 16; n1-highcpu-16 takes 2, 4, 8 of them",
      {"scaleTier": "PREMIUM_1", "acceleratorType": '{"worker": "nvidia-tesla-v100"}'}),
     ("this cluster has no worker; it has master", {"scaleTier": "BASIC", "provisioningModel": '{"worker": "SPOT"}'}),
+    ("scaletier:acceleratorCount.worker must be at least 1, not 0",
+     {"acceleratorType": '{"worker": "nvidia-tesla-t4"}', "acceleratorCount": '{"worker": 0}'}),
     ("acceleratorCount.worker needs the type too", {"acceleratorCount": '{"worker": 1}'}),
     ("label Team=x is not valid", {"labels": '{"Team": "x"}'}),
     ("label goog-x is Google's own", {"labels": '{"goog-x": "y"}'}),
@@ -129,6 +131,7 @@ CPUS = "write a whole number of cpus, 1 or more, or a share of one, 0.05 to 0.99
         ({"disk": "8GiB"}, "scaletier:disk must be a map: set one with `pulumi config set --path disk.name value`"),
         ({"bucketSize": "100"}, "write a size of 1GiB or more, such as 16GiB"),
         *(({"cpus": f'{{"worker": {cpus}}}'}, CPUS) for cpus in ("0", "-1", "0.04", "0.255", "1.5", "Infinity", "NaN")),
+        ({"network": "10.0.0.0/20"}, "write a private /24 range, such as 10.77.0.0/24"),
         ({"memory": '{"worker": "2GB"}'}, "write a size of 256MiB or more, such as 512MiB or 2GiB"),
     ],
 )
