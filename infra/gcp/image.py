@@ -25,8 +25,8 @@ APIS = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com"
 _DRIVERS = ("580-server", "570-server", "550-server")
 
 _ROLE = ROOT / "ansible" / "roles" / "host"
-# A Google host has its network from its image, its wall is the VPC's, which nobody flushes, and its host key and authorized key
-# come from Google's guest agent, which writes its name and the metadata server's into /etc/hosts.
+# A Google host has its network from its image, and the VPC's firewall, which nobody flushes. Google's guest agent brings its
+# host key and authorized key, and writes its name and the metadata server's into /etc/hosts.
 NOT_HERE = frozenset(
     {
         "etc/hosts",

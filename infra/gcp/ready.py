@@ -76,7 +76,7 @@ def state(said: Mapping[str, str], script: str) -> str:
 def _last_words(client: requests.Session, props: Props, host: str) -> str:
     """Return the end of a host's serial output, which has its start-up script's lines too."""
     instance = props["hosts"][host]
-    again = f"mend it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
+    again = f"fix it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
     try:
         lines = str(get_json(client, instance_url(props, instance, "serialPort")).get("contents", "")).strip().splitlines()
     except GcpError:

@@ -99,7 +99,7 @@ def read(name: str, props: Props) -> Props | None:
         volume = get_volume(props)
     if volume is None:
         return None
-    # A limit that nobody counts for is none: an update has it counted anew.
+    # A limit without accounting is none: an update makes the pool count again.
     counted = quotas.counted(props["pool"])
     return {**props, "size": number(volume["config"].get("size", "0")) if counted else "not counted"}
 

@@ -65,7 +65,7 @@ def firewall(inventory: Inventory) -> Iterator[Finding]:
         script = wanted(inventory or {}, names)
         lines = nft.differences(names.table, script)
         if lines is None:
-            problem = f"nft table {names.table} is gone, and hosts have their own walls alone"
+            problem = f"nft table {names.table} is gone, and hosts have only their own firewalls"
             yield broken(problem, "pulumi up", partial(nft.load, script))
         elif lines:
             some = "; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")

@@ -7,18 +7,8 @@ from stackmocks import PROJECT, Program
 
 from infra.cost import HostShape, hourly, price_list
 from infra.gcp.machines import MACHINES
-from infra.gcp.zones import zones_with
+from infra.gcp.zones import GPU_ZONES
 from infra.spec import Accelerator, Role
-
-GPUS = (
-    "nvidia-tesla-t4",
-    "nvidia-tesla-v100",
-    "nvidia-tesla-p100",
-    "nvidia-tesla-p4",
-    "nvidia-l4",
-    "nvidia-tesla-a100",
-    "nvidia-a100-80gb",
-)
 
 
 def test_the_list_names_its_source_and_prices_everything() -> None:
@@ -27,7 +17,7 @@ def test_the_list_names_its_source_and_prices_everything() -> None:
     assert str(prices["date"])
     for region in prices["regions"].values():
         assert {machine.series for machine in MACHINES.values()} <= region["machines"].keys()
-        assert set(GPUS) <= region["gpus"].keys()
+        assert GPU_ZONES.keys() <= region["gpus"].keys()
         for priced in (*region["machines"].values(), *region["gpus"].values()):
             assert {"onDemand", "spot"} <= priced.keys()
         assert all(item["spot"] < item["onDemand"] for item in region["gpus"].values())
@@ -77,6 +67,5 @@ def test_a_region_without_prices_has_no_cost_and_is_no_error(program: Program) -
 
 
 def test_every_gpu_has_zones() -> None:
-    for gpu in GPUS:
-        assert all(zone.count("-") == 2 for zone in zones_with(gpu))
-    assert "us-central1-f" in zones_with("nvidia-tesla-t4")
+    assert all(zone.count("-") == 2 for zones in GPU_ZONES.values() for zone in zones)
+    assert "us-central1-f" in GPU_ZONES["nvidia-tesla-t4"]

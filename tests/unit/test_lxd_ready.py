@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any, Self
 
 import pytest
 from replicahosts import Clock
@@ -14,22 +13,6 @@ from infra.lxd import host, ready
 from infra.lxd.api import LxdError
 
 
-class OneByOne:
-    """A pool that does one thing after the other."""
-
-    def __init__(self, _: int) -> None:
-        """Start no threads."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End nothing."""
-
-    def map(self, work: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
-        return [work(each) for each in things]
-
-
 @pytest.fixture
 def answers_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Return the seconds after which a host answers, by address."""
@@ -37,7 +20,7 @@ def answers_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     began = clock()
     monkeypatch.setattr(ready.time, "monotonic", clock)
     monkeypatch.setattr(ready.time, "sleep", lambda _: clock.pass_(1.0))
-    monkeypatch.setattr(ready, "ThreadPoolExecutor", OneByOne)
+    monkeypatch.setattr(ready, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))  # one after the other
     monkeypatch.setattr(ready, "_answers", lambda address: clock() - began >= found[address])
     monkeypatch.setattr(ready, "_host_key", lambda project, name: f"key of {name}")
     return found
