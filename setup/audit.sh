@@ -8,4 +8,4 @@ if [ ! -x .cache/audit/bin/pip-audit ]; then
   .venv/bin/python -m venv .cache/audit
   .cache/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
 fi
-exec .cache/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt -r setup/constraints-dev.txt -r setup/requirements-uv.txt
+exec .cache/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt -r setup/constraints-dev.txt

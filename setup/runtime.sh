@@ -6,6 +6,6 @@ part=runtime
 . setup/common.sh
 there=$(ls -d .cache/hosts/runtime-*/ 2>/dev/null || true)
 
-progress runtime --match '^Collecting (\S+)' --total "$(grep -c == constraints.txt)" -- nice -n 5 .venv/bin/python -m infra.runtime
+progress runtime --match '^ Downloaded (\S+)' -- nice -n 5 .venv/bin/python -m infra.runtime
 made=$(tail -n 1 .cache/runtime.log)
 case $there in *"${made##*/}"/*) unchanged "${made##*/} is there" ;; *) finish "the hosts' Python is made" ;; esac

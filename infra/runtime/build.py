@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from infra.runtime import pip
+from infra.runtime import uv
 from infra.runtime.atomic_dir import beside, making, settle
 from infra.runtime.recipe import Recipe
 from infra.templates import ROOT
@@ -42,7 +42,7 @@ def folder(recipe: Recipe, *, told: bool = False) -> Path:
 
     Raises BuildError if that fails.
 
-    With `told` what pip says goes to stdout.
+    With `told` what uv prints goes to stdout.
     """
     target = folder_of(recipe)
     if not target.exists():
@@ -70,41 +70,23 @@ def archive(recipe: Recipe) -> Path:
     return target
 
 
-def command(recipe: Recipe, site: Path, requirements: Path, constraints: Path) -> list[str]:
-    """Return pip's command line: wheels for the hosts, whatever this machine is; pure."""
-    lists = ("--constraint", str(constraints), "--requirement", str(requirements))
-    return pip.command("install", "--target", str(site), "--no-compile", *pip.for_hosts(recipe.python), *lists)
-
-
 def _make(recipe: Recipe, made: Path, told: bool) -> None:
     """Write all of a venv except the Python, which is the image's."""
-    site = made / "lib" / f"python{recipe.python}" / "site-packages"
-    site.mkdir(parents=True)
+    site = uv.make_venv(made, recipe.python)
     _install(recipe, site, told)
     for needless in _NEEDLESS:
         shutil.rmtree(site / needless, ignore_errors=True)
     _compile(recipe, site)
-    (made / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-    (made / "bin").mkdir()
-    for name, target in (
-        (f"python{recipe.python}", f"/usr/bin/python{recipe.python}"),
-        ("python3", "python"),
-        ("python", f"python{recipe.python}"),
-    ):
-        (made / "bin" / name).symlink_to(target)
-    for path in (made, *site.relative_to(made).parents, site, made / "bin", made / "pyvenv.cfg"):
-        (made / path).chmod(0o644 if path.suffix == ".cfg" else 0o755)  # whatever the umask: its users are others
+    uv.open_to_all(made)
 
 
 def _install(recipe: Recipe, site: Path, told: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        requirements, constraints = Path(temporary, "requirements.txt"), Path(temporary, "constraints.txt")
-        requirements.write_text("".join(f"{line}\n" for line in recipe.requirements))
-        constraints.write_text("".join(f"{line}\n" for line in recipe.constraints))
-        result = pip.run(command(recipe, site, requirements, constraints), told=told)
+        (constraints := Path(temporary, "constraints.txt")).write_text("\n".join(recipe.constraints))
+        options = ("--only-binary=:all:", f"--constraints={constraints}")
+        result = uv.install(site, recipe.python, recipe.requirements, options, on_line=print if told else None)
     if result.returncode:
-        errors = [line for line in (result.stderr or result.stdout).splitlines() if line.startswith("ERROR: ")]
-        raise BuildError(f"pip: {(errors or ['it failed'])[-1].removeprefix('ERROR: ')}")
+        raise BuildError(f"uv: {uv.reason(result.stdout)}")
 
 
 def _compile(recipe: Recipe, site: Path) -> None:
@@ -116,7 +98,6 @@ def _compile(recipe: Recipe, site: Path) -> None:
     subprocess.run(
         [python, "-m", "compileall", "-qq", "-j0", "-s", site, "-p", site_packages, "--invalidation-mode=unchecked-hash", site],
         check=False,  # packages bring templates that are no Python
-        umask=0o022,
     )
 
 

@@ -67,10 +67,10 @@ def requirement_lines(tensorflow: str) -> list[str]:
 
 
 def constraint_lines(runtime_version: str) -> list[str]:
-    """Return the tested versions; none for another TensorFlow, which needs others."""
+    """Return the tested versions of what hosts may have; none for another TensorFlow, which needs others."""
     if runtime_version != _tensorflow():
         return []
-    return [line for line in _lines("constraints.txt") if not re.match(r"(?i)tensorflow", line)]
+    return [line for line in _lines("constraints.txt") if not re.match(r"(?i)tensorflow|uv==", line)]
 
 
 def _tensorflow() -> str:

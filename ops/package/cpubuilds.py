@@ -27,9 +27,9 @@ def asks_for_cuda(lines: Iterable[str]) -> bool:
     return not elsewhere and any(_name(line) in _TORCH and "+cpu" not in line for line in lines)
 
 
-def remedy(files: Iterable[str]) -> str:
-    """Return what to ask for instead of these files, as a part of a sentence; empty if there is nothing."""
-    names = {canonicalize_name(file.partition("-")[0]) for file in files}
+def remedy(packages: Iterable[str]) -> str:
+    """Return what to ask for instead of these packages, as a part of a sentence; empty if there is nothing."""
+    names = {canonicalize_name(package) for package in packages}
     if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
         return f"a line {TORCH_INDEX} above torch fetches its build for processors; "
     return "".join(f"{other} is {name} for processors; " for name, other in _BY_NAME.items() if name in names)

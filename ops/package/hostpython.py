@@ -1,10 +1,8 @@
-"""The hosts' Python for pip: its packages, which are never pushed or replaced, and its wheel tags."""
+"""The hosts' Python: its packages, which are never pushed, and what a requirements.txt asks for besides."""
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -12,10 +10,8 @@ from pathlib import Path
 
 from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
-from infra.runtime.pip import PLATFORMS
 from infra.spec import PYTHON
 from infra.templates import ROOT as HERE
 from ops.errors import UsageError
@@ -63,7 +59,7 @@ def aliased(there: Mapping[str, str]) -> dict[str, str]:
 def is_there(line: str, there: Mapping[str, str], python: str = PYTHON) -> bool:
     """Return True for a requirement that the packages `there` meet, or that need not be met."""
     if (requirement := _requirement(line)) is None:
-        return False  # a path or an option, or pip will say what is wrong
+        return False  # a path or an option, or uv will say what is wrong
     return not _applies(requirement, python) or _meets(requirement, there.get(canonicalize_name(requirement.name)))
 
 
@@ -119,7 +115,7 @@ def _never_replaced() -> frozenset[str]:
 
 
 def stubs(folder: Path, there: Mapping[str, str]) -> dict[str, Path]:
-    """Make wheels with no content, by which pip takes what is there for given; by the name of each."""
+    """Make wheels with no content, by which uv takes what is there for given; by the name of each."""
     wheels = {}
     for name, version in there.items():
         stem = f"{name.replace('-', '_')}-{version}"
@@ -130,20 +126,6 @@ def stubs(folder: Path, there: Mapping[str, str]) -> dict[str, Path]:
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
     return wheels
-
-
-def is_like_this(python: str = PYTHON) -> bool:
-    """Return True if pip's builds for the running Python may fit the hosts."""
-    here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
-    return here == (tuple(python.split(".")), "linux", "x86_64")
-
-
-@cache
-def tags(python: str = PYTHON) -> frozenset[Tag]:
-    """Return the tags of wheels that the hosts can use."""
-    version = [int(part) for part in python.split(".")]
-    interpreter = f"cp{python.replace('.', '')}"
-    return frozenset([*cpython_tags(version, platforms=PLATFORMS), *compatible_tags(version, interpreter, PLATFORMS)])
 
 
 def lines_of(requirements: Path) -> list[str]:

@@ -127,7 +127,10 @@ def build(
     wheels = _dependencies(source, installed, python)
     imports = _imports(source.files, wheels, name, module, script, source.folder)
     with terminal.Step(f"packing {source.name}"):
-        archive = pack({**wheels, **source.files}, source.executables)
+        files = {**wheels, **source.files}
+        archive = pack(files, source.executables)
+    if len(archive) > LIMIT:
+        raise _too_much(source.name, len(archive), {path: len(content) for path, content in files.items()})
     return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.left_out)
 
 
@@ -206,14 +209,14 @@ def _as_it_is(root: Path, beside: str = "") -> PackageSource:
 
 
 def _project(root: Path) -> PackageSource:
-    from ops.package import wheels
+    from ops.package import dependencies
 
     _note_requirements(root)
     tree = _walk(root)
     files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
-    built = wheels.project(root, files)
+    built = dependencies.project(root, files)
     source = PackageSource(
-        root.name, with_library(wheels.project_files(built)), built / "requirements.txt", left_out=tree.left_out
+        root.name, with_library(dependencies.read(built)), built / "requirements.txt", left_out=tree.left_out
     )
     if not source.names:
         raise UsageError(
@@ -260,7 +263,7 @@ def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, py
     """Return the files of the package's dependencies that the hosts, or the job's own Python, lack."""
     if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
         return {}
-    from ops.package import wheels
+    from ops.package import dependencies
 
     own = sum(map(len, source.files.values()))
 
@@ -268,15 +271,13 @@ def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, py
         if (total := sum(sizes.values()) + own) > LIMIT:
             raise _too_much(source.name, total, sizes)
 
-    fetched = wheels.fetch(source.requirements, installed, python, check)
-    check({wheel.name: wheel.stat().st_size for wheel in fetched})
-    return wheels.unpack(fetched)
+    return dependencies.fetch(source.requirements, installed, python, check)
 
 
 def _too_much(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
     from ops.package import cpubuilds
 
-    largest = max(sizes, key=lambda file: sizes[file])
+    largest = max(sizes, key=lambda name: sizes[name])
     return UsageError(
         f"{name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
         f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: {cpubuilds.remedy(sizes)}a Python of the job's own has no limit "

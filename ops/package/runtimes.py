@@ -6,10 +6,8 @@ named by a hash of the request, and a job that asks for the same uses it as long
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,16 +20,15 @@ from packaging.utils import canonicalize_name
 
 from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key, making
+from infra.runtime.uv import make_venv, open_to_all
 from infra.spec import PYTHON
 from ops import terminal
 from ops.cluster.inventory import Runtimes, require_runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import cpubuilds, hostpython
-from ops.package.pip import pip, run
+from ops.package.install import install, wheels_alone
 
-# The hosts' own Python, which a runtime leads to.
-_BASE = "/usr/bin/python3"
-_TELL_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_REQUESTED = "requested.txt"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
 # The valid content of a manifest.
@@ -43,7 +40,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 @dataclass(frozen=True)
 class Runtime:
-    """A request to pip.
+    """A request to uv.
 
     Attributes:
         name: for people.
@@ -96,7 +93,7 @@ def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
     """Return a manifest's runtime: that of its key if it has the same versions today, else a new one.
 
     Raises:
-        OpsError: if the manifest's content is unsafe: any job can write to the bucket, and pip runs what it is given.
+        OpsError: if the manifest's content is unsafe: any job can write to the bucket, and uv runs what it is given.
     """
     name, kept_as, requirements = told.get("name"), told.get("key"), told.get("requirements")
     lines = (
@@ -137,7 +134,7 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     """Return its packages, name to version; build it first if it is missing.
 
     Raises:
-        UsageError: if pip finds no such package.
+        UsageError: if uv finds no such package.
     """
     there = require_runtimes(inventory, f"runtime {runtime.name}")
     folder = there.here / runtime.key
@@ -180,6 +177,9 @@ def pinned(versions: Mapping[str, str]) -> list[str]:
 
 def requested(folder: Path) -> list[str]:
     """Return the requested packages of a runtime, without their dependencies, as requirements."""
+    if (lines := folder / _REQUESTED).exists():
+        return lines.read_text().splitlines()
+    # One that pip built marks them.
     distributions = metadata.distributions(path=[str(folder / _SITE)])
     return sorted(
         f"{canonicalize_name(each.name)}=={each.version}" for each in distributions if each.read_text("REQUESTED") is not None
@@ -187,50 +187,13 @@ def requested(folder: Path) -> list[str]:
 
 
 def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> None:
-    base = _base()
-    run([base, "-m", "venv", "--without-pip", "--clear", str(made)], made.parent)
-    requirements, start = made / "asked.txt", runtime.file.parent if runtime.file else made
-    requirements.write_text("".join(f"{hostpython.absolute(line, start)}\n" for line in runtime.lines))
-    try:
-        pip(
-            "install", "--requirement", str(requirements), start=start, python=made / "bin/python", step=step, site=made / _SITE
-        )
-    finally:
-        requirements.unlink()
-    for script in (made / "bin").iterdir():  # they name the Python that installed them
-        if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
-            script.write_bytes(content.replace(bytes(made / "bin/python"), seen.encode()))
-    if base != _BASE:
-        _lead_to_hosts(made)
-
-
-def _base() -> str:
-    """Return a Python of the hosts' version: this system's own, else this program's, else one on PATH.
-
-    Raises:
-        OpsError: there is none.
-    """
-    versions = {}
-    for python in filter(None, (_BASE, os.path.realpath(sys.executable), shutil.which(f"python{PYTHON}"))):
-        try:
-            output = subprocess.run([python, "-c", _TELL_VERSION], capture_output=True, text=True, check=False).stdout.strip()
-        except OSError:
-            output = "not there"
-        if output == PYTHON:
-            return python
-        versions[python] = output
-    names = ", ".join(f"{python} is {version}" for python, version in versions.items())
-    raise OpsError(
-        f"the hosts have Python {PYTHON} and {names}: install a Python {PYTHON}, such as by uv python install {PYTHON}"
-    )
-
-
-def _lead_to_hosts(made: Path) -> None:
-    """Change a runtime that another Python built into one of the hosts' Python."""
-    for link in (made / "bin").iterdir():
-        if link.is_symlink() and link.readlink().is_absolute():
-            link.unlink()
-            link.symlink_to(_BASE)
-    settings = made / "pyvenv.cfg"
-    lines = [line for line in settings.read_text().splitlines() if not line.startswith(("home", "executable", "command"))]
-    settings.write_text("\n".join([f"home = {Path(_BASE).parent}", *lines]) + "\n")
+    shutil.rmtree(made, ignore_errors=True)
+    site = make_venv(made, PYTHON)
+    start = runtime.file.parent if runtime.file else made
+    install(site, PYTHON, runtime.lines, start, step, wheels_alone(PYTHON))
+    for script in (site / "bin").glob("*"):  # they name the Python that installed them
+        script.write_bytes(script.read_bytes().replace(sys.executable.encode(), seen.encode()))
+        script.rename(made / "bin" / script.name)
+    shutil.rmtree(site / "bin", ignore_errors=True)
+    (made / _REQUESTED).write_text("".join(f"{line}\n" for line in runtime.lines))
+    open_to_all(made)

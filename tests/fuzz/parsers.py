@@ -7,15 +7,12 @@ import gzip
 import io
 import json
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from hosts.agent.lines import Messages, Splitter
 from hosts.batch import instances
@@ -38,7 +35,7 @@ from ops.cluster import inventory
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
 from ops.logs.filters import parse_filter
-from ops.package import declared, hostpython, wheels
+from ops.package import declared, hostpython
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
 from ops.submit.schema import JobConfig
@@ -129,13 +126,6 @@ def _stored(data: bytes) -> object:
 def _archive(data: bytes) -> object:
     """Read a tar.gz of a fuzzed tar: no mutation of the whole would keep its checksums."""
     return declared.read_archive(gzip.compress(data, 0), "mine")
-
-
-def _wheel(data: bytes) -> object:
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = Path(folder, "a-1-py3-none-any.whl")
-        wheel.write_bytes(data)
-        return wheels.unpack([wheel])
 
 
 def _requirement(data: bytes) -> object:
@@ -287,16 +277,6 @@ PARSERS: Mapping[str, Parser] = {
         _archive,
         (UsageError, tarfile.TarError, zlib.error, EOFError, OSError, ValueError),
         (_tar({"mine/task.py": b"", "mine/scaletier.yaml": _DECLARED}),),
-    ),
-    "a wheel": Parser(
-        _wheel,
-        (UsageError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError),
-        (_zip({"a/__init__.py": b"x", "a-1.data/purelib/b.py": b"", "a-1.dist-info/METADATA": b"Name: a\n"}),),
-    ),
-    "a wheel's name": Parser(
-        lambda data: parse_wheel_filename(_text(data))[3] & hostpython.tags(),
-        (InvalidWheelFilename,),
-        (b"numpy-2.1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", b"a-1-py3-none-any.whl"),
     ),
     "a line of requirements.txt": Parser(
         _requirement, (UsageError,), (b"numpy==2.1.0; python_version < '3.12'", b"tensorflow>=2", b"a[b] @ https://h/x.whl")

@@ -1,4 +1,4 @@
-"""The hosts' Python: its name, pip's command line, the archive's layout; and errors of unready hosts."""
+"""The hosts' Python: its name, uv's command line, the archive's layout; and errors of unready hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.gcp import ready
-from infra.runtime import atomic_dir, build
+from infra.runtime import atomic_dir, build, uv
 from infra.runtime.recipe import Recipe, recipe
 from infra.spec import Accelerator
 
@@ -28,20 +28,16 @@ def test_the_name_says_what_was_asked_for() -> None:
     assert SMALL.path == f"runtimes/{SMALL.name}.tar.gz"
 
 
-def test_pip_takes_wheels_for_the_hosts_whatever_this_machine_is(tmp_path: Path) -> None:
-    argv = build.command(SMALL, tmp_path / "site", tmp_path / "r.txt", tmp_path / "c.txt")
-    assert {"--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--no-compile"} <= set(argv)
-    platforms = [part.partition("=")[2] for part in argv if part.startswith("--platform=")]
-    assert platforms[0] == "manylinux_2_36_x86_64"
-    assert "manylinux2014_x86_64" in platforms
-    assert not [platform for platform in platforms if not platform.startswith("manylinux")]
-    assert argv[-4:] == ["--constraint", str(tmp_path / "c.txt"), "--requirement", str(tmp_path / "r.txt")]
+def test_uv_installs_for_the_hosts_whatever_this_machine_is(tmp_path: Path) -> None:
+    argv = uv.command(tmp_path / "site", "3.11", "--only-binary=:all:")
+    assert {"--python-version=3.11", "--python-platform=x86_64-manylinux_2_36", "--link-mode=copy"} <= set(argv)
+    assert argv[-2:] == ["--requirements=-", "--only-binary=:all:"]
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def install(_: Recipe, site: Path, told: bool) -> None:
-        (site / "bin").mkdir(parents=True)
+        (site / "bin").mkdir()
         (site / "bin" / "script").write_text("#!/here/python\n")
         (site / "tensorflow/include").mkdir(parents=True)
         (site / "tensorflow/include/op.h").write_text("")
@@ -162,10 +158,11 @@ def test_it_is_on_the_disk_before_it_has_its_name(
     assert {"pyvenv.cfg", "mine"} <= {*what}
 
 
-def test_pips_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uvs_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "KEPT", tmp_path)
-    monkeypatch.setattr(build, "command", lambda *_: ["sh", "-c", "echo 'ERROR: first' >&2; echo 'ERROR: no a==1' >&2; exit 1"])
-    with pytest.raises(build.BuildError, match=r"^pip: no a==1$"):
+    failing = ["sh", "-c", "cat; printf 'error: no\\n  cause: none\\n' >&2; exit 1"]
+    monkeypatch.setattr(uv, "command", lambda *_: failing)
+    with pytest.raises(build.BuildError, match=r"^uv: no none$"):
         build.archive(SMALL)
     assert not list(tmp_path.iterdir())
 

@@ -117,8 +117,9 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder of wheels, in the place of the package index."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "uv"))
     (folder := tmp_path / "index").mkdir()
     for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
         monkeypatch.delenv(name, raising=False)

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_wheels import wheel
+from test_ops_dependencies import wheel
 
 from infra.inventory import Inventory
 from jobs.records import Plan
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
-from ops.package import runtimes, wheels
+from ops.package import dependencies, runtimes
 from ops.submit.config import JobFlags
 from ops.submit.train import dry_run
 
 
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
@@ -88,7 +88,6 @@ def test_what_is_wrong_is_refused_as_by_the_real_one(inventory: Inventory, mine:
 def test_no_python_is_built(
     inventory: Inventory, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runtimes, "_BASE", sys.executable)
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
     (asked := tmp_path / "asked.txt").write_text("far\n")
     cluster, flags = Cluster(local), JobFlags("job01", runtime=str(asked))

@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from test_ops_wheels import no_pip, refused, trainer, wheel
+from test_ops_dependencies import no_uv, refused, trainer, wheel
 
-from ops.package import hostpython, package, piperror, wheels
+from ops.package import dependencies, hostpython, install, package
 
 _WRONG = "0" * 64
 
@@ -16,7 +16,7 @@ _WRONG = "0" * 64
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a fresh cache of wheels, and our own index alone."""
-    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
 
 
 def pinned(name: str, version: str, digest: str) -> str:
@@ -33,7 +33,7 @@ def brought(root: Path) -> set[str]:
 
 
 def test_what_the_hosts_have_in_that_version_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "pip", no_pip)
+    monkeypatch.setattr(dependencies, "install", no_uv)
     six = hostpython.hosts()["six"]
     assert brought(trainer(tmp_path, pinned("six", six, _WRONG), "import six\n")) == set()
 
@@ -120,8 +120,8 @@ def test_another_version_travels_if_it_is_pure_python(tmp_path: Path, index: Pat
 )
 def test_the_line_of_a_failed_build_that_states_the_reason(output: str, says: str) -> None:
     indented = "".join(f"      {line}\n" for line in output.splitlines())
-    assert piperror.reason(indented) == says
+    assert install.reason(indented) == says
     if not output:
         return
-    whole = f"  error: subprocess-exited-with-error\n  ╰─> [9 lines of output]\n{indented}      [end of output]\n"
-    assert piperror.explain(whole, "3.11") == f"a build by setup.py or pyproject.toml failed: {says}"
+    whole = f"error: The build backend returned an error\n  cause: Call failed (exit status: 1)\n\n    [stderr]\n{indented}"
+    assert install.explain(whole, "3.11") == f"a build by setup.py or pyproject.toml failed: {says}"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from opsdata import inventory_json
-from test_ops_wheels import project
+from test_ops_dependencies import project
 
 from jobs.folder import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
-from ops.package import git, package, tree, wheels
+from ops.package import dependencies, git, package, tree
 from ops.submit.data import data
 
 _BOTH = (tree.IGNORE_FILE, tree.GIT_IGNORE_FILE)
@@ -189,7 +189,7 @@ def run_git(folder: Path, *words: str) -> None:
 @pytest.fixture
 def versioned(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project in a folder of a repository, which takes its version from there."""
-    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
     (repository := tmp_path / "repository").mkdir()
     root = project(repository, before=_BEFORE)
     fill(repository, "other/large.bin", "some-project/.gitignore", "some-project/run.sh")
@@ -248,7 +248,7 @@ def test_no_git_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_requirements_file_that_is_passed_over_is_said(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
     root = project(tmp_path)
     (root / "requirements.txt").write_text("far\n")
     package.find(root)

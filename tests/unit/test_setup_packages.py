@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from setup_scripts import load
 
+from infra.runtime import settings
+
 LISTED = """:env:.find-links='/opt/wheels /more'
 :env:.disable-pip-version-check='1'
 download.index-url='https://no.example'
@@ -24,21 +26,21 @@ def packages() -> ModuleType:
     return load("packages")
 
 
-def test_settings_of_pip_come_from_the_environment_first(packages: ModuleType) -> None:
-    assert packages.parse_settings(LISTED) == {
+def test_settings_of_pip_come_from_the_environment_first() -> None:
+    assert settings.parse(LISTED) == {
         "cert": "/etc/ca.pem",
         "disable-pip-version-check": "1",
         "find-links": "/opt/wheels /more",
         "index-url": "https://two.example/simple",
     }
     both = "global.cert='a'\n:env:.cert='b'\n"
-    assert packages.parse_settings(both) == {"cert": "b"}
+    assert settings.parse(both) == {"cert": "b"}
 
 
-def test_settings_of_pip_become_those_of_uv(packages: ModuleType) -> None:
+def test_settings_of_pip_become_those_of_uv() -> None:
     given = {"HOME": "/root", "UV_INDEX": "https://mine.example"}
-    settings = packages.parse_settings(LISTED) | {"extra-index-url": "https://a.example\nhttps://b.example"}
-    assert packages.translate(settings, {"HOME": "/root"}) == {
+    options = settings.parse(LISTED) | {"extra-index-url": "https://a.example\nhttps://b.example"}
+    assert settings.translate(options, {"HOME": "/root"}) == {
         "HOME": "/root",
         "SSL_CERT_FILE": "/etc/ca.pem",
         "UV_DEFAULT_INDEX": "https://two.example/simple",
@@ -46,15 +48,15 @@ def test_settings_of_pip_become_those_of_uv(packages: ModuleType) -> None:
         "UV_INDEX": "https://a.example https://b.example",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }
-    assert packages.translate(settings, given)["UV_INDEX"] == "https://mine.example", "a setting of uv itself stays"
+    assert settings.translate(options, given)["UV_INDEX"] == "https://mine.example", "a setting of uv itself stays"
 
 
-def test_a_setting_that_uv_lacks_leaves_it_to_pip(packages: ModuleType) -> None:
-    assert packages.translate({"require-hashes": "true"}, {}) is None
+def test_a_setting_that_uv_lacks_is_named() -> None:
+    assert settings.lacking({"require-hashes": "true", "index-url": "https://one.example", "quiet": "1"}) == ["require-hashes"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "failing", "ran"),
+    ("listed", "failing", "ran"),
     [
         ("", "", ["pip", "uv"]),
         ("", "uv", ["pip", "uv", "pip"]),
@@ -63,7 +65,7 @@ def test_a_setting_that_uv_lacks_leaves_it_to_pip(packages: ModuleType) -> None:
     ],
 )
 def test_pip_installs_what_uv_cannot(
-    packages: ModuleType, monkeypatch: pytest.MonkeyPatch, settings: str, failing: str, ran: list[str]
+    packages: ModuleType, monkeypatch: pytest.MonkeyPatch, listed: str, failing: str, ran: list[str]
 ) -> None:
     commands: list[tuple[str, ...]] = []
 
@@ -72,7 +74,7 @@ def test_pip_installs_what_uv_cannot(
         return int(bool(failing) and any(word.endswith(failing) for word in command))
 
     class Listed:
-        stdout = settings
+        stdout = listed
 
     monkeypatch.setattr(packages, "run", run)
     monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: Listed)

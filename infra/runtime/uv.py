@@ -1,0 +1,117 @@
+"""Install packages for hosts by uv, whatever system and Python this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from infra.runtime import settings
+
+# Debian 12's C library, which Ubuntu 24.04's can stand in for.
+PLATFORM = "x86_64-manylinux_2_36"
+# uv breaks lines at the width of a terminal, which would hide what they say.
+_COLUMNS = "10000"
+_STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME"})
+_ERROR = re.compile(r"^(?:error|\s*cause|hint): ", re.MULTILINE)
+
+
+def command(target: Path, python: str, *options: str) -> list[str]:
+    """Return the command line that installs what stdin asks for, for hosts with this version of Python; pure."""
+    return [
+        find_uv_bin(),
+        "pip",
+        "install",
+        f"--python={sys.executable}",
+        f"--python-version={python}",
+        f"--python-platform={PLATFORM}",
+        f"--target={target}",
+        "--link-mode=copy",
+        "--color=never",
+        "--requirements=-",
+        *options,
+    ]
+
+
+def install(
+    target: Path,
+    python: str,
+    lines: Iterable[str],
+    options: Sequence[str] = (),
+    start: Path | None = None,
+    on_line: Callable[[str], object] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Install what the lines of a requirements.txt ask for, with the settings that pip has.
+
+    Args:
+        target: the folder.
+        python: the version of the hosts' Python.
+        lines: of a requirements.txt.
+        options: further ones of `uv pip install`.
+        start: the folder from which the paths of lines start.
+        on_line: is called with each line that uv prints; uv ends if this raises.
+
+    Returns:
+        All that it printed is in `stdout`.
+    """
+    own = {key: value for key, value in os.environ.items() if key not in _STRAYS}
+    of_pip = settings.of_pip()
+    with subprocess.Popen(
+        command(target, python, *settings.options(of_pip), *options),
+        cwd=start,
+        env={**settings.translate(of_pip, own), "COLUMNS": _COLUMNS},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        printed = []
+        try:
+            process.stdin.write("".join(f"{line}\n" for line in lines))
+            process.stdin.close()
+            for line in process.stdout:
+                printed.append(line)
+                if on_line:
+                    on_line(line.rstrip())
+        except BaseException:
+            process.kill()
+            raise
+    (target / ".lock").unlink(missing_ok=True)
+    return subprocess.CompletedProcess(process.args, process.wait(), "".join(printed))
+
+
+def reason(output: str) -> str:
+    """Return uv's reason for a failure in one line: its error, the causes and the hints."""
+    start = _ERROR.search(output)
+    return " ".join(_ERROR.sub("", output[start.start() if start else 0 :]).split()) or "it printed nothing"
+
+
+def open_to_all(folder: Path) -> None:
+    """Let all users read a folder, whatever the umask was: those of hosts are others."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | (0o555 if path.is_dir() or mode & 0o100 else 0o444))
+
+
+def make_venv(folder: Path, python: str) -> Path:
+    """Make a virtual environment without packages, of the Python in the hosts' image; return its site-packages."""
+    site = folder / "lib" / f"python{python}" / "site-packages"
+    site.mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    (folder / "bin").mkdir()
+    for name, target in (
+        (f"python{python}", f"/usr/bin/python{python}"),
+        ("python3", "python"),
+        ("python", f"python{python}"),
+    ):
+        (folder / "bin" / name).symlink_to(target)
+    return site

@@ -1,0 +1,157 @@
+"""A trainer's dependencies: built or fetched by uv here, since hosts have no route, and unpacked.
+
+All that uv installs is kept below .cache/dependencies by the content that asked for it: a second submission needs no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from infra.runtime.atomic_dir import key, making
+from infra.spec import PYTHON
+from ops import terminal
+from ops.cluster.inventory import ROOT
+from ops.errors import OpsError, UsageError
+from ops.package import git, hostpython
+from ops.package.install import Sizes, install, unfit, wheels_alone
+
+CACHE = ROOT / ".cache" / "dependencies"
+# How much smaller packages are when they are compressed, about.
+_COMPRESSION = 4
+_SITE, _REQUIREMENTS = "site", "requirements.txt"
+# What uv writes beside a package's own files differs from machine to machine.
+_OF_UV = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+
+
+def project(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Return a folder with what a project installs, and its dependencies as requirements.txt.
+
+    Args:
+        root: the project's folder.
+        files: its files by their paths from beside that folder.
+    """
+    history = git.find(root)
+    parts = [part for path in sorted(files) for part in (path.encode(), files[path])]
+    parts += [history.state.encode()] if history else []
+
+    def make(into: Path, step: terminal.Step) -> None:
+        # In a copy, because a build leaves files behind, and includes those of an earlier one.
+        with tempfile.TemporaryDirectory() as folder:
+            top = history.top.resolve() if history else root.parent
+            copy, below = Path(folder) / top.name, root.relative_to(top)
+            placed = {below / Path(path).relative_to(root.name): content for path, content in files.items()}
+            if history:
+                git.copy(history, copy, placed)
+            else:
+                git.write(copy, placed)
+            built = copy / below
+            install(into / _SITE, PYTHON, [f"./{built.name}"], built.parent, step, ["--no-deps"])
+        requires = [line for each in distributions(path=[str(into / _SITE)]) for line in each.requires or []]
+        (into / _REQUIREMENTS).write_text("\n".join(requires))
+
+    return _kept(parts, f"building {root.name}", make)
+
+
+def fetch(
+    requirements: Path,
+    installed: Mapping[str, str] | None = None,
+    python: str = PYTHON,
+    check: Callable[[Sizes], None] = lambda _: None,
+) -> dict[str, bytes]:
+    """Return the files of the packages that a requirements.txt asks for and the hosts lack, as in site-packages.
+
+    Args:
+        requirements: the file.
+        installed: what the job's own Python has, name to version, if it is not the hosts'.
+        python: the hosts' version.
+        check: is called with the sizes of what is about to be fetched, and at last of all; what it raises ends that.
+
+    Raises:
+        UsageError: there are none that fit the hosts.
+    """
+    lines = hostpython.flat_lines(requirements)
+    if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
+        return {}
+    there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
+    replaced = hostpython.replaced(lines, there, python)
+    remaining = {name: version for name, version in there.items() if name not in replaced}
+    lacking = [line for line in lines if not hostpython.is_there(line, remaining, python)]
+    if all(line.startswith("-") and not line.startswith(hostpython.EDITABLE) for line in lacking):
+        return {}
+    have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
+    parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
+
+    def make(into: Path, step: terminal.Step) -> None:
+        site = into / _SITE
+        with tempfile.TemporaryDirectory() as folder:
+            # What the hosts have takes part in the resolution as wheels without content, each with a hash if one is needed.
+            hashed = any(" --hash" in line for line in lacking)
+            stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.stubs(Path(folder), remaining).items()]
+            install(site, python, [*lacking, *stubs], requirements.parent, step, wheels_alone(python), check)
+        for info in site.glob("*.dist-info"):
+            found = Distribution.at(info)
+            name = canonicalize_name(found.name)
+            if name in remaining:
+                shutil.rmtree(info)
+                continue
+            tag = _tag(found)
+            if "-linux_" in tag:
+                raise UsageError(unfit(f"{found.name}-{found.version}-{tag}.whl", python))
+            if name in replaced:
+                if not tag.endswith("-any"):
+                    raise hostpython.other_version(replaced[name], name, there[name])
+                instead = f"in the place of the {there[name]} that the Python of the job has"
+                terminal.note(f"{name} {found.version} goes along, {instead}")
+
+    kept = _kept(parts, "fetching dependencies", make)
+    sizes = Counter[str]()
+    for path, file in _paths(kept).items():
+        sizes[path.partition("/")[0]] += file.stat().st_size
+    check({name: size // _COMPRESSION for name, size in sizes.items()})
+    return read(kept)
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Return what was installed, as it lies in site-packages: path to content; without scripts, never imported."""
+    files = {path: file.read_bytes() for path, file in _paths(folder).items()}
+    for path in files:
+        if path.endswith(".dist-info/RECORD"):
+            lines = files[path].splitlines(keepends=True)
+            files[path] = b"".join(line for line in lines if line.split(b",")[0].decode() in files)
+    return files
+
+
+def _paths(folder: Path) -> dict[str, Path]:
+    site = folder / _SITE
+    paths = {path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()}
+    of_uv = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _OF_UV}
+    return {path: file for path, file in paths.items() if path not in of_uv and not path.startswith("bin/")}
+
+
+def _stub_line(name: str, stub: Path, hashed: bool) -> str:
+    digest = f" --hash=sha256:{hashlib.sha256(stub.read_bytes()).hexdigest()}" if hashed else ""
+    return f"{name} @ {stub.as_uri()}{digest}"
+
+
+def _tag(found: Distribution) -> str:
+    """Return the tag of the wheel from which a distribution was installed, the widest of several."""
+    lines = (found.read_text("WHEEL") or "").splitlines()
+    tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
+    return max(tags, key=lambda tag: [each in tag for each in ("-manylinux", "-any")], default="py3-none-any")
+
+
+def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
+    """Return the folder that `make` filled for the same parts before, or does now, atomically."""
+    if not (folder := CACHE / key(parts)).is_dir():
+        with terminal.Step(what) as step, making(folder, OpsError) as target:
+            target.mkdir()
+            make(target, step)
+    return folder
