@@ -209,7 +209,7 @@ _INVENTORY = {
 PARSERS: Mapping[str, Parser] = {
     "config of a local stack": Parser(
         _config(LxdConfig),
-        SpecError,
+        (SpecError,),
         (
             b'scaleTier CUSTOM\nmasterType large\nworkerCount 3\nworkerType small\ncpus {"worker": 2}\nnetwork 10.1.0.0/24',
             b'memory {"worker": "2GiB"}\ndisk {"ps": "4GiB"}\nlabels {"a": "b"}\nbucketSize 10GiB',
@@ -217,7 +217,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "config of a stack at Google": Parser(
         _config(GcpConfig),
-        SpecError,
+        (SpecError,),
         (
             b'target gcp\nscaleTier STANDARD_1\nzones ["us-central1-a"]\noperatorCidr 1.2.3.4/32\nimage a/b',
             b'acceleratorType {"worker": "nvidia-tesla-t4"}\nacceleratorCount {"worker": 2}\nidleTimeout 20m\nsubnetwork mine',
