@@ -1,4 +1,4 @@
-"""A trial's metric: from the public package `cloudml-hypertune`, metrics.json, or summaries."""
+"""A trial's metric, from the package `cloudml-hypertune`, metrics.json or summaries, and the rule of early stopping."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import fsspec
 
-from jobs.study import Measurement
+from jobs.study import Measurement, Study, Trial, TrialState
 
 _BESIDE = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
 _LAST_STEP = 2**53
 _EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
+
+ENOUGH = 5
+"""So many trials must have run to their end before another is held against them."""
 
 
 class TrialMetrics:
@@ -133,3 +137,23 @@ def _multiplexer() -> Any:
     return EventMultiplexer(
         size_guidance={"images": 1, "audio": 1, "histograms": 1, "graph": 1, "scalars": 200, "tensors": 200}
     )
+
+
+def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
+    """Return True if a trial's best value is worse than the median of the others' averages so far.
+
+    The averages are up to the same step, and the others are those that have ended. Source: the median stopping rule of Golovin
+    et al., Google Vizier (2017).
+    """
+    if not measured:
+        return False
+    step = max(each.trainingStep for each in measured)
+    ended = [trial for trial in trials if trial.state is TrialState.SUCCEEDED and not trial.isTrialStoppedEarly]
+    histories = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
+    try:
+        averages = [fmean(values) for values in histories if values]
+    except OverflowError:  # numbers so large have no average
+        return False
+    if len(averages) < ENOUGH:
+        return False
+    return study.goal.better(median(averages), study.goal.best(each.objectiveValue for each in measured))

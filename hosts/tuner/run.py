@@ -23,9 +23,8 @@ from hosts.agent import config
 from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
 from hosts.agent.restart import describe_end, is_restart
-from hosts.tuner.measure import TrialMetrics
+from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, launching
-from hosts.tuner.stopping import lags
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.checked import RecordError
@@ -271,7 +270,7 @@ class Tuner:
                     child.stop(self._plan.stopSeconds)
                     return None
                 stored = current
-                if news and self._study.enableTrialEarlyStopping and lags(self._study, measured, self._trials.read()):
+                if news and self._study.enableTrialEarlyStopping and should_stop(self._study, measured, self._trials.read()):
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
             except (BucketError, RecordError):

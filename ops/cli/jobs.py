@@ -286,7 +286,7 @@ def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False
     fab delete job01 --yes
     """
     from ops.cluster.cluster import Cluster
-    from ops.submit.delete import delete as run
+    from ops.submit.end import delete as run
 
     return run(Cluster.load(), job, yes, json)
 
@@ -298,6 +298,6 @@ def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False
     fab prune --keep 10
     """
     from ops.cluster.cluster import Cluster
-    from ops.submit.delete import prune as run
+    from ops.submit.end import prune as run
 
     return run(Cluster.load(), keep, yes, json)

@@ -21,8 +21,7 @@ from ops.cluster.cluster import Cluster
 from ops.errors import UsageError, meant
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.package import package
-from ops.submit.config import JobFlags, automatic_id
-from ops.submit.fitness import check_job_dir
+from ops.submit.config import JobFlags, automatic_id, check_job_dir
 from ops.submit.program import JobProgram
 from ops.submit.submit import Submission
 from ops.submit.train import prepare_program, run_told, shared

@@ -275,12 +275,12 @@ def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, py
 
 
 def _too_much(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
-    from ops.package import cpubuilds
+    from ops.package import runtimes
 
-    largest = max(sizes, key=lambda name: sizes[name])
+    largest, instead = max(sizes, key=lambda name: sizes[name]), runtimes.cpu_remedy(sizes)
     return UsageError(
         f"{name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
-        f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: {cpubuilds.remedy(sizes)}a Python of the job's own has no limit "
+        f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: {instead}a Python of the job's own has no limit "
         "(--runtime requirements.txt), or leave out what it can do without"
     )
 

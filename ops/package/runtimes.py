@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from infra.inventory import Inventory
@@ -25,7 +25,7 @@ from infra.spec import PYTHON
 from ops import terminal
 from ops.cluster.inventory import Runtimes, require_runtimes
 from ops.errors import OpsError, UsageError
-from ops.package import cpubuilds, hostpython
+from ops.package import hostpython
 from ops.package.install import install, wheels_alone
 
 _REQUESTED = "requested.txt"
@@ -36,6 +36,13 @@ _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # The name of the requirements file becomes part of the folder's.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
+
+TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+# Names of distributions, with those of their CPU builds, which have the same versions and modules.
+_BY_NAME = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
+_TORCH = ("torch", "torchvision", "torchaudio")
+_CUDA = "and-cuda"
+_INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,9 @@ def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
         raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
-    builds = lines if gpus else cpubuilds.replaced(lines)
+    builds = lines if gpus else cpu_builds(lines)
     request = _of(file.stem, builds, file.absolute())
-    return replace(request, original=() if builds == lines else tuple(lines), cuda=not gpus and cpubuilds.asks_for_cuda(lines))
+    return replace(request, original=() if builds == lines else tuple(lines), cuda=not gpus and asks_for_cuda(lines))
 
 
 def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
@@ -140,7 +147,7 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     folder = there.here / runtime.key
     if not folder.is_dir():
         if runtime.cuda:
-            how = f"put a line {cpubuilds.TORCH_INDEX} into {runtime.file}"
+            how = f"put a line {TORCH_INDEX} into {runtime.file}"
             terminal.note(f"PyTorch comes with CUDA, some 5 GB that hosts without a GPU do not use: {how}")
         if runtime.original:
             replacements = ", ".join(line for line in runtime.lines if line not in runtime.original)
@@ -197,3 +204,39 @@ def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> No
     shutil.rmtree(site / "bin", ignore_errors=True)
     (made / _REQUESTED).write_text("".join(f"{line}\n" for line in runtime.lines))
     open_to_all(made)
+
+
+def cpu_builds(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a requirements.txt with CPU builds; a line with a hash names a file, and stays."""
+    return [_cpu_build(line) for line in lines]
+
+
+def asks_for_cuda(lines: Iterable[str]) -> bool:
+    """Return True for lines that fetch PyTorch with CUDA, whose CPU build is in another index."""
+    lines = list(lines)
+    elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
+    return not elsewhere and any(_name(line) in _TORCH and "+cpu" not in line for line in lines)
+
+
+def cpu_remedy(packages: Iterable[str]) -> str:
+    """Return what to ask for instead of these packages, as a part of a sentence; empty if there is nothing."""
+    names = {canonicalize_name(package) for package in packages}
+    if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
+        return f"a line {TORCH_INDEX} above torch fetches its build for processors; "
+    return "".join(f"{other} is {name} for processors; " for name, other in _BY_NAME.items() if name in names)
+
+
+def _cpu_build(line: str) -> str:
+    name = _name(line)
+    if name not in _BY_NAME or " --" in line:
+        return line
+    requirement = Requirement(line)
+    requirement.name, requirement.extras = _BY_NAME[name], requirement.extras - {_CUDA}
+    return line if requirement.url else str(requirement)
+
+
+def _name(line: str) -> str:
+    try:
+        return canonicalize_name(Requirement(line.partition(" --")[0].strip()).name)
+    except InvalidRequirement:
+        return ""

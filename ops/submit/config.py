@@ -23,7 +23,7 @@ from ops.package import declared as declaration
 from ops.package import runtimes
 from ops.package.declared import Strategy, TrainerConfig, merged
 from ops.package.runtimes import Runtime
-from ops.submit import arguments, environment, fitness, part, tuning
+from ops.submit import arguments, environment, part, tuning
 from ops.submit.part import ROLE_KEYS
 from ops.submit.program import readers
 from ops.submit.schema import JobConfig, check_job_id, check_labels
@@ -32,6 +32,7 @@ IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of ROLE_KEYS that a trial may have.
 _ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
+_NOT_FOR_OUTPUT = ("data", "cluster", "models")
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
 # Keys of config.yaml that a job's trainingInput has in another form.
@@ -261,6 +262,20 @@ def _job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[s
     return told_job_dir(args, declared, files)
 
 
+def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> None:
+    """Check that a path on a host is in the bucket, the only writable place.
+
+    TensorFlow handles a URL, if a host can reach it.
+    """
+    inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
+    if "://" in job_dir and "://" not in bucket:
+        raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
+    if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _NOT_FOR_OUTPUT:
+        raise UsageError(f"{what} {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
+    if not job_dir.isprintable() or not (inside or "://" in job_dir):
+        raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
+
+
 def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
     """Return the hosts of a job that tunes hyperparameters.
 
@@ -332,7 +347,7 @@ def build_job(
     typed, config_args = arguments_of(training_input, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
-        fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
+        check_job_dir(chosen_dir, inventory.bucket, default_dir)
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
@@ -352,7 +367,7 @@ def build_job(
             flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).replicas, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
-        fitness.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
+        part.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
     labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = training_input.get("scheduling", {})
     added = environment.added(training_input.get("environment", {}), flags.env_file, flags.env, where)

@@ -1,14 +1,21 @@
-"""`fab wait` and `fab cancel`: wait for the end of a job, or ask for it."""
+"""`fab wait`, `fab cancel`, `fab delete` and `fab prune`: the end of jobs, and their removal from the bucket."""
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Collection, Sequence
+
+from jobs import paths
 from jobs.records import JobRecord
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.client import Client
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import replicas_of
-from ops.errors import DONE, FAILED
+from ops.cluster.ledger import existing_job, replicas_of
+from ops.errors import DONE, FAILED, HostError, UsageError
+
+_LOGS_SECONDS = 30.0
 
 
 def cancel(cluster: Cluster, job_id: str | None, as_json: bool = False) -> int:
@@ -41,3 +48,134 @@ def wait(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     else:
         terminal.out(f"{job.id} {job.state}" + (f": {job.error}" if job.error else ""))
     return DONE if job.state is JobState.SUCCEEDED else FAILED
+
+
+def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = False) -> int:
+    """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
+    if job_id is None:
+        raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
+    existing_job(cluster.ledger, job_id)
+    _check(cluster, [job_id])
+    return _delete(cluster, [job_id], sure, as_json)
+
+
+def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False) -> int:
+    """Take all jobs out of the bucket that have ended, but for those made last."""
+    if keep is None or not keep.isdecimal():
+        problem = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
+        raise UsageError(f"{problem} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
+    records = _records(cluster)
+    queue = cluster.ledger.queue()
+    ended = [record.jobId for record in records if record.final and not queue.entry(record.jobId)]
+    chosen = ended[int(keep) :]
+    while users := _users(cluster, records, chosen):  # who stays may itself be used by one that was to go
+        for job_id, user in users.items():
+            terminal.note(f"{job_id} stays, as {user} has its output there")
+        chosen = [job_id for job_id in chosen if job_id not in users]
+    if not chosen and as_json:
+        terminal.as_json({"deleted": []})
+        return DONE
+    if not chosen:
+        terminal.note(f"nothing to delete: {len(records)} jobs are there, and the newest {keep} that have ended stay")
+        return DONE
+    return _delete(cluster, chosen, sure, as_json)
+
+
+def _records(cluster: Cluster) -> list[JobRecord]:
+    """Return every job's record.
+
+    Raises:
+        UsageError: if one cannot be read: its output may be in any other job's.
+    """
+    with terminal.Step("reading the jobs"):
+        records, unreadable = cluster.ledger.jobs()
+    if unreadable:
+        raise UsageError(f"nothing can be deleted while it is not known whose output is where: {'; '.join(unreadable)}")
+    return records
+
+
+def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
+    """Check that jobs have ended, and that no other job resumes in their output.
+
+    Raises:
+        UsageError: for one that has not, or is in use.
+    """
+    records = _records(cluster)
+    there = {record.jobId: record for record in records}
+    queue = cluster.ledger.queue()
+    for job_id in job_ids:
+        record = there.get(job_id)
+        if record is None:
+            raise UsageError(f"job {job_id} is gone: somebody else has deleted it")
+        if not record.final:
+            raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
+        if queue.entry(job_id):
+            raise UsageError(f"job {job_id} is {record.state}, but its replicas have not all stopped: try again in a moment")
+    for job_id, user in _users(cluster, records, job_ids).items():
+        raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
+
+
+def _users(cluster: Cluster, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
+    """Map each job to delete, in whose folder a remaining job writes, to that job."""
+    stay = {record.jobId: f"{_normal(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in gone}
+    users_by_job = {}
+    for job_id in gone:
+        own = f"{_normal(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
+        if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
+            users_by_job[job_id] = users[0]
+    return users_by_job
+
+
+def _normal(path: object) -> str:
+    """Return a path or a URL without redundant parts: `//`, `/./`."""
+    scheme, separator, rest = str(path or "").rpartition("://")
+    return f"{scheme}{separator}{posixpath.normpath(rest)}"
+
+
+def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
+    sizes = {}
+    for job_id in job_ids:
+        with terminal.Step(f"looking through {job_id}"):
+            sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
+    what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
+    if not sure:
+        terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
+        _check(cluster, job_ids)  # the answer may have taken its time
+    for job_id, size in sizes.items():
+        with terminal.Step(f"deleting {job_id}"):
+            _remove(cluster, job_id)
+        if not as_json:
+            terminal.out(f"{job_id} deleted, {terminal.size(size)}")
+    _forget_logs(cluster, job_ids)
+    if as_json:
+        terminal.as_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
+    return DONE
+
+
+def _remove(cluster: Cluster, job_id: str) -> None:
+    """Remove a job's folder, its record last, so that an interrupted removal can be repeated."""
+    inventory = cluster.inventory
+    if not inventory.operator_bucket.startswith("sftp://"):
+        cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
+        return
+    # A trainer's folders may be accessible to it alone: a host's root removes them.
+    line = root_helper.command("remove", job_id)
+    for name in inventory.replicas:
+        try:
+            cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
+        except HostError as error:
+            if error.exited is not None or name == inventory.replicas[-1]:
+                raise
+        else:
+            return
+
+
+def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
+    """Remove the logs and packages of jobs from the hosts that answer: another job may get the same id."""
+    fleet = cluster.fleet
+    line = root_helper.command("forget", *job_ids)
+    failures = fleet.each(
+        cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
+    ).failures
+    for error in failures.values():
+        terminal.note(f"{error}; take another id for the next job")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
 from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
 from ops.errors import UsageError, meant
+from ops.submit.arguments import STRATEGY
 from ops.terminal import plural
+
+if TYPE_CHECKING:
+    from ops.package.declared import TrainerConfig
 
 Counts = Mapping[Role, int]
 TYPE_KEYS: Mapping[Role, str] = {
@@ -188,3 +192,34 @@ def _check(wanted: Counts, inventory: Inventory, what: str, fix: str | None = No
             problem = f"{what} needs {many}, and stack {inventory.stack} ({inventory.scale_tier}) has {has or 'none'}"
             raise UsageError(f"{problem}: {f'run {fix}, or ' if fix else ''}take no more than it has")
     return wanted
+
+
+def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, wanted: Counts) -> None:
+    """Check that the trainer knows a strategy, None for its default, and that the part has its roles.
+
+    A trainer that declares none may know any.
+    """
+    if not declared.strategies:
+        return
+    name = name or declared.strategy
+    if name is None:
+        return
+    if name not in declared.strategies:
+        raise UsageError(f"{STRATEGY} {name!r} is unknown; valid are {', '.join(declared.strategies)}")
+    lacks = {
+        strategy: [role for role in each.requiredRoles if role not in wanted] for strategy, each in declared.strategies.items()
+    }
+    together = declared.strategies[name].allOrNone
+    if (has := [role for role in together if role in wanted]) and (
+        missing := [role for role in together if role not in wanted]
+    ):
+        raise UsageError(f"{STRATEGY} {name} needs a {missing[0]} where it has a {has[0]}: --replicas {has[0]},{missing[0]}")
+    if not lacks[name]:
+        return
+    role = Role(lacks[name][0])
+    if inventory.of_role(role):
+        raise UsageError(f"{STRATEGY} {name} needs a {role}, and the job asks for none: --replicas master,{role} does")
+    others = " or ".join(strategy for strategy, missing in lacks.items() if not missing)
+    lacking = f"{STRATEGY} {name} needs a {role}, and stack {inventory.stack} ({inventory.scale_tier}) has none"
+    instead = f"take {STRATEGY} {others}, or " if others else ""
+    raise UsageError(f"{lacking}: {instead}run pulumi config set scaleTier STANDARD_1 && pulumi up")

@@ -23,7 +23,7 @@ from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import HostError, OpsError, UsageError
 from ops.submit.config import JobFlags
-from ops.submit.delete import delete, prune
+from ops.submit.end import delete, prune
 from ops.submit.train import resumed
 
 STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CANCELLED)

@@ -19,7 +19,7 @@ from infra.inventory import Inventory
 from infra.runtime import uv
 from ops import terminal
 from ops.errors import UsageError
-from ops.package import cpubuilds, dependencies, package, runtimes
+from ops.package import dependencies, package, runtimes
 from ops.package.install import _Progress
 from ops.submit.config import JobFlags, build_job
 from ops.submit.runtimes import _list
@@ -125,16 +125,16 @@ def test_what_is_raised_by_a_line_ends_the_command(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_builds_for_processors(line: str, instead: str) -> None:
-    assert cpubuilds.replaced([line]) == [instead]
+    assert runtimes.cpu_builds([line]) == [instead]
 
 
 def test_pytorch_with_cuda_is_seen() -> None:
-    assert cpubuilds.asks_for_cuda(["numpy", "torch==2.9.0"])
-    assert not cpubuilds.asks_for_cuda(["numpy"])
-    assert not cpubuilds.asks_for_cuda([cpubuilds.TORCH_INDEX, "torch"])
-    assert not cpubuilds.asks_for_cuda(["torch==2.9.0+cpu"])
-    assert "download.pytorch.org/whl/cpu" in cpubuilds.remedy(["torch", "nvidia_cublas_cu12"])
-    assert cpubuilds.remedy(["far"]) == ""
+    assert runtimes.asks_for_cuda(["numpy", "torch==2.9.0"])
+    assert not runtimes.asks_for_cuda(["numpy"])
+    assert not runtimes.asks_for_cuda([runtimes.TORCH_INDEX, "torch"])
+    assert not runtimes.asks_for_cuda(["torch==2.9.0+cpu"])
+    assert "download.pytorch.org/whl/cpu" in runtimes.cpu_remedy(["torch", "nvidia_cublas_cu12"])
+    assert runtimes.cpu_remedy(["far"]) == ""
 
 
 @pytest.fixture

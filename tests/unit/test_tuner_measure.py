@@ -8,8 +8,7 @@ from pathlib import Path
 import hypertune
 import pytest
 
-from hosts.tuner.measure import TrialMetrics
-from hosts.tuner.stopping import ENOUGH, lags
+from hosts.tuner.measure import ENOUGH, TrialMetrics, should_stop
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from scaletier.summaries import Summaries, tf
 
@@ -122,12 +121,12 @@ def test_the_median_rule() -> None:
     down = Study(up.params, goal=Goal.MINIMIZE)
     others = [ended(value - 0.1, value + 0.1, 99.0) for value in (0.2, 0.4, 0.5, 0.6, 0.8)]
     below, above = [Measurement(1, 0.1), Measurement(2, 0.49)], [Measurement(1, 0.51), Measurement(2, 0.52)]
-    assert lags(up, below, others)
-    assert not lags(up, above, others)
-    assert not lags(down, below, others)
-    assert lags(down, above, others)
-    assert not lags(up, [], others)
-    assert not lags(up, below, others[: ENOUGH - 1]), "too few to compare with"
-    assert not lags(up, below, [*others[:4], ended(0.5, 0.5, early=True)]), "one that was stopped is none of them"
+    assert should_stop(up, below, others)
+    assert not should_stop(up, above, others)
+    assert not should_stop(down, below, others)
+    assert should_stop(down, above, others)
+    assert not should_stop(up, [], others)
+    assert not should_stop(up, below, others[: ENOUGH - 1]), "too few to compare with"
+    assert not should_stop(up, below, [*others[:4], ended(0.5, 0.5, early=True)]), "one that was stopped is none of them"
     late = [Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=[Measurement(50, 0.9)])] * ENOUGH
-    assert not lags(up, below, late), "nobody told anything up to this step"
+    assert not should_stop(up, below, late), "nobody told anything up to this step"
