@@ -16,9 +16,11 @@ _WORDS = {
     "a valid dictionary": "a mapping of names",
     "a valid integer": "a whole number",
     "a valid list": "a list",
+    "a valid number": "a number",
     "a valid string": "a string",
     "a valid tuple": "a list",
     "greater than or equal to": "at least",
+    "less than or equal to": "at most",
 }
 
 

@@ -49,9 +49,10 @@ def validate(model: type[Model], data: Any, path: str) -> Model:
         raise UsageError(one_line(error, path, "." if ": " in path else ": ")) from None
 
 
-def _no_truth(value: Any) -> Any:
-    if isinstance(value, bool):  # which Python takes for 0 or 1
-        raise ValueError("must be a whole number")
+def no_truth(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
     return value
 
 
@@ -114,7 +115,7 @@ def check_notify(value: Any) -> str:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_no_truth)]
+Whole = Annotated[int, BeforeValidator(no_truth)]
 # The JSON of Google's API has 64-bit integers as strings, and so have many config files: workerCount: "4".
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ops.errors import UsageError
 
@@ -16,9 +16,8 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     """Return the modules outside the package that `module` imports, each with the importing `file:line`.
 
     Raises:
-        UsageError: for a module that is not in the package, a file that does not compile, and an import of a part of the
-          package
-            that is missing.
+        UsageError: for a module that is not in the package, a file that does not compile, or an import of a missing part of the
+            package.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:
@@ -28,44 +27,46 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         raise UsageError(f"module {module!r} is a package without a __main__.py, which is what would run: name a module of it")
     trees = {path: _compile(path, content, root) for path, content in files.items() if path.endswith(".py")}
     outside: dict[str, str] = {}
-    waiting, visited = [start], set[str]()
-    while waiting:
-        path = waiting.pop()
-        if path in visited:
-            continue
-        visited.add(path)
+
+    def follow(path: str) -> Iterator[str]:
         for name, parts, line in _imports(trees[path], _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
-                _note(outside, name.partition(".")[0], where)
-                continue
-            if _path_of(name, files) is None and not any(path.startswith(f"{name.replace('.', '/')}/") for path in files):
+                _note(outside, name, where)
+            elif _path_of(name, files) is None and not any(each.startswith(f"{name.replace('.', '/')}/") for each in files):
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}")
-            for module in (name, *(f"{name}.{part}" for part in parts)):
-                waiting += _paths_on_the_way(module, files)
-        waiting += _paths_on_the_way(_name_of(path) or package, files)
+            else:
+                yield from _paths_of_import(name, parts, files)
+        yield from _paths_on_the_way(_name_of(path) or package, files)
+
+    _follow(start, follow)
     return outside
 
 
 def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dict[str, str]:
     """Return the same for a file that Python runs by its path: it can import its neighbours by name."""
-    beside = script.rpartition("/")[0]
-    own = {path.removeprefix(f"{beside}/"): content for path, content in files.items() if path.startswith(f"{beside}/")}
+    folder, _, start = script.rpartition("/")
+    own = {path.removeprefix(f"{folder}/"): content for path, content in files.items() if path.startswith(f"{folder}/")}
     outside: dict[str, str] = {}
-    waiting, visited = [script.rpartition("/")[2]], set[str]()
-    while waiting:
-        path = waiting.pop()
-        if path in visited:
-            continue
-        visited.add(path)
-        for name, parts, line in _imports(_compile(path, own[path], f"{root}/{beside}"), _package_of(path)):
-            neighbours = [
-                way for module in (name, *(f"{name}.{part}" for part in parts)) for way in _paths_on_the_way(module, own)
-            ]
-            waiting += neighbours
-            if not neighbours and not any(path.startswith(f"{name.partition('.')[0]}/") for path in own):
-                _note(outside, name.partition(".")[0], f"{beside}/{path}:{line}")
+
+    def follow(path: str) -> Iterator[str]:
+        for name, parts, line in _imports(_compile(path, own[path], f"{root}/{folder}"), _package_of(path)):
+            neighbours = _paths_of_import(name, parts, own)
+            yield from neighbours
+            if not neighbours and not any(each.startswith(f"{name.partition('.')[0]}/") for each in own):
+                _note(outside, name, f"{folder}/{path}:{line}")
+
+    _follow(start, follow)
     return outside
+
+
+def _follow(start: str, follow: Callable[[str], Iterable[str]]) -> None:
+    """Visit a file and all that it leads to, each once."""
+    waiting, visited = [start], set[str]()
+    while waiting:
+        if (path := waiting.pop()) not in visited:
+            visited.add(path)
+            waiting += follow(path)
 
 
 def wants(content: bytes, package: str) -> bool:
@@ -97,8 +98,9 @@ def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: st
 
 
 def _note(outside: dict[str, str], name: str, where: str) -> None:
-    if name not in sys.stdlib_module_names:
-        outside.setdefault(name, where)
+    top = name.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        outside.setdefault(top, where)
 
 
 def _compile(path: str, content: bytes, root: str) -> ast.Module:
@@ -129,6 +131,10 @@ def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
     parts = name.split(".")
     paths = (_path_of(".".join(parts[: end + 1]), files) for end in range(len(parts)))
     return [path for path in paths if path]
+
+
+def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]) -> list[str]:
+    return [path for module in (name, *(f"{name}.{part}" for part in parts)) for path in _paths_on_the_way(module, files)]
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], int]]:

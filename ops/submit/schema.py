@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.checks import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole
+from ops.checks import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole, no_truth
 from ops.errors import UsageError
 from ops.submit import arguments
 
@@ -67,23 +67,10 @@ def _unsupported(_: Any) -> NoReturn:
     raise refusal("is not supported: fab train builds the package itself, give it --package DIR")
 
 
-def _number(value: Any) -> float:
-    """Parse a number; also a string, as in Google's config files, and as YAML reads 1e-4."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError("must be a number") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+def _number(value: float) -> float:
+    if not abs(value) <= _LARGEST:
         raise ValueError(f"must be a number of at most {_LARGEST:g} either way")
     return value
-
-
-def _trials(value: Any) -> int:
-    count = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * _MOST_TRIALS)) else value
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_TRIALS:
-        raise ValueError(f"must be a whole number from 1 to {_MOST_TRIALS}")
-    return count
 
 
 def _distinct(values: list[_Item]) -> list[_Item]:
@@ -118,8 +105,9 @@ def _metric_tag(tag: str) -> str:
 
 _NAMED = "a hyperparameter has a parameterName and a type"
 _Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
-_Number = Annotated[float, PlainValidator(_number)]
-_Trials = Annotated[int, PlainValidator(_trials)]
+# A string, too, as in Google's config files, and as YAML reads 1e-4.
+_Number = Annotated[float, BeforeValidator(no_truth), AfterValidator(_number)]
+_Trials = Annotated[Whole, Field(ge=1, le=_MOST_TRIALS)]
 
 
 class HyperparameterSpec(Section):
@@ -149,14 +137,14 @@ class HyperparameterSpec(Section):
 
     def _check_range(self, low: float, high: float) -> None:
         if self.type is ParameterType.INTEGER:
-            if broken := [each for each in (low, high) if not float(each).is_integer()]:
-                raise refusal(f"is of type INTEGER, and {broken[0]} is no whole number; DOUBLE has such")
+            if broken := [each for each in (low, high) if not each.is_integer()]:
+                raise refusal(f"is of type INTEGER, and {broken[0]:g} is no whole number; DOUBLE has such")
             if max(abs(low), abs(high)) > _LARGEST_INTEGER:
                 raise refusal(f"has a number above {_LARGEST_INTEGER}, which no trial could be told exactly: scale it")
         if low >= high:
-            raise refusal(f"{low} is not below maxValue {high}: turn them round, or take the parameter out", "minValue")
+            raise refusal(f"{low:g} is not below maxValue {high:g}: turn them round, or take the parameter out", "minValue")
         if self.scaleType in _LOGS and low <= 0:
-            raise refusal(f"{low} has no logarithm, and scaleType is {self.scaleType}: take one above 0", "minValue")
+            raise refusal(f"{low:g} has no logarithm, and scaleType is {self.scaleType}: take one above 0", "minValue")
 
 
 def _parameters(params: list[HyperparameterSpec]) -> list[HyperparameterSpec]:

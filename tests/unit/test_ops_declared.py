@@ -154,7 +154,7 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
         ("plan: {defaultSyncPeriod: 0}", "plan.defaultSyncPeriod must be at least 1, not 0"),
         ("plan: {evaluate: 5}", "plan.evaluate must be a flag such as --data, not 5"),
-        ("plan: {parameterBits: true}", "plan.parameterBits must be a whole number, not True"),
+        ("plan: {parameterBits: true}", "plan.parameterBits must be a number, not True"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
         ("export: 5", "export '5' is not a module of the package"),
         ("tensorflow: 2.20", 'tensorflow must be a list of minor versions in quotes, such as ["2.20", "2.21"], not 2.2'),
