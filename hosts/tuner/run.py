@@ -71,7 +71,7 @@ def main(job_id: str, name: str, said: str) -> int:
         host, state = config.load(os.environ)
         ledger = Ledger(TimeLimited(open_bucket(host.bucket), _STORE_SECONDS))
         plan = _plan(ledger, job_id, host.pollSeconds)
-        from hosts.tuner.propose import propose
+        from hosts.tuner.suggest import suggest
     except ImportError as error:
         return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
     except (config.HostConfigError, RecordError, BucketError) as error:
@@ -82,7 +82,7 @@ def main(job_id: str, name: str, said: str) -> int:
     starts = launcher(host.bucket, os.environ)
     spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
     scratch = scratch_folder(state) if starts else None
-    tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), description["env"], scratch)
+    tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -107,7 +107,7 @@ class Tuner:
         study: Study,
         name: str,
         host: HostFile,
-        propose: Callable[[Study, Sequence[Trial], int], dict[str, str]],
+        suggest: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
         last_words: Callable[[], str] = str,
         environ: Mapping[str, str] = os.environ,
@@ -121,7 +121,7 @@ class Tuner:
         """
         self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
-        self._propose, self._spawn, self._last_words, self._sleep = propose, spawn, last_words, sleep
+        self._suggest, self._spawn, self._last_words, self._sleep = suggest, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
         # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
         self._wanted: Trial | None = None
@@ -187,7 +187,7 @@ class Tuner:
         if len(trials) >= self._study.trials:
             return None
         number = self._trials.next_number
-        trial = Trial(number, self._propose(self._study, trials, number), self._name, self._host.name)
+        trial = Trial(number, self._suggest(self._study, trials, number), self._name, self._host.name)
         self._make_folder(trial)
         self._wanted = trial
         return self._ledger.create_trial(self._plan.jobId, trial)

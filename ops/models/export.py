@@ -20,7 +20,7 @@ from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
-from ops.package import declared, push, runtimes
+from ops.package import push, runtimes, trainer_config
 from ops.submit.trials import best_of, say_which
 
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
@@ -79,11 +79,11 @@ def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
     item = cluster.bucket.read(paths.package(job_id))
     package = item.content if item else None
     name = found.job.manifest.get("package", {}).get("name")
-    exporter = declared.read_archive(package, name).export if package and name else None
+    exporter = trainer_config.read_archive(package, name).export if package and name else None
     if package is None or exporter is None:
         raise OpsError(
-            f"job {job_id} ({state}) exported no model, and its trainer declares no export in {declared.FILE} to make one of a "
-            f"checkpoint: fab get {job_id} fetches its checkpoints"
+            f"job {job_id} ({state}) exported no model, and its trainer declares no export in {trainer_config.FILE} to make "
+            f"one of a checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief
     arguments = [*found.job.trainingInput.get("args", []), *more, "--job-dir", found.job_dir]  # of two the last counts

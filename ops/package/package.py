@@ -15,7 +15,7 @@ from infra.spec import PYTHON
 from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.errors import UsageError
-from ops.package import declared
+from ops.package import trainer_config
 from ops.package.imports import check_module, check_script, wants
 from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, Tree, show_notes, walk
 
@@ -41,7 +41,7 @@ _SKIPPED_DIRS = frozenset(
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
-_LIBRARY = HERE / declared.LIBRARY
+_LIBRARY = HERE / trainer_config.LIBRARY
 _EXECUTABLE = 0o100
 # Leftovers of earlier builds in a project, which a new one would include.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
@@ -66,7 +66,7 @@ class PackageSource:
     def names(self) -> list[str]:
         """The packages and modules at the top of it."""
         tops = {path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
-        return sorted(tops - {declared.LIBRARY} or tops)
+        return sorted(tops - {trainer_config.LIBRARY} or tops)
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Package:
         return hashlib.sha256(self.archive).hexdigest()
 
     @property
-    def declared(self) -> declared.TrainerConfig:
+    def declared(self) -> trainer_config.TrainerConfig:
         """Its declaration."""
-        return declared.read(self.files, self.name)
+        return trainer_config.read(self.files, self.name)
 
     @property
     def pushed(self) -> dict[str, bytes]:
@@ -251,12 +251,12 @@ def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
 
     `beside` is a further folder, with its slash, in which Python would find one first.
     """
-    own = tuple(f"{folder}{declared.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
+    own = tuple(f"{folder}{trainer_config.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
     if any(path.startswith(own) for path in files):
         return files
-    if not any(wants(content, declared.LIBRARY) for path, content in files.items() if path.endswith(".py")):
+    if not any(wants(content, trainer_config.LIBRARY) for path, content in files.items() if path.endswith(".py")):
         return files
-    return {**files, **_read(walk(_LIBRARY, (), _SKIPPED_DIRS, _SKIPPED_FILES), declared.LIBRARY)}
+    return {**files, **_read(walk(_LIBRARY, (), _SKIPPED_DIRS, _SKIPPED_FILES), trainer_config.LIBRARY)}
 
 
 def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
@@ -292,7 +292,7 @@ def _imports(
     if module:
         contained, imports = (*wheels, *files), check_module(files, name, module, folder)
     else:  # Python looks beside a script, and not for the folder that it is in
-        beside = (path for path in files if path.startswith(f"{declared.LIBRARY}/"))
+        beside = (path for path in files if path.startswith(f"{trainer_config.LIBRARY}/"))
         contained, imports = (*wheels, *beside), check_script(files, script, folder) if script else {}
     tops = {path.partition("/")[0].partition(".")[0] for path in contained}
     return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}

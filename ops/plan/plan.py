@@ -24,7 +24,7 @@ from ops.checks import validate
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.package import package
-from ops.package.declared import PlanFlags, TrainerConfig
+from ops.package.trainer_config import PlanFlags, TrainerConfig
 from ops.plan import learning, rehearsal, runs
 from ops.plan.learning import AccuracyTarget, Learned
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous

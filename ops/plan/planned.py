@@ -16,7 +16,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
-from ops.package.declared import TrainerConfig
+from ops.package.trainer_config import TrainerConfig
 from ops.plan import rehearsal
 from ops.plan.learning import Learned, crossing
 from ops.plan.plan import as_dict, models, period_of, read, strategy_of

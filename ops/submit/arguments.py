@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # its module reads with pydantic, which takes time to import
-    from ops.package.declared import PlanFlags
+    from ops.package.trainer_config import PlanFlags
 
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.

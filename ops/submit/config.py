@@ -19,10 +19,9 @@ from jobs.study import Study
 from ops.checks import check_notify, read_yaml, validate
 from ops.cluster.inventory import require_runtimes
 from ops.errors import UsageError, meant
-from ops.package import declared as declaration
-from ops.package import runtimes
-from ops.package.declared import Strategy, TrainerConfig, merged
+from ops.package import runtimes, trainer_config
 from ops.package.runtimes import Runtime
+from ops.package.trainer_config import Strategy, TrainerConfig, merged
 from ops.submit import arguments, environment, part, tuning
 from ops.submit.part import ROLE_KEYS
 from ops.submit.program import readers
@@ -353,7 +352,7 @@ def build_job(
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     asked_files = readers(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
-    declared = declaration.read(files or {}, module.partition(".")[0] or package)
+    declared = trainer_config.read(files or {}, module.partition(".")[0] or package)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
     has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
     job_dir_flag = _job_dir_flag(args, declared, asked_files, has_job_dir)

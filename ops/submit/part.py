@@ -13,7 +13,7 @@ from ops.submit.arguments import STRATEGY
 from ops.terminal import plural
 
 if TYPE_CHECKING:
-    from ops.package.declared import TrainerConfig
+    from ops.package.trainer_config import TrainerConfig
 
 Counts = Mapping[Role, int]
 TYPE_KEYS: Mapping[Role, str] = {

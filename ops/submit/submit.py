@@ -36,7 +36,7 @@ from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package, push
-from ops.package.declared import Data
+from ops.package.trainer_config import Data
 from ops.submit import manifest, render
 from ops.submit.arguments import steps
 from ops.submit.config import JobSpec

@@ -29,8 +29,8 @@ from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.waking import startable, wake
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package, push
-from ops.package.declared import check_tensorflow
 from ops.package.imports import missing_line
+from ops.package.trainer_config import check_tensorflow
 from ops.submit import outcome, program, render, tuning
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission, submit, used_before

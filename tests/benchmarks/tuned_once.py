@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stack import MNIST
-from hosts.tuner.propose import propose
+from hosts.tuner.suggest import suggest
 from jobs.study import Algorithm, Goal, Measurement, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, best
 from trainer.request import images
 
@@ -75,7 +75,7 @@ def main() -> None:
         while len(trials) < TRIALS:
             started = list[Trial]()
             for number in range(len(trials) + 1, min(len(trials) + AT_ONCE, TRIALS) + 1):
-                started.append(Trial(number, propose(study, [*trials, *started], number), ""))
+                started.append(Trial(number, suggest(study, [*trials, *started], number), ""))
             for trial in started:
                 final = Measurement(STEPS, trained(trial.hyperparameters, train, test))
                 trials.append(replace(trial, state=TrialState.SUCCEEDED, finalMetric=final))

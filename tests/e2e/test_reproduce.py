@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from stacks import ORIGINAL, ROOT, Stack
 
-from ops.package.declared import read
 from ops.package.package import find
+from ops.package.trainer_config import read
 from ops.plan import plan
 
 

@@ -35,7 +35,7 @@ from ops.cluster import inventory
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
 from ops.logs.filters import parse_filter
-from ops.package import declared, hostpython
+from ops.package import hostpython, trainer_config
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
 from ops.submit.schema import JobConfig
@@ -81,7 +81,7 @@ def _job(data: bytes) -> object:
 
 
 def _package(data: bytes) -> object:
-    return declared.read({"mine/scaletier.yaml": data, "mine/task.py": b""}, "mine")
+    return trainer_config.read({"mine/scaletier.yaml": data, "mine/task.py": b""}, "mine")
 
 
 def _log(data: bytes) -> object:
@@ -125,7 +125,7 @@ def _stored(data: bytes) -> object:
 
 def _archive(data: bytes) -> object:
     """Read a tar.gz of a fuzzed tar: no mutation of the whole would keep its checksums."""
-    return declared.read_archive(gzip.compress(data, 0), "mine")
+    return trainer_config.read_archive(gzip.compress(data, 0), "mine")
 
 
 def _requirement(data: bytes) -> object:

@@ -117,7 +117,7 @@ OUTSIDE = {
     "trainer/tfrecord.py": {"google_crc32c"},
     "hosts/tuner": set(),
     "hosts/tuner/measure.py": {"fsspec", "tensorboard"},
-    "hosts/tuner/propose.py": {"optuna"},
+    "hosts/tuner/suggest.py": {"optuna"},
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from infra.inventory import Inventory
 from jobs import records
 from ops.errors import UsageError
-from ops.package.declared import FILE, read
+from ops.package.trainer_config import FILE, read
 from ops.submit.config import JobFlags, build_job, split_args, split_labels
 from ops.submit.render import plan
 

@@ -17,8 +17,8 @@ from jobs.folder import open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.package.declared import Exchange, TrainerConfig, read
 from ops.package.package import build
+from ops.package.trainer_config import Exchange, TrainerConfig, read
 from ops.plan import plan, planned, show
 from ops.plan.learning import AccuracyTarget
 from ops.plan.plan import Call

@@ -16,7 +16,7 @@ from ops.cluster.host_files import render
 from ops.cluster.inventory import select
 from ops.cluster.shell import argv
 from ops.errors import UsageError
-from ops.package import declared
+from ops.package import trainer_config
 from ops.plan import planned
 from ops.show.cost import share
 from ops.show.overview import ClusterSnapshot, overview
@@ -64,7 +64,7 @@ def test_they_cannot_be_asked_for(served: Inventory, words: str) -> None:
     with pytest.raises(UsageError, match=r"'serving.*' is no role; valid are ps, master, worker, evaluator, such as"):
         build(served, replicas=words)
     with pytest.raises(UsageError, match=r"replicas.*serving.*valid are ps, master, worker, evaluator"):
-        declared.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
+        trainer_config.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
 
 
 def test_no_replica_is_theirs(inventory: Inventory, served: Inventory) -> None:

@@ -40,7 +40,7 @@ from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError, explain
 from ops.package import package, push
-from ops.package.declared import Data, TrainerConfig
+from ops.package.trainer_config import Data, TrainerConfig
 from ops.submit import render, train
 from ops.submit import submit as module
 from ops.submit.config import JobFlags, build_job

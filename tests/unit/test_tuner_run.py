@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from hosts.tuner.propose import propose
 from hosts.tuner.run import Tuner, _folder, last_words
+from hosts.tuner.suggest import suggest
 from jobs.bucket import BucketError, Item
 from jobs.chunks import Chunk
 from jobs.folder import FolderBucket
@@ -60,16 +60,6 @@ class Child:
         self.stopped, self.looks = True, []
 
 
-def test_what_stops_the_tuner_stops_its_trial(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    tuner: list[Any] = []
-    child = Child([lambda: tuner[0].terminate()], 143)
-    world.child = lambda *_: child
-    tuner.append(world.tuner("master-0"))
-    assert tuner[0].run() == 143
-    assert child.terminated == 1
-
-
 def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
     """Report a metric like cloudml-hypertune."""
     line = {"timestamp": step, "trial": environment["CLOUD_ML_TRIAL_ID"], tag: str(value), "global_step": str(step)}
@@ -98,7 +88,7 @@ class World:
             return self.child(name, environment)
 
         host = HostFile(name, "", 0.01, "/venv/python")
-        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, propose, spawn, lambda: "oh")
+        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, suggest, spawn, lambda: "oh")
 
     def trials(self) -> list[Trial]:
         return Trials(self.ledger, "job01").read()
@@ -306,20 +296,16 @@ def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
     ]
 
 
-def test_one_that_is_killed_each_time_has_failed(world: World) -> None:
-    world.child = lambda *_: Child([], -9)
-    assert world.tuner("master-0").run() == 1
-    assert [trial.restarts for trial in world.trials()] == [2, 2]
-    assert world.trials()[0].errorMessage.startswith("it ended with signal 9 (SIGKILL)")
-
-
-def test_one_that_ran_out_of_memory_is_not_run_again(world: World) -> None:
+@pytest.mark.parametrize(("out_of_memory", "restarts", "why"), [(False, 2, "signal 9 (SIGKILL)"), (True, 0, "out of memory")])
+def test_one_that_is_killed_each_time_or_for_its_memory_has_failed(
+    world: World, out_of_memory: bool, restarts: int, why: str
+) -> None:
     child = Child([], -9)
-    child.out_of_memory = True
+    child.out_of_memory = out_of_memory
     world.child = lambda *_: child
-    world.tuner("master-0").run()
-    assert [(trial.state, trial.restarts) for trial in world.trials()] == [(TrialState.FAILED, 0)] * 2
-    assert "out of memory" in world.trials()[0].errorMessage
+    assert world.tuner("master-0").run() == 1
+    assert [(trial.state, trial.restarts) for trial in world.trials()] == [(TrialState.FAILED, restarts)] * 2
+    assert why in world.trials()[0].errorMessage
 
 
 def test_a_host_that_kills_whatever_has_it_does_not_get_it_for_ever(world: World) -> None:
@@ -348,13 +334,12 @@ def test_one_that_lags_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (last.state, last.finalMetric) == (TrialState.SUCCEEDED, Measurement(1, 0.1))
 
 
-def test_a_stop_ends_it_and_leaves_the_trial_to_be_run_again(world: World) -> None:
-    def stopped(_: str, environment: Mapping[str, str]) -> Child:
-        return Child([tuner.terminate], 143)
-
-    world.child = stopped
+def test_a_stop_ends_it_and_its_trial_which_is_left_to_be_run_again(world: World) -> None:
+    child = Child([lambda: tuner.terminate()], 143)
+    world.child = lambda *_: child
     tuner = world.tuner("master-0")
     assert tuner.run() == 143
+    assert child.terminated == 1
     assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
 
 

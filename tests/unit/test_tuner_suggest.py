@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hosts.tuner.propose import propose
+from hosts.tuner.suggest import suggest
 from jobs.study import (
     Algorithm,
     Goal,
@@ -37,7 +37,7 @@ def played(study: Study, value: Callable[[dict[str, str]], float]) -> list[Trial
     """Return all the trials of a study, run one after another."""
     trials: list[Trial] = []
     for number in range(1, study.trials + 1):
-        tried = propose(study, trials, number)
+        tried = suggest(study, trials, number)
         trials.append(Trial(number, tried, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, value(tried))))
     return trials
 
@@ -52,10 +52,10 @@ def test_each_type_has_what_it_may_have() -> None:
         assert tried["kind"] in {"adam", "sgd"}
 
 
-def test_the_same_is_proposed_for_the_same_trials_and_another_for_another_seed() -> None:
+def test_the_same_is_suggestd_for_the_same_trials_and_another_for_another_seed() -> None:
     first = played(STUDY, lambda tried: float(tried["rate"]))
     assert [t.hyperparameters for t in first] == [t.hyperparameters for t in played(STUDY, lambda tried: float(tried["rate"]))]
-    assert propose(replace(STUDY, seed=1), [], 1) != propose(replace(STUDY, seed=2), [], 1)
+    assert suggest(replace(STUDY, seed=1), [], 1) != suggest(replace(STUDY, seed=2), [], 1)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_same_is_proposed_for_the_same_trials_and_another_for_another_seed()
 def test_a_scale_says_where_the_middle_is(scale: ScaleType, low: float, high: float) -> None:
     """Half of what is drawn lies below the middle of the scale: 0.5, 0.01, and 1 - 0.01."""
     study = Study([replace(RATE, scaleType=scale)], algorithm=Algorithm.RANDOM_SEARCH, maxTrials=1)
-    drawn = sorted(float(propose(replace(study, seed=seed), [], 1)["rate"]) for seed in range(200))
+    drawn = sorted(float(suggest(replace(study, seed=seed), [], 1)["rate"]) for seed in range(200))
     assert low < drawn[100] < high
 
 
@@ -90,7 +90,7 @@ def test_whatever_was_drawn_can_be_told_again(low: int, more: int, scale: ScaleT
 
 def test_a_large_whole_number_is_passed_with_all_its_digits() -> None:
     study = Study([Parameter("x", ParameterType.INTEGER, 123456789, 123456790)])
-    assert propose(study, [], 1)["x"] in {"123456789", "123456790"}
+    assert suggest(study, [], 1)["x"] in {"123456789", "123456790"}
 
 
 def test_nothing_is_tried_twice_while_there_is_anything_else() -> None:
@@ -107,7 +107,7 @@ def test_a_grid_has_every_point_once_in_order_and_no_more() -> None:
     assert tried == [("1", "16"), ("1", "32"), ("1", "64.5"), ("2", "16"), ("2", "32"), ("2", "64.5")]
     trials = played(study, lambda _: 0.0)
     with pytest.raises(ValueError, match="every point"):
-        propose(study, trials, 7)
+        suggest(study, trials, 7)
     rest = replace(study, earlier=[PriorTrial({"n": "1", "batch": "32"}, 0.5)])
     assert rest.trials == 5
     assert ("1", "32") not in [tuple(trial.hyperparameters.values()) for trial in played(rest, lambda _: 0.0)]
@@ -152,13 +152,13 @@ def test_to_make_most_of_a_thing_is_to_make_least_of_its_opposite() -> None:
 def test_what_an_earlier_job_found_is_known() -> None:
     study = replace(STUDY, goal=Goal.MINIMIZE, maxTrials=20)
     known = [PriorTrial(trial.hyperparameters, bowl(trial.hyperparameters)) for trial in played(study, bowl)]
-    after = [bowl(propose(replace(study, earlier=known, seed=seed), [], 1)) for seed in range(40)]
-    before = [bowl(propose(replace(study, seed=seed), [], 1)) for seed in range(40)]
+    after = [bowl(suggest(replace(study, earlier=known, seed=seed), [], 1)) for seed in range(40)]
+    before = [bowl(suggest(replace(study, seed=seed), [], 1)) for seed in range(40)]
     assert fmean(after) < 0.75 * fmean(before)
 
 
 def test_trials_that_run_or_failed_do_not_stop_it() -> None:
     states = [TrialState.RUNNING, TrialState.FAILED]
-    trials = [Trial(number, propose(STUDY, [], number), "m", state=states[number % 2]) for number in range(1, 15)]
-    tried = propose(STUDY, trials, 15)
+    trials = [Trial(number, suggest(STUDY, [], number), "m", state=states[number % 2]) for number in range(1, 15)]
+    tried = suggest(STUDY, trials, 15)
     assert tried not in [trial.hyperparameters for trial in trials]

@@ -28,7 +28,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLETE, TrialState.FAILED: State.FAIL}
 
 
-def propose(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
+def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
     """Return the hyperparameters of the trial with this number, in the order of the study's.
 
     They are the same for the same trials and the same seed of the study.

@@ -12,8 +12,8 @@ import yaml
 from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
 from ops.errors import UsageError
-from ops.package import declared, package
-from ops.package.declared import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
+from ops.package import package, trainer_config
+from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.submit import render, train
 from ops.submit.arguments import steps
 from ops.submit.config import JobFlags
@@ -37,7 +37,7 @@ export: mine.sub.saved
 
 def read(text: str | bytes) -> TrainerConfig:
     content = text.encode() if isinstance(text, str) else text
-    return declared.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
+    return trainer_config.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
 
 
 def test_everything_that_can_be_declared() -> None:
@@ -55,7 +55,7 @@ def test_everything_that_can_be_declared() -> None:
 
 def test_nothing_that_is_declared() -> None:
     nothing = TrainerConfig()
-    assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
+    assert trainer_config.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
     assert read("") == read("plan:  # none\n") == nothing
     assert nothing.chosen("any") == nothing.chosen(None) == Strategy()
     assert Strategy().model_dump(exclude_none=True) == {
@@ -87,18 +87,18 @@ def test_a_python_of_the_job_s_own_has_a_tensorflow_that_the_trainer_knows(
     lines: list[str], whole: bool, says: str | None
 ) -> None:
     told = read("tensorflow: ['2.20', '2.21']")
-    declared.check_tensorflow(TrainerConfig(), "mine", lines, whole)
+    trainer_config.check_tensorflow(TrainerConfig(), "mine", lines, whole)
     if says is None:
-        declared.check_tensorflow(told, "mine", lines, whole)
+        trainer_config.check_tensorflow(told, "mine", lines, whole)
         return
     with pytest.raises(UsageError, match=re.escape(says)) as error:
-        declared.check_tensorflow(told, "mine", lines, whole)
+        trainer_config.check_tensorflow(told, "mine", lines, whole)
     assert str(error.value).startswith("package mine trains by TensorFlow 2.20, 2.21, and ")
 
 
 def test_the_library_declares_the_versions_that_it_was_tried_with() -> None:
     files = {f"scaletier/{FILE}": (ROOT / "scaletier" / FILE).read_bytes()}
-    assert declared.read(files, "mine").tensorflow == tuple(private.VERSIONS)
+    assert trainer_config.read(files, "mine").tensorflow == tuple(private.VERSIONS)
 
 
 def test_the_default_strategy_is_meant_where_none_is_named() -> None:
@@ -196,13 +196,13 @@ def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path)
         (tmp_path / "mine" / path).write_text("")
     (tmp_path / "mine" / FILE).write_text(ALL)
     built = package.build(tmp_path / "mine", "mine.task")
-    assert built.declared == declared.read_archive(built.archive, "mine") == read(ALL)
+    assert built.declared == trainer_config.read_archive(built.archive, "mine") == read(ALL)
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == read(ALL)
-    assert declared.read_archive(built.archive, "other") == TrainerConfig()
+    assert trainer_config.read_archive(built.archive, "other") == TrainerConfig()
 
 
 def test_the_shipped_declaration_is_true() -> None:
-    shipped = declared.read(SHIPPED.files, SHIPPED.name)
+    shipped = trainer_config.read(SHIPPED.files, SHIPPED.name)
     parser = trainer_flags.parser({})
     known = {name for action in parser._actions for name in action.option_strings}
     assert tuple(shipped.strategies) == library_flags.STRATEGIES
@@ -241,7 +241,7 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
     shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "trainers.md").read_text(), re.MULTILINE | re.DOTALL)
     declarations = [block for block in shown if yaml.safe_load(block).keys() & {"strategies", "export"}]
     files = {**SHIPPED.files, f"{LIBRARY}/{FILE}": b"", f"trainer/{FILE}": "".join(declarations).encode()}
-    assert declared.read(files, "trainer") == declared.read(SHIPPED.files, "trainer")
+    assert trainer_config.read(files, "trainer") == trainer_config.read(SHIPPED.files, "trainer")
 
 
 LIBRARYS_OWN = TrainerConfig(
@@ -293,7 +293,7 @@ def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: P
     assert built.declared == LIBRARYS_OWN
     assert built.declared.chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
     assert built.declared.chosen("sync").end_keys == {"gracePeriod": 0}
-    assert declared.read_archive(built.archive, "mine") == LIBRARYS_OWN
+    assert trainer_config.read_archive(built.archive, "mine") == LIBRARYS_OWN
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == LIBRARYS_OWN
 
 
@@ -328,15 +328,9 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
     assert plan["args"][:2] == ["--strategy", "sync"]
 
 
-def test_a_dry_run_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.dry_run(Cluster(inventory), JobFlags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
-    plan = json.loads(capsys.readouterr().out)["plan"]
-    assert (plan["restartPolicy"], plan["optionalRoles"]) == ("all", ["ps", "evaluator"])
-
-
 def test_the_examples_declare_what_they_look_for() -> None:
     for folder in sorted(path for path in (ROOT / "examples").iterdir() if (path / "task.py").is_file()):
-        found = declared.read(package.find(folder).files, folder.name)
+        found = trainer_config.read(package.find(folder).files, folder.name)
         assert (found.data is not None) == ("SCALETIER_DATA" in (folder / "task.py").read_text()), folder
 
 
@@ -377,7 +371,7 @@ def test_no_pattern_takes_along_keys(tmp_path: Path) -> None:
     for name in (".scaletier/local/key", ".other/local/key"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    found = declared.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
+    found = trainer_config.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
     assert found == {"key": tmp_path / ".other/local/key"}
 
 
