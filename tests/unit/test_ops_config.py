@@ -138,6 +138,9 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: []", "trainingInput is not a mapping"),
         ("- a", "config.yaml is not a mapping"),
         ("a: [", "config.yaml:1 is not YAML"),
+        ("a: 2021-13-45", "config.yaml cannot be read: month must be in 1..12"),
+        ("trainingInput: {region: [x], workerCount: -1}", "trainingInput.workerCount must be at least 0, not -1; "),
+        ("trainingInput: {region: [x], workerCount: -1}", "config.yaml: trainingInput.region must be a string, not ['x']"),
         ("jobId: other", "is for job 'other', the command line says 'job01'"),
     ],
 )  # fmt: skip
