@@ -45,6 +45,11 @@ class Bucket:
         record = JobRecord(job_id, hosts=HOSTS, createTime="2026-01-31T12:00:00Z", submittedBy="me", **job)  # type: ignore[arg-type]
         return Submitter(Ledger(self.store, sleep=lambda _: None), record, me, max_wait)
 
+    def claimed(self, me: str = "fab 1", job_id: str = "job01") -> Submitter:
+        submitter = self.submitter(me, job_id)
+        submitter.claim(may_wait=True)
+        return submitter
+
     def canceller(self, job_id: str = "job01") -> Canceller:
         return Canceller(self.ledger, ChangeTimer(self.clock), "canceller", job_id, b"{}", LEASE)
 
@@ -93,15 +98,15 @@ def test_a_job_from_its_claim_until_it_is_handed_over(bucket: Bucket) -> None:
 
 
 def test_an_id_that_was_used_before_changes_nothing(bucket: Bucket) -> None:
-    bucket.submitter().claim(may_wait=True)
+    bucket.claimed()
     before = bucket.job()
     with pytest.raises(UsedBeforeError):
-        bucket.submitter("fab 2").claim(may_wait=True)
+        bucket.claimed("fab 2")
     bucket.submitter().give_up("no")  # of another life: it has nothing to give up
     assert bucket.job() == before
     assert bucket.queue() == []
     with pytest.raises(UsedBeforeError):
-        bucket.submitter("fab 2").claim(may_wait=True)
+        bucket.claimed("fab 2")
     assert (bucket.job(), bucket.queue()) == (before, [])
 
 
@@ -172,8 +177,7 @@ def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: B
 
 
 def test_signs_of_life_keep_it(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     for _ in range(5):
         bucket.tend(SUBMITTERS - 1)
         submitter.renew()
@@ -200,8 +204,7 @@ def test_an_answer_that_was_lost_is_a_success_when_it_is_tried_again(bucket: Buc
 
 
 def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
         submitter.renew()
@@ -210,8 +213,7 @@ def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) 
 
 
 def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     submitter.prepare()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
@@ -225,8 +227,7 @@ def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bu
 
 
 def test_cancelled_while_it_is_submitted(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     canceller = bucket.canceller()
     seen = canceller.step()
     assert seen is not None
@@ -254,8 +255,7 @@ def test_the_canceller_ends_what_a_silent_submitter_left(bucket: Bucket) -> None
 
 
 def test_the_canceller_ends_a_job_that_waits_at_once(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     submitter.hand_over()
     ended = bucket.canceller().step()
     assert ended == bucket.job()
@@ -263,8 +263,7 @@ def test_the_canceller_ends_a_job_that_waits_at_once(bucket: Bucket) -> None:
 
 
 def test_the_canceller_gives_replicas_three_leases(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     submitter.prepare()
     submitter.hand_over()
     bucket.change(lambda job: job.passed("master-0/1").to(JobState.RUNNING))
@@ -301,8 +300,7 @@ def test_a_job_waits_for_its_hosts_only_so_long(bucket: Bucket) -> None:
 
 
 def test_a_waiting_job_whose_end_was_asked_for_is_ended_by_who_tends(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     submitter.hand_over()
     bucket.ledger.request_cancel("job01", b"{}")
     bucket.monitor.run_once()
@@ -310,8 +308,8 @@ def test_a_waiting_job_whose_end_was_asked_for_is_ended_by_who_tends(bucket: Buc
 
 
 def test_hosts_of_a_job_that_is_over_are_given_to_the_next(bucket: Bucket) -> None:
-    bucket.submitter().claim(may_wait=True)
-    bucket.submitter("fab 2", "job02").claim(may_wait=True)
+    bucket.claimed()
+    bucket.claimed("fab 2", "job02")
     bucket.change(lambda job: job.passed("").ended("why"))
     beats = bucket.submitter("fab 2", "job02")
     beats.claim(may_wait=True)
@@ -323,7 +321,7 @@ def test_hosts_of_a_job_that_is_over_are_given_to_the_next(bucket: Bucket) -> No
 
 
 def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
-    bucket.submitter().claim(may_wait=True)
+    bucket.claimed()
     (bucket.root / paths.job("job01")).write_bytes(b"{")
     bucket.tend(LEASE - 1)
     assert bucket.queue() == [("job01", True)]
@@ -332,7 +330,7 @@ def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
 
 
 def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
-    bucket.submitter().claim(may_wait=True)
+    bucket.claimed()
     store = Flaky(FolderBucket(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
@@ -351,8 +349,7 @@ def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
 
 
 def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bucket) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     submitter.prepare()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
@@ -388,8 +385,7 @@ def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) ->
 
 
 def handed_over(bucket: Bucket, **limits: float) -> None:
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     bucket.ledger.create_plan(Plan("job01", HOSTS, "m", [], {}, **limits))  # type: ignore[arg-type]
     submitter.hand_over()
 
@@ -425,8 +421,7 @@ def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> Non
 
     starter = HostStarter(start, HOSTS, bucket.clock, lambda work: work())
     bucket.monitor = QueueMonitor(bucket.ledger, ChangeTimer(bucket.clock), "monitor", LEASE, starter)
-    submitter = bucket.submitter()
-    submitter.claim(may_wait=True)
+    submitter = bucket.claimed()
     bucket.ledger.create_plan(Plan("job01", HOSTS, "task", [], {}))
     bucket.tend(29)
     assert asked == [], "it is its submitter's"
@@ -445,7 +440,7 @@ def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> Non
     bucket.change(lambda job: job.ended(""))
     bucket.tend(40)
     assert asked == HOSTS, "nobody wants them any more"
-    bucket.submitter("fab 2", "job02").claim(may_wait=True)
+    bucket.claimed("fab 2", "job02")
     bucket.tend(40)
     assert bucket.job("job02").state == "FAILED"
     assert asked == HOSTS, "what a dead submitter left is ended, and starts no host"
