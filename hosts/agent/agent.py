@@ -212,9 +212,16 @@ class Agent:
             assignment.log.say("the replica or its host was stopped", "WARNING")
         self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
-        times = (self._clock, self._now)
         self._reporter = Reporter(
-            assignment, self._life, self._ledger, supervisor, *times, version, self._probes, self._site.notify
+            assignment,
+            self._life,
+            self._ledger,
+            supervisor,
+            self._clock,
+            self._now,
+            version,
+            self._probes,
+            self._site.notify,
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment
