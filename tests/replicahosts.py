@@ -77,6 +77,11 @@ class Cluster:
     def wait(self, *names: str) -> list[int]:
         return [self.processes[name].wait(PATIENCE) for name in names or self.processes]
 
+    def run(self) -> None:
+        """Start all hosts, and wait until each has nothing more to do."""
+        self.start()
+        assert set(self.wait()) == {0}
+
     def kill(self, name: str) -> None:
         """Kill the agent and its trainer, as systemd does with a unit's control group."""
         trainer = self.trainer(name)

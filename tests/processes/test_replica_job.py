@@ -39,8 +39,7 @@ def test_a_killed_trainer_is_restarted(make: Make) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "print('again')\n"
     )
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "SUCCEEDED"
     assert (cluster.job.attempt, cluster.job.replicas[0]["restarts"], cluster.job.replicas[0]["exitCode"]) == (0, 1, 0)
     assert cluster.log("master-0", "WARNING") == ["restarting after signal 9 (SIGKILL) (1 of 5)"]
@@ -52,8 +51,7 @@ def test_a_killed_trainer_is_restarted(make: Make) -> None:
 
 def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -> None:
     cluster = make("PER, KILLS = 2, [9, 15]\n" + KILLS_ITSELF, "master-0", "worker-0", maxRestarts=1, maxRetries=1)
-    cluster.start()
-    assert cluster.wait() == [0, 0]
+    cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
     said = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 times."
     assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {said}"
@@ -63,8 +61,7 @@ def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -
 
 def test_the_same_death_at_once_again_and_again_is_not_worth_another_start(make: Make) -> None:
     cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0")
-    cluster.start()
-    assert cluster.wait() == [0, 0]
+    cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 0)
     said = "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)), the same 3 times in a row."
     assert cluster.job.errorMessage.splitlines()[0] == said
@@ -152,16 +149,14 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
 
 def test_a_job_that_runs_too_long_is_cancelled(make: Make) -> None:
     cluster = make(SLEEPS, maxRunningTime=0.3)
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "CANCELLED"
     assert cluster.job.errorMessage == "The job ran for longer than maxRunningTime, 0.3 s."
 
 
 def test_a_job_that_prints_nothing_is_started_again(make: Make) -> None:
     cluster = make(SLEEPS, stallTimeout=0.3, maxRetries=1)
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
     said = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 times."
     assert cluster.job.errorMessage == said
@@ -217,8 +212,7 @@ def test_a_unit_that_is_stopped_leaves_the_job_as_it_is(make: Make) -> None:
     assert b"stopping: the unit is stopped" in cluster.archive("master-0")
     (cluster.package / "go").touch()
     shutil.rmtree(cluster.host("master-0") / "state" / "logs")  # the host was made anew
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert (cluster.job.state, cluster.job.replicas[0]["restarts"]) == ("SUCCEEDED", 1)
     assert cluster.log("master-0").count("stopping: the unit is stopped") == 1
     assert cluster.archive("master-0").count(b"stopping: the unit is stopped") == 1
@@ -312,8 +306,7 @@ def test_a_job_that_has_ended_is_left_alone(make: Make) -> None:
     cluster.write_job(JobState.SUCCEEDED)
     cluster.write_queue()
     before = cluster.job
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job == before
     assert sorted(path.name for path in cluster.job_folder.iterdir()) == ["job.json", "plan.json"]
     assert cluster.log("master-0") == []
@@ -344,15 +337,13 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
 def test_a_host_that_no_job_wants_has_nothing_to_do(make: Make) -> None:
     cluster = make(SLEEPS)
     cluster.write_queue(QueueEntry("job02", ["worker-0"], held=True))
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "PREPARING"
 
 
 def test_a_code_that_is_no_signal_ends_the_job_after_one_start(make: Make) -> None:
     cluster = make("import sys\nprint('giving up')\nsys.exit(-1)\n")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert (cluster.job.state, cluster.record("master-0").starts) == ("FAILED", 1)
     assert cluster.job.errorMessage == "The replica master 0 exited with a non-zero status of 255.\ngiving up"
 
@@ -366,8 +357,7 @@ def test_a_program_that_asks_for_another_start_has_it(make: Make) -> None:
         "    sys.exit(42)\n"
         "print('again')\n"
     )
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert (cluster.job.state, cluster.record("master-0").starts) == ("SUCCEEDED", 2)
     assert cluster.log("master-0", "WARNING") == ["restarting after status 42 (1 of 5)"]
 
@@ -390,8 +380,7 @@ def test_tensorflow_s_answer_to_preemption_has_another_start(make: Make) -> None
         "    handler.run(weight.assign_add, 1.0)\n"
         "print('done at', weight.numpy())\n"
     )
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "SUCCEEDED"
     lines = [line for line in cluster.log("master-0") if line.startswith(("begins", "restarting", "done"))]
     assert lines == ["begins at run 0", "restarting after status 42 (1 of 5)", "begins at run 3", "done at 6.0"]
@@ -424,8 +413,7 @@ def test_who_still_works_when_the_chief_ends_does_its_part(make: Make, rules: di
 
 def test_who_works_beyond_the_grace_is_named(make: Make) -> None:
     cluster = make(SHARDS, "master-0", "worker-0", gracePeriod=0.3)
-    cluster.start()
-    assert cluster.wait() == [0, 0]
+    cluster.run()
     assert (cluster.job.state, cluster.job.events[-1].cause.partition(" when ")[0]) == ("SUCCEEDED", "worker-0 still worked")
 
 

@@ -49,8 +49,7 @@ def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
         (secrets := cluster.host(name) / "state" / "secrets").mkdir()
         (secrets / "job01.json").write_text(json.dumps({"TOKEN": SECRET}))
     (cluster.package / "brought-1.2.dist-info").mkdir()
-    cluster.start()
-    assert cluster.wait() == [0, 0]
+    cluster.run()
     assert cluster.job.state == "FAILED"
     worker, master = read(cluster, "worker-0"), read(cluster, "master-0")
     assert (worker["jobId"], worker["replica"], worker["host"]) == ("job01", "worker-0", "worker-0")
@@ -89,8 +88,7 @@ def test_of_a_job_that_did_not_fail_nothing_is_written(make: Make, code: int | N
 def test_where_it_cannot_be_written_the_job_ends_all_the_same_and_says_so(make: Make) -> None:
     cluster = make("raise SystemExit(3)\n")
     (cluster.job_folder / "diagnosis").write_text("a file in the way")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "FAILED"
     (line,) = [line for line in cluster.log("master-0", "WARNING") if "diagnosis" in line]
     assert line.startswith("no diagnosis for fab bundle: ")

@@ -331,7 +331,6 @@ def test_the_log_of_a_trainer(make: Make, monkeypatch: pytest.MonkeyPatch, level
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     printed = "".join(f"print({line!r})\n" for line in (REMARKS[0], "mine", *REMARKS[1:], "and mine"))
     cluster = make(printed)
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     lines = [line for line in cluster.log("master-0") if line in (*REMARKS, "mine", "and mine")]
     assert lines == (["mine", "and mine"] if level == "2" else [REMARKS[0], "mine", *REMARKS[1:], "and mine"])

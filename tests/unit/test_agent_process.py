@@ -24,8 +24,7 @@ from jobs.records import JobRecord, Task
 
 def test_success(make: Make) -> None:
     cluster = make("import os, logging\nlogging.warning('careful')\nprint(os.environ['TF_CONFIG'], end='')")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     job = cluster.job
     assert (job.state, job.errorMessage, job.attempt) == ("SUCCEEDED", "", 0)
     assert job.createTime <= (job.startTime or "") <= (job.endTime or "")
@@ -69,8 +68,7 @@ def test_a_command_reports_the_end(make: Make) -> None:
     secrets = cluster.host("master-0") / "state" / "secrets"
     secrets.mkdir(parents=True)
     (secrets / "job01.json").write_text('{"TOKEN": "hunter2hunter2"}')
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     told = JobRecord.from_json((output / "job01").read_bytes())
     assert (told.state, told.replicas[0]["exitCode"]) == ("FAILED", 3)
     assert "it cost [secret]" in told.errorMessage
@@ -106,8 +104,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
         "json.dump([seen, os.getcwd(), os.environ.get('NOTIFY_SOCKET'), os.environ['HOST']], open('seen', 'w'))",
         args=args,
     )
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     seen, directory, socket, host = json.loads((cluster.package / "seen").read_text())
     assert [bytes.fromhex(text).decode("utf-8", "surrogateescape") for text in seen] == args
     assert (directory, socket, host) == (str(cluster.package), None, str(cluster.host("master-0")))
@@ -129,8 +126,7 @@ def test_the_chief_s_facts_are_in_the_manifest_and_in_both_records(make: Make) -
 
 def test_an_exit_fails_the_job_with_the_end_of_the_log(make: Make) -> None:
     cluster = make("print('\\n'.join(f'line {n}' for n in range(30)))\nraise SystemExit(3)")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     assert cluster.job.state == "FAILED"
     lines = cluster.job.errorMessage.splitlines()
     assert lines == ["The replica master 0 exited with a non-zero status of 3.", *(f"line {n}" for n in range(10, 30))]
@@ -139,8 +135,7 @@ def test_an_exit_fails_the_job_with_the_end_of_the_log(make: Make) -> None:
 
 def test_a_traceback_is_in_the_error(make: Make) -> None:
     cluster = make("def step():\n    raise ValueError('bad shape')\nstep()")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     lines = cluster.job.errorMessage.splitlines()
     assert lines[:2] == ["The replica master 0 exited with a non-zero status of 1.", "Traceback (most recent call last):"]
     assert lines[-1] == "ValueError: bad shape"
@@ -154,8 +149,7 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
 
 def test_a_flood_of_output_arrives_whole(make: Make) -> None:
     cluster = make("import sys\nfor n in range(50_000):\n    sys.stdout.write(f'{n}\\n')\nsys.stdout.write('no newline')")
-    cluster.start()
-    assert cluster.wait() == [0]
+    cluster.run()
     lines = cluster.log("master-0")
     assert [line for line in lines if line.isdigit()] == [str(n) for n in range(50_000)]
     assert "no newline" in lines
