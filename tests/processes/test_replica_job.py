@@ -9,7 +9,6 @@ import pytest
 from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
 
 from jobs.queue import QueueEntry
-from jobs.states import JobState
 
 # The worker kills itself, but not before the chief has started as often as it has to: once for PER runs of the worker.
 KILLS_ITSELF = (
@@ -57,15 +56,6 @@ def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -
     assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {said}"
     started = {name: sum(line.startswith("started") for line in cluster.log(name)) for name in ("master-0", "worker-0")}
     assert started == {"master-0": 2, "worker-0": 4}
-
-
-def test_the_same_death_at_once_again_and_again_is_not_worth_another_start(make: Make) -> None:
-    cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0")
-    cluster.run()
-    assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 0)
-    said = "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)), the same 3 times in a row."
-    assert cluster.job.errorMessage.splitlines()[0] == said
-    assert sum(line.startswith("started") for line in cluster.log("worker-0")) == 3
 
 
 def test_with_peers_that_need_one_another_a_kill_starts_all_again(make: Make) -> None:
@@ -145,13 +135,6 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
     until(lambda: gone(cluster.trainer("master-0")))
     assert "stopping: job CANCELLING" in cluster.log("master-0")
     assert cluster.queue.entries == []
-
-
-def test_a_job_that_runs_too_long_is_cancelled(make: Make) -> None:
-    cluster = make(SLEEPS, maxRunningTime=0.3)
-    cluster.run()
-    assert cluster.job.state == "CANCELLED"
-    assert cluster.job.errorMessage == "The job ran for longer than maxRunningTime, 0.3 s."
 
 
 def test_a_job_that_prints_nothing_is_started_again(make: Make) -> None:
@@ -251,16 +234,6 @@ def test_a_lost_host_is_waited_for_and_goes_on(make: Make) -> None:
     assert cluster.log("master-0").count("up") == 1
 
 
-def test_a_host_that_stays_lost_fails_the_job(make: Make) -> None:
-    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=2, maxWaitTime=2)
-    cluster.start()
-    until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
-    cluster.kill("worker-0")
-    assert cluster.wait("master-0") == [0]
-    assert cluster.job.errorMessage == "The replica worker 0 is lost: no heartbeat for 4 s."
-    assert [r["state"] for r in cluster.job.replicas] == ["EXITED", "LOST"]
-
-
 def test_another_leads_when_the_chief_is_lost(make: Make) -> None:
     cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, leaseSeconds=2.0)
     cluster.start("master-0")  # alone at first: whoever is up first may lead
@@ -301,17 +274,6 @@ def test_the_trainer_goes_on_without_the_bucket(make: Make) -> None:
     assert sum("answers again" in line for line in cluster.log("master-0")) == 1
 
 
-def test_a_job_that_has_ended_is_left_alone(make: Make) -> None:
-    cluster = make(SLEEPS)
-    cluster.write_job(JobState.SUCCEEDED)
-    cluster.write_queue()
-    before = cluster.job
-    cluster.run()
-    assert cluster.job == before
-    assert sorted(path.name for path in cluster.job_folder.iterdir()) == ["job.json", "plan.json"]
-    assert cluster.log("master-0") == []
-
-
 def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
     cluster = make(GOES)
     second = cluster.bucket / "jobs" / "job02"
@@ -332,13 +294,6 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
     assert cluster.queue.entries == []
     assert cluster.log("master-0").count("up") == 1  # newest is the second job's log
     assert b'"up"' in next((second / "logs" / "master-0").iterdir()).read_bytes()
-
-
-def test_a_host_that_no_job_wants_has_nothing_to_do(make: Make) -> None:
-    cluster = make(SLEEPS)
-    cluster.write_queue(QueueEntry("job02", ["worker-0"], held=True))
-    cluster.run()
-    assert cluster.job.state == "PREPARING"
 
 
 def test_a_code_that_is_no_signal_ends_the_job_after_one_start(make: Make) -> None:
