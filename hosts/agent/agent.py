@@ -98,7 +98,6 @@ class Agent:
         self._queue_monitor = QueueMonitor(ledger, self._watch, self._me, lease_seconds, probes.starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
-        self._assignment: Assignment | None = None
         self.supervisor: Supervisor | None = None
         self._failing = False
         self._failure = ""
@@ -133,8 +132,8 @@ class Agent:
         except (OSError, RecordError, Conflict) as error:
             self._note_failure(error)
             return self._poll
-        if self._failing and self._assignment:
-            self._assignment.log.say("the bucket answers again")
+        if self._failing and self.supervisor:
+            self.supervisor.assignment.log.say("the bucket answers again")
         self._failing, self._failure = False, ""
         return self._wait()
 
@@ -210,13 +209,11 @@ class Agent:
         record = restart.resume(plan, name, job.attempt, previous, self._now())
         if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.say("the replica or its host was stopped", "WARNING")
-        self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            assignment,
+            supervisor,
             self._life,
             self._ledger,
-            supervisor,
             self._clock,
             self._now,
             version,
@@ -275,22 +272,22 @@ class Agent:
 
     def _check_preemption(self) -> None:
         """Ask once whether the unit is being stopped because its host is preempted."""
-        if self._preemption_checked or self.supervisor is None or self._assignment is None:
+        if self._preemption_checked or self.supervisor is None:
             return
         self._preemption_checked = True
         if self._probes.preempted():
-            self._assignment.log.say("this host is preempted", "WARNING")
+            self.supervisor.assignment.log.say("this host is preempted", "WARNING")
             self.supervisor.set_preempted()
 
     def _drop(self) -> None:
         """Be done with a job."""
-        self._reporter = self.supervisor = self._assignment = None
+        self._reporter = self.supervisor = None
         self._end_seen = ""
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = str(error)
-        if not self._failing and self._assignment:
-            self._assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
+        if not self._failing and self.supervisor:
+            self.supervisor.assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:
             self._complain(f"<4>replica: {error}; trying again\n")
         self._failing = True

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hosts.agent.leader import Leader
-from hosts.agent.supervisor import Assignment, Supervisor
+from hosts.agent.supervisor import Supervisor
 from jobs import paths
 from jobs.bucket import Conflict
 from jobs.checked import RecordError
@@ -38,10 +38,9 @@ class Reporter:
 
     def __init__(
         self,
-        assignment: Assignment,
+        supervisor: Supervisor,
         life: str,
         ledger: Ledger,
-        supervisor: Supervisor,
         clock: Clock,
         now: Callable[[], str],
         version: str | None,
@@ -52,10 +51,10 @@ class Reporter:
 
         `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in a Site.
         """
-        plan = assignment.plan
-        self._plan, self._name, self._life, self._log = plan, assignment.name, life, assignment.log
+        plan, name = supervisor.assignment.plan, supervisor.assignment.name
+        self._plan, self._name, self._life, self._log = plan, name, life, supervisor.assignment.log
         self._ledger, self._supervisor, self._clock, self._now = ledger, supervisor, clock, now
-        self._leader = Leader(plan, assignment.name, life, ledger, clock, now, probes.starter())
+        self._leader = Leader(plan, name, life, ledger, clock, now, probes.starter())
         self._version, self._probes, self._notify = version, probes, notify
         self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None

@@ -102,7 +102,7 @@ class Supervisor:
         self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
     ) -> None:
         """Prepare to continue from `record`; nothing runs before `order`."""
-        self._assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
+        self.assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
         self._child: SupervisedProcess | None = None
         self._attempt = -1
@@ -135,7 +135,7 @@ class Supervisor:
     def progress(self) -> JobProgress | None:
         """The progress of the trainer, or the one before; unknown for trials, which are several."""
         with self._lock:
-            if self._assignment.plan.study:
+            if self.assignment.plan.study:
                 return None
             return (self._child.progress if self._child else None) or self._progress
 
@@ -195,7 +195,7 @@ class Supervisor:
             self._record = self._stopped(end.status)
             return
         ran = self._ended_at - self._started_at
-        record = restart.after_exit(self._assignment.plan, self._record, end, ran, self._now(), child.tail)
+        record = restart.after_exit(self.assignment.plan, self._record, end, ran, self._now(), child.tail)
         self._record = record
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait
@@ -219,7 +219,7 @@ class Supervisor:
             self._record = replace(self._record, firstError=error)
 
     def _log_end(self, record: ReplicaRecord, wait: float) -> None:
-        log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0
+        log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
             log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
@@ -234,7 +234,7 @@ class Supervisor:
         """Start or stop the trainer, as was ordered."""
         if self._attempt < 0 and not self._terminated:
             return
-        plan, record, log = self._assignment.plan, self._record, self._assignment.log
+        plan, record, log = self.assignment.plan, self._record, self.assignment.log
         outdated = restart.outdated(plan, record, self._attempt)
         if self._child:
             if (self._terminated or self._ending or outdated) and not self._child.stopping:
@@ -250,20 +250,20 @@ class Supervisor:
             self._start(record)
 
     def _start(self, record: ReplicaRecord) -> None:
-        log = self._assignment.log
+        log = self.assignment.log
         record = restart.started(record, self._now())
         self._started_at = self._clock()
         try:
-            self._child = self._spawn(self._assignment)
+            self._child = self._spawn(self.assignment)
         except (OSError, ValueError) as error:
-            program = self._assignment.argv[0]
+            program = self.assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
             # A host that is slow is no verdict on the program.
             status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
-            record = restart.after_exit(self._assignment.plan, record, Exit(status), 0.0, self._now(), why)
+            record = restart.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
             self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:
-            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")
+            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self.assignment.argv)}")
         self._record = record

@@ -47,10 +47,9 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            self.host.assignment,
+            self.host.supervisor,
             life,
             self.ledger,
-            self.host.supervisor,
             self.clock,
             lambda: NOW,
             version,

@@ -55,8 +55,8 @@ class Host:
         self.children: list[Child] = []
         self.said: list[tuple[str, str]] = []
         self.fails: Exception | None = None
-        self.assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
-        self.supervisor = Supervisor(self.assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
+        assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
+        self.supervisor = Supervisor(assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
 
     def spawn(self, assignment: Assignment) -> Child:
         if self.fails:
