@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -170,13 +171,29 @@ def records(file: InputFile, start: int) -> Iterator[Record]:
             yield begin, end, content
 
 
+class _Bytes(io.RawIOBase):
+    """A file of TensorFlow's as it is: its own lines lack each \\r."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._opened.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
 def _lines(file: InputFile, start: int) -> Iterator[Record]:
     with tensorflow().file_io.FileIO(file.path, "rb") as opened:
-        byte = 0
-        if start and not file.packed:
-            opened.seek(start - 1)
-            byte = start - 1 + len(opened.readline())
-        for line in gzip.GzipFile(fileobj=opened) if file.packed else opened:
+        byte = max(0, start - 1) if not file.packed else 0
+        opened.seek(byte)
+        source = gzip.GzipFile(fileobj=opened) if file.packed else io.BufferedReader(_Bytes(opened), _BLOCK)
+        if byte:
+            byte += len(source.readline())
+        for line in source:
             yield byte, byte + len(line), line.removesuffix(b"\n").removesuffix(b"\r")
             byte += len(line)
         if byte < file.size and not file.packed:
