@@ -33,10 +33,11 @@ from jobs.bucket import BucketError, Conflict, Item, Progress, ignore
 
 _T = TypeVar("_T")
 
-_URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9._-]+)*)/?")
+_URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/*?{}\[\]\x00-\x1f]+)*)/?")
 _NONE_YET = 0  # the generation of an object that is not there
 _RECORD = "record"
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
+_WHOLE_FOLDER = 30  # times the limit for a call that goes through all of a folder
 _AT_ONCE = 8  # requests keeps ten connections
 _SMALL = 1 << 20
 _PART = 8 << 20  # a larger file is sent in parts of this size
@@ -77,7 +78,7 @@ class GcsBucket:
     def __init__(self, url: str, seconds: float = 20.0) -> None:
         parts = _URL.fullmatch(url)
         if parts is None:
-            raise BucketError(f"{url} is no bucket: gs://name or gs://name/folder, of letters, digits and . _ -")
+            raise BucketError(f"{url} is no bucket: gs://name or gs://name/folder, without * ? [ ] {{ }}")
         self._url = url
         self._bucket = parts[1]
         self._prefix = f"{parts[2][1:]}/" if parts[2] else ""
@@ -188,7 +189,7 @@ class GcsBucket:
             blob = call.bucket.get_blob(self._prefix + folder, **call.options) if folder and not sizes else None
             return {"": int(blob.size)} if blob else sizes
 
-        return self._run(work)
+        return self._run(work, _WHOLE_FOLDER * self._seconds)
 
     def delete(self, name: str) -> None:
         def work(call: _Call) -> None:
@@ -205,7 +206,7 @@ class GcsBucket:
             if last:
                 self._delete(call, last)
 
-        self._run(work, 30 * self._seconds)
+        self._run(work, _WHOLE_FOLDER * self._seconds)
 
     def _blob(self, call: _Call, name: str) -> Any:
         return call.bucket.blob(self._prefix + name)
@@ -236,10 +237,15 @@ class GcsBucket:
         return {name: size for name, size in sizes.items() if name or marks}
 
     def _each(self, call: _Call, work: Callable[[_Call, str], _T], names: list[str]) -> dict[str, _T]:
-        """Do the same for each of the names, several at once."""
+        """Do the same for each of the names, several at once; TimeoutError if there is no time for all of them."""
+
+        def do(name: str) -> _T:
+            if time.monotonic() > call.deadline:
+                raise TimeoutError
+            return work(call, name)
 
         def run(part: list[str]) -> list[tuple[str, _T]]:
-            return [(name, work(call, name)) for name in part if time.monotonic() < call.deadline]
+            return [(name, do(name)) for name in part]
 
         parts = [names[start::_AT_ONCE] for start in range(min(_AT_ONCE, len(names)))]
         threads = [Background(lambda part=part: run(part)) for part in parts]  # type: ignore[misc]

@@ -13,11 +13,13 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import FaultProxy, Kind, ask
 from waiting import limit
 
+from jobs.background import Background
 from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.folder import FolderBucket, open_bucket
 from jobs.gcs import GcsBucket
@@ -282,6 +284,30 @@ def test_an_object_that_stands_for_a_folder_is_no_file(bucket: str) -> None:
     assert store.scan("output/*") == store.walk("") == {}
 
 
+def test_a_removal_whose_time_is_over_leaves_the_last_object(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GcsBucket(f"gs://{bucket}", limit())
+    for name in (JOB, "jobs/job01/z.json"):
+        store.create(name, b"1")
+    sizes, join = store._sizes, Background.join
+
+    def slow_sizes(call: Any, *arguments: Any, **more: Any) -> dict[str, int]:
+        listed = sizes(call, *arguments, **more)
+        call.deadline = time.monotonic() - 1
+        return listed
+
+    monkeypatch.setattr(store, "_sizes", slow_sizes)
+    monkeypatch.setattr(Background, "join", lambda self, seconds: join(self, limit()))
+    with pytest.raises(BucketError, match="did not answer"):
+        store.remove("jobs/job01", last=JOB)
+    assert store.read(JOB)
+
+
+def test_all_below_a_folder_may_take_longer_than_a_record(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GcsBucket(f"gs://{bucket}", 0.5)
+    monkeypatch.setattr(store, "_sizes", lambda *_, **__: time.sleep(0.7) or {"a": 1})
+    assert store.walk("output") == {"a": 1}
+
+
 def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"one")
     (tmp_path / "there/target").mkdir(parents=True)
@@ -476,7 +502,8 @@ def test_a_store_by_its_url(tmp_path: Path) -> None:
         assert isinstance(store, FolderBucket)
         store.create(url[:4].strip("/"), b"one")
     assert len(list(tmp_path.iterdir())) == 2
-    assert isinstance(open_bucket("gs://bucket/a/b/"), GcsBucket)
+    for url in ("gs://bucket/a/b/", "gs://bucket/runs/lr=0.1, batch 64/ü@1"):
+        assert isinstance(open_bucket(url), GcsBucket)
     for url in ("", "s3://bucket", "gs://", "gs://bucket/[a]", "gs://bucket//a", "file://host/bucket"):
         with pytest.raises(BucketError, match="is no") as caught:
             open_bucket(url)
