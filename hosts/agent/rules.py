@@ -186,7 +186,8 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _passed_over(record: ReplicaRecord, plan: Plan) -> str:
-    otherwise = "it is optionalRoles" if plan.is_optional(record.name) else "successPolicy: all makes the job depend on it"
+    optional = plan.is_optional(record.name)
+    otherwise = "its role is in optionalRoles" if optional else "successPolicy: all makes the job depend on it"
     return f"{record.name} ended with {killer(record)}, and its work may be missing: {otherwise}"
 
 

@@ -168,7 +168,7 @@ def policy(
     """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
 
     Trials are independent: if one host is lost, the others continue. With successPolicy `all` no role that has
-    an end may be optionalRoles, and by default none is.
+    an end may be in optionalRoles, and by default none is.
 
     Args:
         where: config.yaml's scheduling, for messages.

@@ -71,7 +71,7 @@ def test_who_failed_after_the_chief_was_done_is_named() -> None:
     assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {more}"]
     spare = decided(job(), view(CHIEF_DONE, failed[1], plan=SPARE))
     assert [event.cause for event in spare.events] == [
-        "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: it is optionalRoles"
+        "worker-1 ended with signal 9 (SIGKILL), and its work may be missing: its role is in optionalRoles"
     ]
 
 
