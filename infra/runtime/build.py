@@ -21,7 +21,6 @@ from jobs.paths import VENV
 
 KEPT = ROOT / ".cache" / "hosts"
 """What was made, for further stacks: folders, which local hosts mount, and archives."""
-"""Where every host has it."""
 # Scripts name the Python of this machine, and nobody calls them; headers are two files of five, and no host has a compiler.
 _NEEDLESS = ("bin", "tensorflow/include")
 # Of 1.4 GB it leaves 384 MB in half the time that the default takes to leave 370.
