@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -95,6 +96,13 @@ def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], there
             for name in names:
                 bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)
     return names
+
+
+def read_whole(bucket: Bucket, name: str) -> bytes | None:
+    """Return an object of any size, None if there is none: the time limit of `Bucket.read` is that of a small record."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "object")
+        return target.read_bytes() if bucket.download(name, target) else None
 
 
 def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:

@@ -15,6 +15,7 @@ from jobs.paths import PYTHON
 from jobs.study import words
 from ops import terminal
 from ops.cluster import root_helper
+from ops.cluster.bucket import read_whole
 from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
@@ -76,8 +77,7 @@ def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
     if not any(path.endswith(_CHECKPOINT) for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
-    item = cluster.bucket.read(paths.package(job_id))
-    package = item.content if item else None
+    package = read_whole(cluster.bucket, paths.package(job_id))
     name = found.job.manifest.get("package", {}).get("name")
     exporter = trainer_config.read_archive(package, name).export if package and name else None
     if package is None or exporter is None:

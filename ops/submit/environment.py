@@ -36,7 +36,7 @@ USUAL = {
     "GRPC_VERBOSITY": "ERROR",
 }
 """Defaults for most trainers, which may be changed: TensorFlow logs errors and nothing of the processor, a crash in
-native code shows its stack. What depends on the host is set there: its threads (`replica.site`), and the HOME of the job.
+native code shows its stack. What depends on the host is set there (`hosts.agent.job_files`): its threads, the HOME of the job.
 """
 
 

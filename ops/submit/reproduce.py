@@ -22,6 +22,7 @@ from jobs.records import JobRecord
 from jobs.study import Study
 from ops import terminal
 from ops.checks import validate
+from ops.cluster.bucket import read_whole
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
@@ -131,15 +132,15 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installe
         OpsError: if the bucket has none, or a damaged one.
     """
     name, expected = whole["package"]["name"], whole["package"]["sha256"]
-    item = bucket.read(paths.package(job_id))
-    if item is None:
+    archive = read_whole(bucket, paths.package(job_id))
+    if archive is None:
         raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
-    if (digest := hashlib.sha256(item.content).hexdigest()) != expected:
+    if (digest := hashlib.sha256(archive).hexdigest()) != expected:
         what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
     try:
-        return unpack(item.content, name, whole["package"]["files"], whole["module"], script, installed)
+        return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 

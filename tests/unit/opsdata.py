@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from jobs.bucket import Item
 from jobs.chunks import Chunk, ChunkFolder, chunks_of
+from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from ops.logs.lines import LogLine
@@ -54,3 +58,14 @@ def put_log(folder: Path, lines: Iterable[LogLine], life: int = 1769860800) -> N
     offset = there[-1].end if there else 0
     before = sum((folder / chunk.name).read_bytes().count(b"\n") for chunk in there)
     (folder / Chunk(life, offset, before, 0).name).write_text("".join(line.to_json() + "\n" for line in lines))
+
+
+def refuse_packages_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no call read a package as a small record, whose time limit a package may exceed."""
+    read = FolderBucket.read
+
+    def checked(bucket: FolderBucket, name: str) -> Item | None:
+        assert not name.endswith(".tar.gz")
+        return read(bucket, name)
+
+    monkeypatch.setattr(FolderBucket, "read", checked)

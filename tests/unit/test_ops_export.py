@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opsdata import put_job
+from opsdata import put_job, refuse_packages_as_records
 
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
@@ -126,8 +126,9 @@ def test_a_model_that_is_none_is_one_line(cluster: Cluster) -> None:
 
 
 def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refuse_packages_as_records(monkeypatch)
     put(cluster.inventory, "anywhere/model-7.index", b"")
     foreign = r"^job job01 \(FAILED\) exported no model, and its trainer declares no export in scaletier.yaml to make one"
     with pytest.raises(OpsError, match=foreign):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opsdata import put_job
+from opsdata import put_job, refuse_packages_as_records
 
 from infra.inventory import Inventory
 from jobs.bucket import Bucket
@@ -219,6 +219,12 @@ def test_bad_input_is_one_line_and_starts_nothing(
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert runs.submissions == []
+
+
+def test_a_package_of_any_size_is_fetched(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, bucket = start(ledger, here), bucket_of(here)
+    refuse_packages_as_records(monkeypatch)
+    assert reproduce.read_package(bucket, "job01", reproduce.read_manifest(bucket, "job01")).files == built.files
 
 
 def test_jobs_without_manifest_or_package(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
