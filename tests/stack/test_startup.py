@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,26 @@ def test_files_are_the_roles_of_ansible_but_for_what_google_does_itself() -> Non
     written = set(re.findall(r"/dev/stdin (\S+) <<", SCRIPT))
     assert {"/etc/ssh/sshd_config", "/etc/sudoers.d/scaletier", "/etc/tmpfiles.d/scaletier-host.conf"} <= written
     assert not {path for path in written if "firstboot" in path or path.startswith("/etc/systemd/network/")}
+
+
+def test_a_host_of_the_version_before_keeps_its_agent_and_no_old_files(tmp_path: Path) -> None:
+    text = re.search(r"^# A host from before has some.*?(?=^systemd-tmpfiles)", SCRIPT, re.DOTALL | re.MULTILINE)
+    assert text
+    package, units = tmp_path / "opt/scaletier/replica", tmp_path / "etc/systemd/system/scaletier-trainer.service.d"
+    package.mkdir(parents=True)
+    units.mkdir(parents=True)
+    (package / "__main__.py").write_text("from replica import name\nprint(name.NAME)\n")
+    (package / "name.py").write_text("NAME = 'the one before'\n")
+    for name in ("walls.conf", "hardening.conf", "host.conf"):
+        (units / name).touch()
+    for _ in range(2):
+        run_part(tmp_path, re.sub(r"/(?=(etc|usr|opt)/)", f"{tmp_path}/", text[0]))
+    assert {path.name for path in units.iterdir()} == {"hardening.conf", "host.conf"}
+    unit = Path(__file__).parents[2] / "ansible/roles/host/files/root/etc/systemd/system/scaletier.service"
+    (module,) = re.findall(r"^ExecStart=\S+/python -m (\S+)$", unit.read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", module]
+    run = subprocess.run(command, cwd=package.parent, env={}, capture_output=True, text=True, check=False)
+    assert run.stdout == "the one before\n", run.stderr
 
 
 @pytest.mark.parametrize(
