@@ -31,6 +31,12 @@ from scaletier.runtime import (
 )
 
 
+@pytest.fixture(autouse=True)
+def whole_tensorflow() -> None:
+    """Import all of TensorFlow first: a server takes a part of it, which other tests of this process cannot use."""
+    import_tensorflow()
+
+
 @pytest.mark.parametrize(
     ("quota", "most"), [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
 )
