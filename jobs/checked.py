@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of all records: one with a higher number was written by a newer scaletier, and is not understood here."""
 
 # A check takes a value and the path of its key, and returns the value as the record holds it.

@@ -7,8 +7,9 @@ record changed. Another holder takes it over only if its value has not changed f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 SECONDS = 15.0
 """So long without a change, and the lease of a holder may be taken over."""
@@ -28,9 +29,11 @@ class Lease:
     the process that ends the job in its place. `epoch` grows with every change of holder: writes of an older epoch are void.
     """
 
+    old_names: ClassVar[Mapping[str, str]] = {"heartbeatSeq": "beat"}
+
     holder: str = ""
     epoch: int = 0
-    beat: int = 0
+    heartbeatSeq: int = 0
     submitter: bool = False
 
     @property
@@ -42,7 +45,7 @@ class Lease:
         return Lease(holder, self.epoch + 1, 0, submitter)
 
     def renewed(self) -> Lease:
-        return replace(self, beat=self.beat + 1)
+        return replace(self, heartbeatSeq=self.heartbeatSeq + 1)
 
     def meant_for(self, replica: str) -> bool:
         """Return True if it was handed to a replica, or an earlier incarnation of that replica holds it."""

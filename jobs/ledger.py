@@ -189,13 +189,13 @@ class Ledger:
             has_hosts = job.state is not JobState.QUEUED and busy.isdisjoint(job.hosts)
             entry = QueueEntry(
                 job.jobId,
-                job.hosts if has_hosts or not job.wants else [],
+                job.hosts if has_hosts or not job.candidates else [],
                 held=has_hosts,
                 priority=job.priority,
                 token=job.lease.holder if job.lease.submitter else "",
                 submittedBy=job.submittedBy,
                 createTime=job.createTime,
-                wants=job.wants,
+                candidates=job.candidates,
             )
             busy.update(entry.hosts if has_hosts else ())
             entries.append(entry)

@@ -16,17 +16,17 @@ from jobs.checked import Record
 class HostAssignment:
     """A record with the candidate and the assigned hosts of each replica.
 
-    `wants` holds the candidates by preference, `hosts` the assigned hosts in the same order. Records of an older version have
-    no wants: each host is that of the replica of its name.
+    `candidates` are by preference, `hosts` are the assigned ones in the same order. Records of an older version have no
+    candidates: each host is that of the replica of its name.
     """
 
-    wants: dict[str, list[str]]
+    candidates: dict[str, list[str]]
     hosts: list[str]
 
     @property
     def wanted(self) -> dict[str, list[str]]:
         """The candidate hosts of each replica, the chief first."""
-        return self.wants or {host: [host] for host in self.hosts}
+        return self.candidates or {host: [host] for host in self.hosts}
 
     @property
     def placement(self) -> dict[str, str]:
@@ -55,6 +55,8 @@ class QueueEntry(HostAssignment):
     `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.
     """
 
+    old_names: ClassVar[Mapping[str, str]] = {"candidates": "wants"}
+
     jobId: str
     hosts: list[str]
     held: bool = False
@@ -63,7 +65,7 @@ class QueueEntry(HostAssignment):
     submittedBy: str = ""
     createTime: str = ""
     maxWaitTime: float | None = None
-    wants: dict[str, list[str]] = field(default_factory=dict)
+    candidates: dict[str, list[str]] = field(default_factory=dict)
 
     def may_use(self) -> set[str]:
         """Return the hosts that it holds, or else its candidates."""

@@ -92,7 +92,7 @@ class QueueMonitor:
                 return True
             return False
         if entry.held and (why := self._nobody_leads(entry, job)):
-            self._end(replace(stored, record=replace(job, lost=list(entry.wanted))), why)
+            self._end(replace(stored, record=replace(job, lostReplicas=list(entry.wanted))), why)
             return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):
@@ -135,5 +135,7 @@ class QueueMonitor:
 
 def _never_made(entry: QueueEntry) -> JobRecord:
     created = entry.createTime or now()
-    record = JobRecord(entry.jobId, hosts=entry.hosts, wants=entry.wants, createTime=created, submittedBy=entry.submittedBy)
+    record = JobRecord(
+        entry.jobId, hosts=entry.hosts, candidates=entry.candidates, createTime=created, submittedBy=entry.submittedBy
+    )
     return record.ended(NOT_HANDED_OVER)

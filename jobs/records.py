@@ -76,21 +76,30 @@ class UnsavedFiles(Record):
 class ReplicaRecord(Record):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
 
-    `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
-    exitCode is the shell's: 0 to 255 as the trainer exited, 128 + n if signal n killed it, which `signal` then names. `killed`
-    is True for a trainer that has ended, is to start again by the rules of `hosts.agent.restart`, and not by its host alone.
-    outOfMemory is that of the trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it.
-    `preempted` says that its host was being taken back when its unit was stopped, until a trainer starts again. `starts`
-    counts all starts of the job's trainer here, lastStartTime is that of the newest, startTime that of the first. `restarts`
-    counts those of this attempt, `spent` those that count against the limit, `faults` those of `spent` that the program caused
-    itself, which time does not give back, `alike` the deaths in a row that were the same one at once, `hopeless` says that
-    there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None before
-    that was looked at, and of an older version. `progress` is what its trainer reports. firstError is the first that its
-    trainers printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its host's
-    sockets do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
+    `incarnation` and `heartbeatSeq` change with every heartbeat, which is how others tell that the host lives;
+    heartbeatTime is for people. exitCode is the shell's: 0 to 255 as the trainer exited, 128 + n if signal n killed it,
+    which `signal` then names. `killed` is True for a trainer that has ended, is to start again by the rules of
+    `hosts.agent.restart`, and not by its host alone. outOfMemory is that of the trainer that ended last, memoryLimit the
+    bytes that it may have, and `terminationReason` what killed it. `preempted` says that its host was being taken back when
+    its unit was stopped, until a trainer starts again. `starts` counts all starts of the job's trainer here, lastStartTime
+    is that of the newest, startTime that of the first. `restarts` counts those of this attempt, `restartsUsed` those that
+    count against the limit, `faults` those of them that the program caused itself, which time does not give back,
+    `consecutiveFailures` the deaths in a row that were the same one at once, `crashLooping` says that there will be no
+    further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None before that was
+    looked at, and of an older version. `progress` is what its trainer reports. firstError is the first that its trainers
+    printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its host's sockets
+    do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
+    old_names: ClassVar[Mapping[str, str]] = {
+        "incarnation": "life",
+        "heartbeatSeq": "beat",
+        "restartsUsed": "spent",
+        "consecutiveFailures": "alike",
+        "crashLooping": "hopeless",
+        "terminationReason": "death",
+    }
 
     name: str
     state: ReplicaState = ReplicaState.PREPARING
@@ -99,14 +108,14 @@ class ReplicaRecord(Record):
     killed: bool = False
     outOfMemory: bool = False
     memoryLimit: int | None = None
-    death: str = ""
+    terminationReason: str = ""
     preempted: bool = False
     starts: int = 0
     restarts: int = 0
-    spent: int = 0
+    restartsUsed: int = 0
     faults: int = 0
-    alike: int = 0
-    hopeless: bool = False
+    consecutiveFailures: int = 0
+    crashLooping: bool = False
     attempt: int = 0
     lines: int = 0
     usage: Usage | None = None
@@ -116,8 +125,8 @@ class ReplicaRecord(Record):
     lastStartTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)
-    life: str = ""
-    beat: int = 0
+    incarnation: str = ""
+    heartbeatSeq: int = 0
     errorMessage: str = ""
     firstError: FirstError | None = None
     events: list[Event] = field(default_factory=list)
@@ -139,24 +148,31 @@ class ReplicaRecord(Record):
 class JobRecord(HostAssignment, Record):
     """`jobs/<id>/job.json`: written only by the holder of its lease, one version after the other.
 
-    `wants` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the job is
-    PREPARING (`jobs.queue`). hourlyCost is the price of these hosts in US dollars an hour when the job was made, None if
-    they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts of the
-    whole job from 0, `spent` those that count against the limit, `faults` those of `spent` that its programs caused.
-    `lost` are the replicas whose hosts are unresponsive, `without` the optional ones that the job continues without.
-    runSeconds is its time in RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package, cluster,
-    versions, and data once the chief's host has hashed it. `steps` is the global step at which its trainer is to end, None if
-    neither its arguments nor its package say so. `progress` is that of its replicas when the record was written last.
-    `notification` is the target of its final report, None if there is none, and the delivery.
+    `candidates` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the
+    job is PREPARING (`jobs.queue`). hourlyCost is the price of these hosts in US dollars an hour when the job was made,
+    None if they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts
+    of the whole job from 0, `restartsUsed` those that count against the limit, `faults` those of them that its programs
+    caused. `lostReplicas` are those whose hosts are unresponsive, `droppedReplicas` the optional ones that the job
+    continues without. runSeconds is its time in RUNNING by its leaders' clocks. manifest is the short form of
+    manifest.json: package, cluster, versions, and data once the chief's host has hashed it. `steps` is the global step at
+    which its trainer is to end, None if neither its arguments nor its package say so. `progress` is that of its replicas
+    when the record was written last. `notification` is the target of its final report, None if there is none, and the
+    delivery.
     """
 
     kind: ClassVar[str] = "job.json"
+    old_names: ClassVar[Mapping[str, str]] = {
+        "candidates": "wants",
+        "restartsUsed": "spent",
+        "lostReplicas": "lost",
+        "droppedReplicas": "without",
+    }
 
     jobId: str
     state: JobState = JobState.QUEUED
     lease: Lease = field(default_factory=Lease)
     hosts: list[str] = field(default_factory=list)
-    wants: dict[str, list[str]] = field(default_factory=dict)
+    candidates: dict[str, list[str]] = field(default_factory=dict)
     priority: int = 0
     createTime: str = field(default_factory=now)
     startTime: str | None = None
@@ -166,10 +182,10 @@ class JobRecord(HostAssignment, Record):
     cost: float | None = None
     errorMessage: str = ""
     attempt: int = 0
-    spent: int = 0
+    restartsUsed: int = 0
     faults: int = 0
-    lost: list[str] = field(default_factory=list)
-    without: list[str] = field(default_factory=list)
+    lostReplicas: list[str] = field(default_factory=list)
+    droppedReplicas: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     submittedBy: str = ""
     labels: dict[str, str] = field(default_factory=dict)

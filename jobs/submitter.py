@@ -60,7 +60,7 @@ class Submitter:
         self._entry = QueueEntry(
             record.jobId,
             record.hosts,
-            wants=record.wants,
+            candidates=record.candidates,
             priority=record.priority,
             token=me,
             submittedBy=record.submittedBy,
@@ -187,7 +187,11 @@ class Submitter:
                     # It may be our own last write, of whose success we did not hear.
                     fresh = self._ledger.job(self._entry.jobId)
                     mine = self._stored.record.lease
-                    if fresh is None or fresh.record.final or fresh.record.lease != replace(mine, beat=fresh.record.lease.beat):
+                    if (
+                        fresh is None
+                        or fresh.record.final
+                        or fresh.record.lease != replace(mine, heartbeatSeq=fresh.record.lease.heartbeatSeq)
+                    ):
                         raise OvertakenError(fresh.record if fresh else None) from None
                     self._stored = fresh
                     continue

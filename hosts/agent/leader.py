@@ -111,7 +111,9 @@ class Leader:
 
     def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
         watch, names = self._watch, self._plan.replicas
-        silence = {n: watch.see(("beat", n), (r.life, r.beat) if (r := replicas.get(n)) else None) for n in names}
+        silence = {
+            n: watch.see(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None) for n in names
+        }
         exited, killed = {}, {}
         for name, record in replicas.items():
             if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):

@@ -112,7 +112,7 @@ class Reporter:
             connections=self._connections,
             heartbeatTime=self._now(),
         )
-        return replace(current, life=self._life, beat=self._beat)
+        return replace(current, incarnation=self._life, heartbeatSeq=self._beat)
 
     def round(self) -> None:
         """Report, read, and lead if it is this replica's turn.

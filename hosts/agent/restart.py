@@ -50,13 +50,15 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
     if mine is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
     preempted = mine.preempted
-    mine = replace(mine, preempted=False, death=PREEMPTED if preempted else mine.death.replace(PREEMPTED, ""))
+    mine = replace(
+        mine, preempted=False, terminationReason=PREEMPTED if preempted else mine.terminationReason.replace(PREEMPTED, "")
+    )
     if outdated(plan, mine, attempt):
         return again(mine, attempt)
     if mine.state is ReplicaState.RUNNING:
         ended = replace(_with_end(mine, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="")
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if mine.state is ReplicaState.EXITED and not mine.hopeless and (mine.exitCode is None or mine.killed):
+    if mine.state is ReplicaState.EXITED and not mine.crashLooping and (mine.exitCode is None or mine.killed):
         ended = mine if mine.exitCode else _with_end(mine, SIGKILL_STATUS, mine.endTime)
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return mine
@@ -74,16 +76,16 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     # The codes of a study are those of its trials, and not of what runs them.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
     if not is_restart(rules, status, out_of_memory, record.preempted):
-        return replace(ended, state=ReplicaState.EXITED, killed=False, alike=0)
+        return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
     death = killer(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
-    spent = record.faults if seconds >= GOOD_SECONDS else record.spent
+    spent = record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
-    alike = record.alike + 1 if at_once and record.death in (death, "") else int(at_once)
-    ended = replace(ended, alike=alike, death=death, spent=spent, faults=faults)
+    alike = record.consecutiveFailures + 1 if at_once and record.terminationReason in (death, "") else int(at_once)
+    ended = replace(ended, consecutiveFailures=alike, terminationReason=death, restartsUsed=spent, faults=faults)
     if alike >= ALIKE:
-        return replace(ended, state=ReplicaState.EXITED, killed=True, hopeless=True)
+        return replace(ended, state=ReplicaState.EXITED, killed=True, crashLooping=True)
     return after_kill(plan, ended, now, death)
 
 
@@ -92,10 +94,10 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
     A kill that does not count against the limit, as no trainer is the cause, is a restart none the less.
     """
-    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
+    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
-    events, spent = with_events(ended.events, Event(now, cause)), ended.spent + counts
-    pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, spent=spent)
+    events, spent = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
+    pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, restartsUsed=spent)
     return replace(pending, events=events)
 
 
@@ -121,7 +123,9 @@ def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
 
 def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     """Return the record for a restart of the whole job; repeated immediate exits still count."""
-    fresh = replace(record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, spent=0, faults=0, hopeless=False)
+    fresh = replace(
+        record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, restartsUsed=0, faults=0, crashLooping=False
+    )
     return replace(fresh, killed=False, errorMessage="")
 
 
@@ -140,7 +144,7 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 
 def wait_before_start(record: ReplicaRecord) -> float:
     """Return the seconds before the trainer starts: 0, 0 at the first restart, then 1, doubling."""
-    return min(2.0 ** (min(record.spent, 10) - 2), LONGEST_WAIT) if record.spent > 1 else 0.0
+    return min(2.0 ** (min(record.restartsUsed, 10) - 2), LONGEST_WAIT) if record.restartsUsed > 1 else 0.0
 
 
 def shell_code(status: int) -> int:

@@ -97,7 +97,7 @@ def to_start(job: JobRecord, view: View) -> list[str]:
     """Return the replicas whose hosts are off while the job needs them; the leader has them started."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or view.cancel_requested:
         return []
-    return [name for name in view.plan.replicas if view.off(name) and name not in job.without]
+    return [name for name in view.plan.replicas if view.off(name) and name not in job.droppedReplicas]
 
 
 def stopped(job: JobRecord, view: View) -> bool:
@@ -176,7 +176,9 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
     for record in view.of_attempt(job):
         if record.state is ReplicaState.EXITED and record.exitCode and not plan.is_server(record.name):
             events = (
-                with_events(events, Event(view.now, _passed_over(record, plan))) if record.name not in job.without else events
+                with_events(events, Event(view.now, _passed_over(record, plan)))
+                if record.name not in job.droppedReplicas
+                else events
             )
     if working:
         more = "a longer gracePeriod, or successPolicy: all, waits for that"
@@ -205,7 +207,9 @@ def _is_done(job: JobRecord, view: View, name: str) -> bool:
 def _at_work(job: JobRecord, view: View) -> list[str]:
     """List the replicas that have an end of their own, and have not come to it."""
     ended = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.EXITED}
-    others = [name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.without)]
+    others = [
+        name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.droppedReplicas)
+    ]
     return [name for name in others if not view.lost(name) and not _is_done(job, view, name)]
 
 
@@ -236,7 +240,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         return None
     if disturber := _disturber(view, failed):
         record = view.replicas.get(disturber)
-        preempted = record is not None and record.death == PREEMPTED
+        preempted = record is not None and record.terminationReason == PREEMPTED
         cause = f"{_name(disturber)} was {'preempted' if preempted else 'killed'}, and the others could not go on without it"
         return _again(job, view, cause, counts=not preempted, fault=record is not None and record.faults > 0)
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
@@ -268,8 +272,8 @@ def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
 def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
     """End the job if a replica repeatedly dies at once in the same way: restarts are useless."""
     for record in view.of_attempt(job):
-        if record.hopeless and record.name not in job.without:
-            spent = f"{_cause(record)}, the same {record.alike} times in a row"
+        if record.crashLooping and record.name not in job.droppedReplicas:
+            spent = f"{_cause(record)}, the same {record.consecutiveFailures} times in a row"
             return _without(job, view, record, spent) or _end(job, view, JobState.FAILED, exit_message(record, spent))
     return None
 
@@ -280,16 +284,16 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
     The job ends if its restarts are used up.
     """
     for record in view.of_attempt(job):
-        if not record.killed or record.name in job.without or record.preempted:
+        if not record.killed or record.name in job.droppedReplicas or record.preempted:
             continue  # who is preempted starts when its host does, or is lost
         if view.plan.whole and not view.plan.is_optional(record.name):
             if any(view.lost(name) for name in view.needed):
                 return None  # all start once it is back
-            if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
+            if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.terminationReason == PREEMPTED]:
                 return _again(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
             how = "was killed" if record.signal else "ended"
             return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
-        if record.spent < view.plan.maxRestarts:
+        if record.restartsUsed < view.plan.maxRestarts:
             continue  # its unit was stopped: it goes on when that starts again, or is lost
         spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
         return _without(job, view, record, spent) or _again(job, view, f"{_name(record.name)} ended{spent}", record)
@@ -308,11 +312,11 @@ def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
 def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
     """Record lost replicas and those that are back."""
     lost_names = [name for name in view.plan.replicas if view.lost(name)]
-    if lost_names == job.lost:
+    if lost_names == job.lostReplicas:
         return None
-    events = [_lost_event(name, view) for name in lost_names if name not in job.lost]
-    back = [Event(view.now, f"{name} is heard of again") for name in job.lost if name not in lost_names]
-    return replace(job, lost=lost_names, events=with_events(job.events, *events, *back))
+    events = [_lost_event(name, view) for name in lost_names if name not in job.lostReplicas]
+    back = [Event(view.now, f"{name} is heard of again") for name in job.lostReplicas if name not in lost_names]
+    return replace(job, lostReplicas=lost_names, events=with_events(job.events, *events, *back))
 
 
 def _lost_event(name: str, view: View) -> Event:
@@ -353,7 +357,7 @@ def _not_up(job: JobRecord, view: View) -> list[str]:
     """Return the replicas that have not started in this attempt; one that is done did start."""
     up = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.done}
     up |= {name for name in view.plan.replicas if _is_done(job, view, name)}
-    return [name for name in view.plan.replicas if name not in up and name not in job.without]
+    return [name for name in view.plan.replicas if name not in up and name not in job.droppedReplicas]
 
 
 def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> JobRecord | None:
@@ -361,7 +365,7 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     if not view.plan.is_optional(record.name):
         return None
     event = Event(view.now, f"goes on without {record.name}{why}")
-    return replace(job, without=[*job.without, record.name], events=with_events(job.events, event))
+    return replace(job, droppedReplicas=[*job.droppedReplicas, record.name], events=with_events(job.events, event))
 
 
 def _again(
@@ -375,13 +379,13 @@ def _again(
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
     fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
-    spent = job.faults if view.in_state >= GOOD_SECONDS else job.spent
+    spent = job.faults if view.in_state >= GOOD_SECONDS else job.restartsUsed
     if counts and spent >= limit:
         more = f", and the job was started again {limit} times"
         message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}."
         return _end(job, view, JobState.FAILED, message)
     faults, events = job.faults + (counts and fault), with_events(job.events, Event(view.now, cause))
-    return replace(job, attempt=job.attempt + 1, spent=spent + counts, faults=faults, without=[], events=events)
+    return replace(job, attempt=job.attempt + 1, restartsUsed=spent + counts, faults=faults, droppedReplicas=[], events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:

@@ -222,9 +222,9 @@ class Supervisor:
         log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
-            log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
-        elif record.hopeless:
-            log.say(f"trainer ended by {killer(record)}, the same {record.alike} times in a row", "ERROR")
+            log.say(f"restarting after {killer(record)} ({record.restartsUsed} of {limit}){when}", "WARNING")
+        elif record.crashLooping:
+            log.say(f"trainer ended by {killer(record)}, the same {record.consecutiveFailures} times in a row", "ERROR")
         elif record.signal:
             log.say(f"trainer ended by {killer(record)}", "ERROR")
         else:

@@ -179,7 +179,7 @@ class Tuner:
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
         """Claim a trial: this replica's own, one of a lost replica, or a new one; None if none is left."""
         job = self._ledger.job(self._plan.jobId)
-        missing = {*(job.record.lost if job else ()), *(job.record.without if job else ())}
+        missing = {*(job.record.lostReplicas if job else ()), *(job.record.droppedReplicas if job else ())}
         for trial in trials:
             strange = trial.replica not in self._plan.replicas
             if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):

@@ -90,7 +90,7 @@ def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
         own, entry = own_records.get(name), by_name.get(name)
         if own is None:
             own = ReplicaRecord.from_dict(entry) if entry else ReplicaRecord(name)
-        elif name in record.lost or (entry and entry.get("state") == ReplicaState.LOST):
+        elif name in record.lostReplicas or (entry and entry.get("state") == ReplicaState.LOST):
             own = replace(own, state=ReplicaState.LOST)
         result.append(own)
     return result

@@ -254,7 +254,7 @@ def _line(bundle: Bundle, replica: ReplicaRecord) -> str:
 
 def _ended(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[str]:
     code = "" if replica.exitCode is None else f" with {replica.exitCode}"
-    how = _part(diagnosis, "trainer").get("ended") or replica.death
+    how = _part(diagnosis, "trainer").get("ended") or replica.terminationReason
     limit = f" of {terminal.size(replica.memoryLimit)}" if replica.outOfMemory and replica.memoryLimit else ""
     parts = [f"{replica.state}{code}{f', {how}' if how else ''}{limit}"]
     return [*parts, terminal.plural(replica.restarts, "restart")] if replica.restarts else parts

@@ -261,7 +261,7 @@ class JobScreen:
 def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
     if record is None:
         return cell(None)
-    if record.name in job.lost and not job.final:
+    if record.name in job.lostReplicas and not job.final:
         return state(ReplicaState.LOST)
     if record.state is ReplicaState.EXITED and record.exitCode:
         stopped = job.final and record.exitCode == _STOPPED

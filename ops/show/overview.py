@@ -159,8 +159,8 @@ def _host(
 ) -> HostNow:
     record = snapshot.replicas.get((job_id, name)) if job_id and name else None
     job = snapshot.jobs.get(job_id) if job_id else None
-    report = record if record and record.life else None
-    state = ReplicaState.LOST if job and name in job.lost else record.state if record else None
+    report = record if record and record.incarnation else None
+    state = ReplicaState.LOST if job and name in job.lostReplicas else record.state if record else None
     return HostNow(
         name=host.name,
         role=str(host.role),

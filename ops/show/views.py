@@ -125,7 +125,7 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
         "took": took(record),
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,
-        "goes on without": ", ".join(record.without),
+        "goes on without": ", ".join(record.droppedReplicas),
         "labels": _labels(record, ", "),
         "first error": f"{first[0]}, {terminal.local_time(first[1].time)}: {first[1].message}" if first else None,
         "progress": _progress(record.progress),
@@ -192,7 +192,7 @@ def _notify(record: JobRecord) -> str | None:
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
     alive = not record.final and replica.state != ReplicaState.EXITED
-    reported = alive and replica.life
+    reported = alive and replica.incarnation
     beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if reported else None
     code = None if replica.exitCode is None else str(replica.exitCode)
     last = terminal.local_time(replica.lastStartTime or replica.startTime)

@@ -67,7 +67,7 @@ class Submission:
         return self.job.part(self.inventory)
 
     @property
-    def wants(self) -> dict[str, list[str]]:
+    def candidates(self) -> dict[str, list[str]]:
         """The candidate hosts of each replica."""
         all_of_them = would_do(self.job.counts, self.inventory)
         return {replica: [host for host in hosts if host not in self.dead] for replica, hosts in all_of_them.items()}
@@ -80,7 +80,7 @@ class Submission:
         training_input = plain(dict(self.job.training_input))
         return JobRecord(
             self.job.id,
-            wants=self.wants,
+            candidates=self.candidates,
             priority=self.job.priority,
             hourlyCost=self.part.hourly_cost,
             submittedBy=me(),

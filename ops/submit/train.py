@@ -178,7 +178,7 @@ def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
     that are away, if others would do in their place.
     """
-    wants = submission.wants
+    wants = submission.candidates
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
     lookup = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
     would_get = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
@@ -216,7 +216,7 @@ def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
     job = submission.job
     if find_job(ledger, job.id):
         raise used_before(job.id)
-    entry = QueueEntry(job.id, [], wants=submission.wants, priority=job.priority)
+    entry = QueueEntry(job.id, [], candidates=submission.candidates, priority=job.priority)
     return sorted(ledger.queue().added(entry).entries[-1].may_use())
 
 
@@ -296,7 +296,7 @@ def _check_output(cluster: Cluster, submission: Submission) -> None:
         raise UsageError(
             f"--job-dir {submission.job.job_dir} is not empty, and trials must find nothing of others: give another"
         )
-    mine = QueueEntry(submission.job.id, [], wants=submission.wants)
+    mine = QueueEntry(submission.job.id, [], candidates=submission.candidates)
     entries = cluster.ledger.queue().entries
     records = cluster.ledger.jobs_named(entry.jobId for entry in entries)
     for entry in entries:

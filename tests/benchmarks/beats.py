@@ -36,7 +36,7 @@ def main() -> None:
             time.sleep(max(0.0, began + _EVERY * (beat + place / len(names)) - time.monotonic()))
             used = Usage(1.5 * beat * _EVERY, 1.5 - place / 100, 500_000_000 + 1_000_000 * beat)
             record = ReplicaRecord(
-                name, ReplicaState.RUNNING, usage=used, lines=7 * beat, life="beats", beat=beat, startTime=now()
+                name, ReplicaState.RUNNING, usage=used, lines=7 * beat, incarnation="beats", heartbeatSeq=beat, startTime=now()
             )
             versions[name] = ledger.write_replica(JOB, record, versions[name])
         stored = ledger.job(JOB)

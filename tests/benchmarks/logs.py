@@ -87,8 +87,8 @@ while not select.select([0], [], [], 0.05)[0]:
         beat, since = beats.get(path, (None, now))
         if record["state"] == "RUNNING":
             longest = max(longest, now - since)
-        if beat != record["beat"]:
-            beats[path] = record["beat"], now
+        if beat != record["heartbeatSeq"]:
+            beats[path] = record["heartbeatSeq"], now
 print(longest)
 """
 

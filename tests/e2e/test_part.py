@@ -7,7 +7,7 @@ from stacks import ENDLESS, TINY, Stack
 
 def placement(cluster: Stack, job_id: str) -> dict[str, str]:
     record = cluster.describe(job_id)
-    return dict(zip(record["wants"], record["hosts"], strict=True))
+    return dict(zip(record["candidates"], record["hosts"], strict=True))
 
 
 def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack) -> None:

@@ -110,7 +110,7 @@ def nine(job_id: str, rate: float) -> JobEvidence:
         job_id,
         JobState.SUCCEEDED,
         hosts=NAMES,
-        wants={name: [name] for name in NAMES},
+        candidates={name: [name] for name in NAMES},
         createTime=moment(0),
         startTime=moment(8),
         endTime=moment(880),
@@ -167,7 +167,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = [make(nine("wide", 0.7)), replace(make(nine("narrow", 1.6)), arguments=["--model", "mlp"], labels={})]
     (made / "several.html").write_text(page([make(one), *others]))
     early = JobRecord(
-        "early", JobState.RUNNING, hosts=NAMES[:1], wants={"master-0": NAMES[:1]}, createTime=moment(0), startTime=moment(8)
+        "early",
+        JobState.RUNNING,
+        hosts=NAMES[:1],
+        candidates={"master-0": NAMES[:1]},
+        createTime=moment(0),
+        startTime=moment(8),
     )
     (made / "early.html").write_text(page([make(evidence(early, [ReplicaRecord("master-0", startTime=moment(5))], moment(9)))]))
     return made

@@ -63,7 +63,7 @@ def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None
         assert record["trainingInput"]["args"][:2] == ["--strategy", strategy]
         for replica in TRAINERS:
             found(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
-        servers = [name for name in record["wants"] if name.startswith("ps-")]
+        servers = [name for name in record["candidates"] if name.startswith("ps-")]
         assert servers == (["ps-0", "ps-1"] if strategy == "async" else []), "a strategy without them takes none"
         for name in servers:
             found(messages(cluster, job, name), rf"\[{name.replace('-', '/')}\].* serves variables")

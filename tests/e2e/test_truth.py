@@ -66,7 +66,7 @@ def test_clocks_that_are_ten_minutes_off_change_nothing(skewed: Stack) -> None:
     skewed.until("skewed", lambda record: replica(record, "worker-0")["state"] == "RUNNING", "with worker-0 RUNNING")
     skewed.enough("skewed")
     record = skewed.succeeds("skewed")
-    assert (record["attempt"], record["lost"]) == (0, [])
+    assert (record["attempt"], record["lostReplicas"]) == (0, [])
     restarts = {replica["name"]: replica["restarts"] for replica in record["replicas"]}
     assert restarts == {"ps-0": 0, "ps-1": 0, "master-0": 0, "worker-0": 1, "worker-1": 0, "evaluator-0": 0}
 
@@ -80,7 +80,7 @@ def test_a_host_that_is_gone_for_a_while_is_waited_for(cluster: Stack, tmp_path:
     host = client(cluster.names.project).instances.get("worker-1")
     host.stop(force=True, wait=True)
     try:
-        away = cluster.until("host_away", lambda record: "worker-1" in record["lost"], "with worker-1 lost")
+        away = cluster.until("host_away", lambda record: "worker-1" in record["lostReplicas"], "with worker-1 lost")
         assert away["state"] == "RUNNING"
         assert replica(away, "worker-1")["state"] == "LOST"
         assert "worker-1 is lost" in cluster.fab("describe", "host_away").out

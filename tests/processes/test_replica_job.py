@@ -112,7 +112,7 @@ def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make
 def test_the_job_goes_on_without_an_optional_replica(make: Make) -> None:
     cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", optionalRoles=["worker"])
     cluster.start()
-    until(lambda: cluster.job.without == ["worker-0"])
+    until(lambda: cluster.job.droppedReplicas == ["worker-0"])
     (cluster.package / "go").touch()
     assert cluster.wait() == [0, 0]
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
@@ -207,8 +207,8 @@ def test_the_others_go_on_while_a_unit_is_stopped(make: Make) -> None:
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.processes["worker-0"].terminate()
     assert cluster.wait("worker-0") == [0]
-    beat = cluster.job.lease.beat
-    until(lambda: cluster.job.lease.beat > beat + 1)  # the leader has looked
+    beat = cluster.job.lease.heartbeatSeq
+    until(lambda: cluster.job.lease.heartbeatSeq > beat + 1)  # the leader has looked
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)
@@ -223,8 +223,8 @@ def test_a_lost_host_is_waited_for_and_goes_on(make: Make) -> None:
     cluster.start()
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.kill("worker-0")
-    beat = cluster.job.lease.beat
-    until(lambda: cluster.job.lease.beat > beat + 5)  # 0.8 s: it is lost, and the job is where it was
+    beat = cluster.job.lease.heartbeatSeq
+    until(lambda: cluster.job.lease.heartbeatSeq > beat + 5)  # 0.8 s: it is lost, and the job is where it was
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)

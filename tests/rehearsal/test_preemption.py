@@ -146,7 +146,7 @@ def test_a_synchronous_training_goes_on_from_its_checkpoint_with_all_of_them(clo
     assert since[-1] > at
     record = job.record
     # Once more, if a new replica was quicker than the end of an old one.
-    assert (record["state"], record["attempt"] >= 1, record["spent"]) == ("RUNNING", True, 0), record
+    assert (record["state"], record["attempt"] >= 1, record["restartsUsed"]) == ("RUNNING", True, 0), record
     assert "worker 0 was preempted" in job.causes
     cloud.fab("cancel", "sync")
 

@@ -331,7 +331,7 @@ class Cluster:
         world, story = self.world, self.stories[job_id]
         ledger = Ledger(SimulatedStore(process), process.sleep)
         names = list(wants)
-        record = JobRecord(job_id, wants=wants, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
+        record = JobRecord(job_id, candidates=wants, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
         submitter = Submitter(ledger, record, process.name)
         process.interruptible = True
         try:

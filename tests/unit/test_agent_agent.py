@@ -115,12 +115,12 @@ def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
 
 def test_a_host_is_the_replica_that_the_queue_says(host: Host) -> None:
     wants = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
-    host.ledger.create_job(JobRecord("job01", wants=wants))
+    host.ledger.create_job(JobRecord("job01", candidates=wants))
     tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in wants}
     addresses = {"worker-7": "10.0.0.7", "master-0": "10.0.0.1"}
     host.ledger.create_plan(Plan("job01", list(wants), "task", [], tasks, addresses=addresses))
     host.ledger.change_queue(
-        lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], wants=wants))
+        lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], candidates=wants))
     )
     host.rounds(30)  # whoever has worker-7 never comes, and the lease is this replica's
     assert host.agent.supervisor is not None
@@ -136,7 +136,7 @@ def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
     host.submit()
     either = {"master-0": ["worker-7", "master-0"]}
     host.ledger.change_queue(
-        lambda queue: queue.added(QueueEntry("job00", ["worker-7"])).added(QueueEntry("job02", [], wants=either))
+        lambda queue: queue.added(QueueEntry("job00", ["worker-7"])).added(QueueEntry("job02", [], candidates=either))
     )
     host.agent.round()
     assert host.kept == ["job01", "job02"]
@@ -196,7 +196,7 @@ def test_the_record_of_a_former_life_is_gone_on_from(tmp_path: Path) -> None:
     later.rounds(4)
     assert "the replica or its host was stopped" in later.said
     record = later.ledger.replicas("job01", ["master-0"])["master-0"]
-    assert (record.life, record.restarts, record.state, len(later.children)) == ("b", 1, "RUNNING", 1)
+    assert (record.incarnation, record.restarts, record.state, len(later.children)) == ("b", 1, "RUNNING", 1)
     assert later.job().lease.holder == "master-0/b"
 
 

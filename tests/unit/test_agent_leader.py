@@ -54,7 +54,7 @@ def bucket(tmp_path: Path) -> Bucket:
 
 def running(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaRecord]:
     names = names or tuple(NAMES)
-    return {name: ReplicaRecord(name, state=ReplicaState.RUNNING, beat=beat, **changes) for name in names}  # type: ignore[arg-type]
+    return {name: ReplicaRecord(name, state=ReplicaState.RUNNING, heartbeatSeq=beat, **changes) for name in names}  # type: ignore[arg-type]
 
 
 def takes_after(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
@@ -94,7 +94,7 @@ def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket)
     for _ in range(100):
         bucket.clock.pass_(0.1)
         leader.act(bucket.stored, running(), False)
-    assert bucket.job.lease.beat in (2, 3)
+    assert bucket.job.lease.heartbeatSeq in (2, 3)
 
 
 def test_an_earlier_life_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket: Bucket) -> None:
@@ -153,7 +153,7 @@ def test_after_a_long_sleep_silence_counts_from_anew(bucket: Bucket) -> None:
     leader.act(bucket.stored, running(), False)
     bucket.clock.pass_(3600.0)
     leader.act(bucket.stored, running(), False)
-    assert (bucket.job.state, bucket.job.lost) == ("RUNNING", [])
+    assert (bucket.job.state, bucket.job.lostReplicas) == ("RUNNING", [])
     assert bucket.job.runSeconds == 5.0
 
 
@@ -179,7 +179,7 @@ def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -
         killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
         killed = {name: replace(record, attempt=bucket.job.attempt) for name, record in killed.items()}
         for _ in range(pause):
-            killed = {name: replace(record, beat=record.beat + 1) for name, record in killed.items()}
+            killed = {name: replace(record, heartbeatSeq=record.heartbeatSeq + 1) for name, record in killed.items()}
             leader.act(bucket.stored, killed, False)
             bucket.clock.pass_(1.0)
         exited = replace(killed["worker-0"], state=ReplicaState.EXITED, exitCode=1)
@@ -241,4 +241,4 @@ def test_the_leader_has_hosts_started_and_says_what_came_of_it(bucket: Bucket) -
     causes = [event.cause for event in bucket.job.events]
     assert causes.count("h-w is being started") == 1
     assert causes.count("h-ps is not started: HTTP 403; it is asked for again") == 1
-    assert bucket.job.lost == ["worker-0", "ps-0"]
+    assert bucket.job.lostReplicas == ["worker-0", "ps-0"]

@@ -100,13 +100,13 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
     beats = []
     for second in range(13):
         replica.reporter.publish()
-        beats.append(replica.written.beat)
+        beats.append(replica.written.heartbeatSeq)
         if second == 5:
             replica.host.supervisor.set_facts({"a": 1})
             assert replica.reporter.unpublished
         replica.clock.pass_(1.0)
     assert beats == [1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
-    assert (replica.written.life, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
+    assert (replica.written.incarnation, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
 
 
 def test_of_a_trainer_that_prints_nothing_it_is_told_whom_it_waits_for(root: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> N
         replica.reporter.publish()
         assert not replica.reporter.unpublished
         replica.clock.pass_(4.0)
-    assert replica.written.beat == 6
+    assert replica.written.heartbeatSeq == 6
 
 
 def test_a_later_life_goes_on_from_the_record_of_the_former(root: Path) -> None:
@@ -138,10 +138,10 @@ def test_a_later_life_goes_on_from_the_record_of_the_former(root: Path) -> None:
     former.reporter.publish()
     later = Replica(root, life="b", version=former.ledger.replica_version("job01", "master-0"))
     later.reporter.publish()
-    assert later.written.life == "b"
+    assert later.written.incarnation == "b"
     late = Replica(root, life="c", version="what was there before")
     late.reporter.publish()  # over a write that a former life had under way
-    assert late.written.life == "c"
+    assert late.written.incarnation == "c"
 
 
 def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_job_that_is_gone_is_an_error_that_does_not_stop_the_heartbeat(root: P
     (root / paths.job("job01")).unlink()
     with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
         replica.reporter.round()
-    assert (replica.written.state, replica.written.beat) == (ReplicaState.PREPARING, 1)
+    assert (replica.written.state, replica.written.heartbeatSeq) == (ReplicaState.PREPARING, 1)
 
 
 def test_two_lives_that_write_at_once_do_not_loop(root: Path) -> None:

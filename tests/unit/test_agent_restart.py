@@ -29,18 +29,18 @@ def test_a_kill_is_restarted_until_there_were_too_many() -> None:
     record, seen = RUNNING, []
     for _ in range(3):
         record = ends(record, -9)
-        seen.append((record.state, record.restarts, record.spent))
+        seen.append((record.state, record.restarts, record.restartsUsed))
     assert seen == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
     assert record.killed
-    assert not record.hopeless
+    assert not record.crashLooping
     assert record.events == [Event(NOW, "signal 9 (SIGKILL)")] * 2
 
 
 def test_a_trainer_that_ran_well_has_its_restarts_back() -> None:
-    exhausted = replace(RUNNING, restarts=2, spent=2)
+    exhausted = replace(RUNNING, restarts=2, restartsUsed=2)
     assert ends(exhausted, -9, 599.9).state == EXITED
     good = ends(exhausted, -9, 600.0)
-    assert (good.state, good.restarts, good.spent, good.alike) == (PREPARING, 3, 1, 0)
+    assert (good.state, good.restarts, good.restartsUsed, good.consecutiveFailures) == (PREPARING, 3, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_the_same_death_at_once_three_times_is_hopeless(deaths: list[tuple[int, 
     plan, record, seen = replace(PLAN, maxRestarts=9), RUNNING, []
     for code, seconds in deaths:
         record = ends(record, code, seconds, plan=plan)
-        seen.append(record.alike)
+        seen.append(record.consecutiveFailures)
     assert seen == alike
-    assert record.hopeless == (alike[-1] == 3)
-    assert record.state == (EXITED if record.hopeless else PREPARING)
+    assert record.crashLooping == (alike[-1] == 3)
+    assert record.state == (EXITED if record.crashLooping else PREPARING)
 
 
 def test_three_times_too_little_memory_is_hopeless_however_long_it_took() -> None:
     plan, record = replace(PLAN, maxRestarts=9), RUNNING
     for _ in range(2):
         record = ends(record, -9, 300.0, memory=True, plan=plan)
-    assert not record.hopeless
-    assert ends(record, -9, 300.0, plan=plan).alike == 0  # another death
-    assert ends(record, -9, 600.0, memory=True, plan=plan).alike == 0
-    assert ends(record, -9, 300.0, memory=True, plan=plan).hopeless
+    assert not record.crashLooping
+    assert ends(record, -9, 300.0, plan=plan).consecutiveFailures == 0  # another death
+    assert ends(record, -9, 600.0, memory=True, plan=plan).consecutiveFailures == 0
+    assert ends(record, -9, 300.0, memory=True, plan=plan).crashLooping
 
 
 def test_what_a_killed_trainer_lacked_is_told_until_the_next_ends() -> None:
@@ -105,9 +105,11 @@ def test_codes_that_start_again_use_up_the_restarts_for_good() -> None:
     record, seen = RUNNING, []
     for _ in range(3):
         record = ends(record, 42, 600.0)
-        seen.append((record.state, record.restarts, record.spent, record.killed))
+        seen.append((record.state, record.restarts, record.restartsUsed, record.killed))
     assert seen == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
-    assert ends(replace(record, spent=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).spent == 2, "what others took"
+    assert ends(replace(record, restartsUsed=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).restartsUsed == 2, (
+        "what others took"
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends
         status, memory = ends_by[starts % len(ends_by)]
         record = ends(record, status, 620.0, memory=memory, plan=plan)
         starts += 1
-    assert (record.state, record.killed, record.hopeless) == (EXITED, True, False)
+    assert (record.state, record.killed, record.crashLooping) == (EXITED, True, False)
     assert starts <= 2 * (plan.maxRestarts + 1)
     assert restart.again(record, 1).faults == 0
 
@@ -138,7 +140,7 @@ def test_what_others_send_takes_nothing_from_a_trainer_that_runs_well(status: in
     record = RUNNING
     for _ in range(9):
         record = ends(record, status, 620.0)
-    assert (record.state, record.restarts, record.spent, record.faults) == (PREPARING, 9, 1, 0)
+    assert (record.state, record.restarts, record.restartsUsed, record.faults) == (PREPARING, 9, 1, 0)
 
 
 def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
@@ -148,7 +150,7 @@ def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
 
 
 def test_the_wait_grows_to_a_limit() -> None:
-    waits = [restart.wait_before_start(replace(RUNNING, spent=n)) for n in (0, 1, 2, 3, 4, 6, 7, 5000)]
+    waits = [restart.wait_before_start(replace(RUNNING, restartsUsed=n)) for n in (0, 1, 2, 3, 4, 6, 7, 5000)]
     assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 16.0, 30.0, 30.0]
 
 
@@ -158,19 +160,24 @@ def test_resume_of_a_first_life() -> None:
 
 def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
     killed = restart.resume(PLAN, "worker-0", 0, RUNNING, NOW)
-    assert (killed.state, killed.restarts, killed.spent, killed.exitCode) == (PREPARING, 1, 1, 137)
+    assert (killed.state, killed.restarts, killed.restartsUsed, killed.exitCode) == (PREPARING, 1, 1, 137)
     assert killed.events[-1].cause == "the replica or its host was stopped"
     stopped = restart.resume(PLAN, "worker-0", 0, restart.after_stop(RUNNING, 143, NOW, killed=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
     assert stopped.events[-1].cause == "the unit was stopped"
     never = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
     assert (never.state, never.restarts, never.exitCode) == (PREPARING, 1, 137)
-    exhausted = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, spent=2), NOW)
-    assert (exhausted.state, exhausted.spent) == (EXITED, 2)
+    exhausted = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, restartsUsed=2), NOW)
+    assert (exhausted.state, exhausted.restartsUsed) == (EXITED, 2)
 
 
 def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
-    for changes in ({"exitCode": 0}, {"exitCode": 3}, {"exitCode": 137}, {"exitCode": 137, "killed": True, "hopeless": True}):
+    for changes in (
+        {"exitCode": 0},
+        {"exitCode": 3},
+        {"exitCode": 137},
+        {"exitCode": 137, "killed": True, "crashLooping": True},
+    ):
         record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
         assert restart.resume(PLAN, "worker-0", 0, record, NOW) == record
     waiting = replace(RUNNING, state=PREPARING, restarts=1)
@@ -178,10 +185,10 @@ def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
 
 
 def test_another_attempt_starts_all_over_but_a_chief_that_is_done() -> None:
-    done = replace(RUNNING, state=EXITED, exitCode=0, restarts=2, spent=2, hopeless=True, alike=2)
+    done = replace(RUNNING, state=EXITED, exitCode=0, restarts=2, restartsUsed=2, crashLooping=True, consecutiveFailures=2)
     again = restart.resume(PLAN, "worker-0", 1, done, NOW)
-    assert (again.state, again.attempt, again.restarts, again.spent, again.hopeless) == (PREPARING, 1, 0, 0, False)
-    assert again.alike == 2  # one that never runs longer than a moment is still found out
+    assert (again.state, again.attempt, again.restarts, again.restartsUsed, again.crashLooping) == (PREPARING, 1, 0, 0, False)
+    assert again.consecutiveFailures == 2  # one that never runs longer than a moment is still found out
     chief = replace(done, name="master-0")
     assert restart.resume(PLAN, "master-0", 1, chief, NOW).state == EXITED
     assert not restart.outdated(PLAN, chief, 1)
@@ -217,7 +224,7 @@ _records = st.builds(
     exitCode=st.none() | st.integers(0, 255),
     killed=st.booleans(),
     restarts=st.integers(0, 3),
-    spent=st.integers(0, PLAN.maxRestarts),
+    restartsUsed=st.integers(0, PLAN.maxRestarts),
     faults=st.integers(0, PLAN.maxRestarts),
     attempt=st.integers(0, 3),
 )
@@ -226,11 +233,11 @@ _records = st.builds(
 @given(_records, st.integers(-64, 255), st.sampled_from([1.0, 60.0, 600.0]))
 def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, seconds: float) -> None:
     ended = restart.after_exit(PLAN, record, restart.Exit(status), seconds, NOW, "")
-    assert ended.spent <= PLAN.maxRestarts
-    if not ended.hopeless:
+    assert ended.restartsUsed <= PLAN.maxRestarts
+    if not ended.crashLooping:
         again = status < 0 or status == 42
         assert (ended.state == PREPARING) == (
-            again and (record.faults if seconds >= 600.0 else record.spent) < PLAN.maxRestarts
+            again and (record.faults if seconds >= 600.0 else record.restartsUsed) < PLAN.maxRestarts
         )
         assert ended.killed == (again and ended.state == EXITED)
 
@@ -239,7 +246,7 @@ def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, secon
 def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: ReplicaRecord, attempt: int) -> None:
     for _ in range(5):
         record = restart.resume(PLAN, "worker-0", attempt, record, NOW)
-        assert record.spent <= PLAN.maxRestarts
+        assert record.restartsUsed <= PLAN.maxRestarts
         assert record.attempt >= attempt
         if record.state in (PREPARING, ReplicaState.LOST):
             record = restart.started(record, NOW)
@@ -249,11 +256,11 @@ def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: Replic
 @pytest.mark.parametrize("state", [ReplicaState.RUNNING, EXITED])
 def test_a_preemption_is_a_restart_that_does_not_count(state: ReplicaState) -> None:
     ended = {"exitCode": 143, "killed": True} if state is EXITED else {}
-    left = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, spent=2)
+    left = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, restartsUsed=2)
     back = restart.resume(PLAN, "worker-0", 0, left, NOW)
-    assert (back.state, back.restarts, back.spent, back.preempted) == (PREPARING, 8, 2, False)
+    assert (back.state, back.restarts, back.restartsUsed, back.preempted) == (PREPARING, 8, 2, False)
     assert back.events == [Event(NOW, "its host was preempted")]
     whole = restart.resume(WHOLE, "worker-0", 0, left, NOW)
     assert (whole.killed, whole.preempted) == (True, False), "its peers start again with it"
     crashed = restart.resume(PLAN, "worker-0", 0, restart.started(back, NOW), NOW)
-    assert (crashed.state, crashed.death) == (EXITED, ""), "what comes after it counts"
+    assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "what comes after it counts"

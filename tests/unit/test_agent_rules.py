@@ -66,7 +66,7 @@ def test_the_chief_decides_even_where_others_fail() -> None:
 
 def test_who_failed_after_the_chief_was_done_is_named() -> None:
     failed = (record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 137), record("ps-0", "EXITED", 1))
-    new = decided(job(without=["worker-1"]), view(CHIEF_DONE, *failed))
+    new = decided(job(droppedReplicas=["worker-1"]), view(CHIEF_DONE, *failed))
     more = "successPolicy: all makes the job depend on it"
     assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {more}"]
     spare = decided(job(), view(CHIEF_DONE, failed[1], plan=SPARE))
@@ -123,7 +123,7 @@ def test_nobody_waits_for_who_does_not_work(other: ReplicaRecord) -> None:
 
 
 def test_a_grace_is_for_all_that_have_an_end_of_their_own() -> None:
-    for changes, waits in (({}, True), ({"without": ["worker-0"]}, False)):
+    for changes, waits in (({}, True), ({"droppedReplicas": ["worker-0"]}, False)):
         new = decided(job(**changes), view(CHIEF_DONE, *done("worker-1"), plan=GRACE))
         assert (new.state == "RUNNING") == waits
     assert decided(job(), view(CHIEF_DONE, *done("worker-0", "worker-1"), plan=GRACE)).state == "SUCCEEDED", "but for a ps"
@@ -134,7 +134,7 @@ def test_a_grace_is_for_all_that_have_an_end_of_their_own() -> None:
 
 
 def test_what_becomes_of_others_in_a_grace_fails_no_job() -> None:
-    others = [record("worker-0", "EXITED", 1), record("ps-0", "EXITED", 137, hopeless=True)]
+    others = [record("worker-0", "EXITED", 1), record("ps-0", "EXITED", 137, crashLooping=True)]
     seen = view(CHIEF_DONE, *others, plan=GRACE, exited={"worker-0": 9.0}, silence={"ps-0": 500.0})
     for state in (JobState.RUNNING, JobState.PREPARING):
         before, after = job(state), decide(job(state), seen)
@@ -206,7 +206,7 @@ def test_an_exit_soon_after_a_kill_follows_from_it(exited: float, killed: float,
     seen = view(failed, mended, plan=plan, exited={"worker-0": exited}, killed={"ps-0": killed})
     new = decided(job(), seen)
     if again:
-        assert (new.state, new.attempt, new.spent) == ("RUNNING", 1, 1)
+        assert (new.state, new.attempt, new.restartsUsed) == ("RUNNING", 1, 1)
         assert new.events == [Event(NOW, "ps 0 was killed, and the others could not go on without it")]
     else:
         assert new.state == "FAILED"
@@ -226,7 +226,7 @@ def test_a_verdict_waits_for_hosts_that_are_late() -> None:
         ("worker-0", 600.0, False),
     ):
         seen = view(failed, exited={"worker-0": 5.0}, silence={name: silence}, plan=replace(PLAN, maxWaitTime=1e9))
-        new = decide(replace(job(), lost=[]), seen)
+        new = decide(replace(job(), lostReplicas=[]), seen)
         assert (new is None or new.state == "RUNNING") == waits, (name, silence)
     done = view(failed, record("ps-0", "EXITED", 0), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert decided(job(), done).state == "FAILED"
@@ -237,8 +237,8 @@ def test_a_verdict_waits_for_hosts_that_are_late() -> None:
 def test_what_happened_in_an_earlier_attempt_has_been_dealt_with() -> None:
     old = [
         record("worker-0", "EXITED", 1),
-        record("worker-1", "EXITED", 137, spent=2),
-        record("ps-0", "EXITED", 137, hopeless=True),
+        record("worker-1", "EXITED", 137, restartsUsed=2),
+        record("ps-0", "EXITED", 137, crashLooping=True),
     ]
     assert decide(job(attempt=1), view(*old, exited={"worker-0": 9.0})) is None
 
@@ -247,18 +247,18 @@ def test_what_happened_in_an_earlier_attempt_has_been_dealt_with() -> None:
 
 
 def test_a_kill_that_its_host_mends_is_not_the_leader_s_affair() -> None:
-    assert decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, spent=1), killed={"ps-0": 0.0})) is None
+    assert decide(job(), view(record("ps-0", "PREPARING", 137, restarts=1, restartsUsed=1), killed={"ps-0": 0.0})) is None
 
 
 def test_a_unit_that_was_stopped_comes_back() -> None:
-    assert decide(job(), view(record("ps-0", "EXITED", 143, restarts=1, spent=1))) is None
-    assert decide(job(), view(record("worker-0", "EXITED", 143, spent=1), plan=SPARE)) is None
+    assert decide(job(), view(record("ps-0", "EXITED", 143, restarts=1, restartsUsed=1))) is None
+    assert decide(job(), view(record("worker-0", "EXITED", 143, restartsUsed=1), plan=SPARE)) is None
 
 
 def test_kills_beyond_the_restarts_start_the_job_again_and_then_fail_it() -> None:
-    killed = record("ps-0", "EXITED", 137, restarts=2, spent=2, errorMessage="last line")
-    again = decided(job(without=["worker-1"]), view(killed))
-    assert (again.state, again.attempt, again.spent, again.without) == ("RUNNING", 1, 1, [])
+    killed = record("ps-0", "EXITED", 137, restarts=2, restartsUsed=2, errorMessage="last line")
+    again = decided(job(droppedReplicas=["worker-1"]), view(killed))
+    assert (again.state, again.attempt, again.restartsUsed, again.droppedReplicas) == ("RUNNING", 1, 1, [])
     assert again.events == [Event(NOW, "ps 0 ended (signal 9 (SIGKILL)) after 2 restarts")]
     assert decide(again, view(killed)) is None
     failed = decided(again, view(replace(killed, attempt=1)))
@@ -269,27 +269,27 @@ def test_kills_beyond_the_restarts_start_the_job_again_and_then_fail_it() -> Non
 
 
 def test_what_went_well_for_a_while_is_not_counted() -> None:
-    killed = view(record("ps-0", "EXITED", 137, attempt=1, spent=2), in_state=599.9)
-    assert decided(job(attempt=1, spent=1), killed).state == "FAILED"
-    again = decided(job(attempt=1, spent=1), replace(killed, in_state=600.0))
-    assert (again.state, again.attempt, again.spent) == ("RUNNING", 2, 1)
+    killed = view(record("ps-0", "EXITED", 137, attempt=1, restartsUsed=2), in_state=599.9)
+    assert decided(job(attempt=1, restartsUsed=1), killed).state == "FAILED"
+    again = decided(job(attempt=1, restartsUsed=1), replace(killed, in_state=600.0))
+    assert (again.state, again.attempt, again.restartsUsed) == ("RUNNING", 2, 1)
 
 
 def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
     ended = record("worker-0", "EXITED", 42, killed=True)
     late = view(ended, plan=WHOLE, in_state=1e4)
-    first = decided(job(spent=2), late)
-    assert (first.attempt, first.spent, first.faults) == (1, 1, 1)
+    first = decided(job(restartsUsed=2), late)
+    assert (first.attempt, first.restartsUsed, first.faults) == (1, 1, 1)
     assert first.events[-1].cause == "worker 0 ended (status 42)"
     again = decided(replace(first, attempt=0), late)
-    assert (again.spent, again.faults) == (2, 2)
+    assert (again.restartsUsed, again.faults) == (2, 2)
     failed = decided(replace(again, attempt=0), late)
     said = "The replica worker 0 exited with a non-zero status of 42, and the job was started again 2 times."
     assert (failed.state, failed.errorMessage) == ("FAILED", said)
     killed = view(record("worker-0", "EXITED", 137), plan=WHOLE, in_state=1e4)
-    other = decided(job(spent=2, faults=1), killed)
-    assert (other.spent, other.faults) == (2, 1), "a kill gives back what kills took"
-    assert decided(job(spent=2, faults=2), killed).state == "FAILED"
+    other = decided(job(restartsUsed=2, faults=1), killed)
+    assert (other.restartsUsed, other.faults) == (2, 1), "a kill gives back what kills took"
+    assert decided(job(restartsUsed=2, faults=2), killed).state == "FAILED"
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
     [
         view(record("worker-0", "EXITED", 134), plan=WHOLE, in_state=1e4),
         view(record("worker-0", "EXITED", 137, outOfMemory=True), plan=WHOLE, in_state=1e4),
-        view(record("worker-0", "EXITED", 137, spent=2, faults=1), in_state=1e4),
+        view(record("worker-0", "EXITED", 137, restartsUsed=2, faults=1), in_state=1e4),
         view(
-            record("worker-0", faults=1, death="signal 11 (SIGSEGV)"),
+            record("worker-0", faults=1, terminationReason="signal 11 (SIGSEGV)"),
             record("worker-1", "EXITED", 1),
             exited={"worker-1": 9.0},
             killed={"worker-0": 9.0},
@@ -310,37 +310,37 @@ def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
     ids=["abort", "memory", "a kill after a fault", "a peer's fault", "a stall"],
 )
 def test_what_programs_do_to_themselves_starts_no_job_for_ever(cause: View) -> None:
-    first = decided(job(spent=1), cause)
-    assert (first.state, first.attempt, first.spent, first.faults) == ("RUNNING", 1, 1, 1)
+    first = decided(job(restartsUsed=1), cause)
+    assert (first.state, first.attempt, first.restartsUsed, first.faults) == ("RUNNING", 1, 1, 1)
     limit = cause.plan.maxRestarts if cause.plan.whole else cause.plan.maxRetries
-    assert decided(job(spent=limit, faults=limit), cause).state == "FAILED"
+    assert decided(job(restartsUsed=limit, faults=limit), cause).state == "FAILED"
 
 
 def test_peers_that_need_one_another_start_again_at_the_first_kill() -> None:
     killed = view(record("worker-0", "EXITED", 137), plan=WHOLE)
-    again = decided(job(spent=1), killed)
-    assert (again.attempt, again.spent) == (1, 2)
+    again = decided(job(restartsUsed=1), killed)
+    assert (again.attempt, again.restartsUsed) == (1, 2)
     assert again.events == [Event(NOW, "worker 0 was killed (signal 9 (SIGKILL))")]
-    assert decided(job(spent=2), killed).state == "FAILED"  # maxRestarts, not maxRetries
+    assert decided(job(restartsUsed=2), killed).state == "FAILED"  # maxRestarts, not maxRetries
     spare = replace(WHOLE, optionalRoles=["worker"])
     assert decide(job(), replace(killed, plan=spare)) is None
-    assert decided(job(), view(record("worker-0", "EXITED", 137, spent=2), plan=spare)).without == ["worker-0"]
+    assert decided(job(), view(record("worker-0", "EXITED", 137, restartsUsed=2), plan=spare)).droppedReplicas == ["worker-0"]
 
 
 def test_an_optional_replica_is_gone_on_without() -> None:
-    killed = view(record("worker-1", "EXITED", 137, spent=2), plan=SPARE)
+    killed = view(record("worker-1", "EXITED", 137, restartsUsed=2), plan=SPARE)
     new = decided(job(), killed)
-    assert (new.state, new.attempt, new.without) == ("RUNNING", 0, ["worker-1"])
+    assert (new.state, new.attempt, new.droppedReplicas) == ("RUNNING", 0, ["worker-1"])
     assert new.events == [Event(NOW, "goes on without worker-1 (signal 9 (SIGKILL)) after 2 restarts")]
     assert decide(new, killed) is None
-    hopeless = record("worker-1", "EXITED", 137, hopeless=True, alike=3)
+    hopeless = record("worker-1", "EXITED", 137, crashLooping=True, consecutiveFailures=3)
     new = decided(job(), view(hopeless, plan=SPARE))
     assert new.events == [Event(NOW, "goes on without worker-1 (signal 9 (SIGKILL)), the same 3 times in a row")]
     assert decide(new, view(hopeless, plan=SPARE)) is None
 
 
 def test_the_same_death_at_once_fails_the_job() -> None:
-    dead = record("ps-0", "EXITED", 139, hopeless=True, alike=3, errorMessage="last line")
+    dead = record("ps-0", "EXITED", 139, crashLooping=True, consecutiveFailures=3, errorMessage="last line")
     new = decided(job(), view(dead))
     assert (new.state, new.errorMessage) == (
         "FAILED",
@@ -377,13 +377,13 @@ def test_a_lost_host_is_waited_for_then_fails_the_job() -> None:
 def test_who_is_lost_is_said_once_and_who_is_back() -> None:
     gone = view(silence={"ps-0": 60.0})
     new = decided(job(), gone)
-    assert (new.state, new.lost) == ("RUNNING", ["ps-0"])
+    assert (new.state, new.lostReplicas) == ("RUNNING", ["ps-0"])
     assert new.events[-1].cause.startswith(
         "ps-0 is lost, no heartbeat for 60 s: pulumi up brings it back, else the job is FAILED in 100 s"
     )
     assert decide(new, gone) is None
     back = decided(new, view())
-    assert (back.lost, back.events[-1].cause) == ([], "ps-0 is heard of again")
+    assert (back.lostReplicas, back.events[-1].cause) == ([], "ps-0 is heard of again")
 
 
 def test_preparing_does_not_last_for_ever() -> None:
@@ -416,7 +416,7 @@ def test_a_job_that_stands_still_starts_again() -> None:
     assert decide(job(), view(plan=plan, still=59.9)) is None
     new = decided(job(), view(plan=plan, still=60.0))
     assert (new.attempt, new.events[0].cause) == (1, "no replica printed a line for 60 s (stallTimeout)")
-    failed = decided(job(spent=1), view(plan=plan, still=60.0))
+    failed = decided(job(restartsUsed=1), view(plan=plan, still=60.0))
     assert failed.errorMessage == "No replica printed a line for 60 s (stallTimeout), and the job was started again 1 times."
     lost = decide(job(), view(plan=plan, still=60.0, silence={"ps-0": 70.0}))
     assert lost is None or lost.attempt == 0
@@ -469,9 +469,9 @@ _records = st.builds(
     signal=st.sampled_from([None, 9, 15]),
     killed=st.booleans(),
     restarts=st.integers(0, 3),
-    spent=st.integers(0, 3),
+    restartsUsed=st.integers(0, 3),
     attempt=st.integers(0, 2),
-    hopeless=st.booleans(),
+    crashLooping=st.booleans(),
     errorMessage=st.sampled_from(["", "last line"]),
 )
 _plans = st.builds(
@@ -491,9 +491,9 @@ _jobs = st.builds(
     job,
     st.sampled_from(JobState),
     attempt=st.integers(0, 2),
-    spent=st.integers(0, 2),
+    restartsUsed=st.integers(0, 2),
     runSeconds=st.sampled_from([0.0, 1e6]),
-    without=st.lists(st.sampled_from(["worker-0", "ps-0"]), unique=True),
+    droppedReplicas=st.lists(st.sampled_from(["worker-0", "ps-0"]), unique=True),
 )
 
 
@@ -513,10 +513,10 @@ def test_only_moves_of_the_table(before: JobRecord, seen: View) -> None:
         assert (after.endTime is not None) == after.final
     else:
         assert after.attempt - before.attempt in (0, 1)
-        assert set(before.without) <= set(after.without) or after.without == []
-        assert seen.plan.chief not in after.without
+        assert set(before.droppedReplicas) <= set(after.droppedReplicas) or after.droppedReplicas == []
+        assert seen.plan.chief not in after.droppedReplicas
     limit = seen.plan.maxRestarts if seen.plan.whole else seen.plan.maxRetries
-    assert after.spent <= max(limit, before.spent)
+    assert after.restartsUsed <= max(limit, before.restartsUsed)
 
 
 @given(_jobs, _views)
@@ -566,12 +566,12 @@ def test_a_preempted_replica_is_lost_at_once_and_its_host_is_started_once_it_is_
     seen = view(taken, startable=NAMES)
     new = decided(job(), seen)
     said = "worker-0 is preempted: its host is to be started again, else the job is FAILED in 100 s"
-    assert (new.state, new.lost, new.events[-1].cause) == ("RUNNING", ["worker-0"], said)
+    assert (new.state, new.lostReplicas, new.events[-1].cause) == ("RUNNING", ["worker-0"], said)
     assert to_start(new, seen) == []
     off = replace(seen, silence={"worker-0": 12.5})
     assert to_start(new, off) == ["worker-0"]
     assert to_start(new, replace(off, startable=())) == []
-    for other in (job(JobState.CANCELLING), job(JobState.FAILED), job(without=["worker-0"])):
+    for other in (job(JobState.CANCELLING), job(JobState.FAILED), job(droppedReplicas=["worker-0"])):
         assert to_start(other, off) == []
     assert to_start(new, replace(off, cancel_requested=True)) == []
 
@@ -588,28 +588,28 @@ def test_a_host_of_which_nothing_is_heard_is_started() -> None:
 @pytest.mark.parametrize("plan", [PLAN, WHOLE])
 def test_what_follows_from_a_preemption_waits_for_the_host(plan: Plan) -> None:
     taken, failed = record("worker-0", "EXITED", 143, preempted=True), record("ps-0", "EXITED", 1)
-    known = job(lost=["worker-0"])
+    known = job(lostReplicas=["worker-0"])
     assert decide(known, view(taken, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 50.0})) is None
-    mended = record("worker-0", restarts=1, death=PREEMPTED)
+    mended = record("worker-0", restarts=1, terminationReason=PREEMPTED)
     back = decided(known, view(mended, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 0.0}))
-    assert (back.attempt, back.spent) == (1, 0)
+    assert (back.attempt, back.restartsUsed) == (1, 0)
     assert back.events[-1].cause == "worker 0 was preempted, and the others could not go on without it"
 
 
 def test_preemptions_are_counted_against_no_limit() -> None:
-    ended = record("worker-0", "EXITED", 143, death=PREEMPTED)
-    new = decided(job(spent=2), view(ended, plan=WHOLE))
-    assert (new.state, new.attempt, new.spent, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
-    assert decided(job(spent=2), view(replace(ended, death=""), plan=WHOLE)).state == "FAILED"
+    ended = record("worker-0", "EXITED", 143, terminationReason=PREEMPTED)
+    new = decided(job(restartsUsed=2), view(ended, plan=WHOLE))
+    assert (new.state, new.attempt, new.restartsUsed, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
+    assert decided(job(restartsUsed=2), view(replace(ended, terminationReason=""), plan=WHOLE)).state == "FAILED"
 
 
 def test_peers_that_cannot_go_on_without_it_start_when_the_preempted_one_is_back() -> None:
     peer, taken = record("master-0", "EXITED", 143), record("worker-0", "EXITED", 143, preempted=True)
-    known = job(spent=2, lost=["worker-0"])
+    known = job(restartsUsed=2, lostReplicas=["worker-0"])
     assert decide(known, view(peer, taken, plan=WHOLE)) is None
-    back = replace(taken, preempted=False, death=PREEMPTED)
+    back = replace(taken, preempted=False, terminationReason=PREEMPTED)
     new = decided(known, view(peer, back, plan=WHOLE))
-    assert (new.state, new.attempt, new.spent, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
+    assert (new.state, new.attempt, new.restartsUsed, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
 
 
 def test_a_job_that_prepares_waits_longer_for_hosts_that_are_started() -> None:

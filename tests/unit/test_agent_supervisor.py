@@ -182,7 +182,7 @@ def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
             host.clock.pass_(1.0)
             host.supervisor.step()
         host.ends(-11, after=5.0)
-    assert (host.record.hopeless, host.record.state, len(host.children)) == (True, "EXITED", 3)
+    assert (host.record.crashLooping, host.record.state, len(host.children)) == (True, "EXITED", 3)
     assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
 
 

@@ -36,7 +36,7 @@ def queue() -> Queue:
         .added(QueueEntry("peers", ["worker-0", "worker-1"]))
         .added(QueueEntry("one", ["master-0"]))
         .added(QueueEntry("large", ["master-0", "ps-0"]))
-        .added(QueueEntry("small", [], wants=either))
+        .added(QueueEntry("small", [], candidates=either))
     )
 
 

@@ -76,18 +76,18 @@ def test_a_plan_is_written_once(ledger: Ledger) -> None:
 
 
 def test_a_replica_writes_over_its_own_record_alone(ledger: Ledger, tmp_path: Path) -> None:
-    record = ReplicaRecord("ps-0", life="a")
+    record = ReplicaRecord("ps-0", incarnation="a")
     assert ledger.replica_version("job01", "ps-0") is None
     first = ledger.write_replica("job01", record, None)
     with pytest.raises(Conflict):
-        ledger.write_replica("job01", replace(record, life="b"), None)
-    second = ledger.write_replica("job01", replace(record, beat=1), first)
+        ledger.write_replica("job01", replace(record, incarnation="b"), None)
+    second = ledger.write_replica("job01", replace(record, heartbeatSeq=1), first)
     with pytest.raises(Conflict):
-        ledger.write_replica("job01", replace(record, life="b"), first)
+        ledger.write_replica("job01", replace(record, incarnation="b"), first)
     assert ledger.replica_version("job01", "ps-0") == second
     write(tmp_path, paths.replica("job01", "ps-1"), b"{")
     assert ledger.replica_version("job01", "ps-1") is not None
-    assert ledger.replicas("job01", ["ps-0", "ps-1", "ps-2"]) == {"ps-0": replace(record, beat=1)}
+    assert ledger.replicas("job01", ["ps-0", "ps-1", "ps-2"]) == {"ps-0": replace(record, heartbeatSeq=1)}
 
 
 def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
@@ -161,11 +161,11 @@ def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Ledger, tmp_path: Path) -> None:
     either = {"master-0": ["m", "w"]}
-    waits = JobRecord("waits", wants=either, createTime="2026-01-02T00:00:00Z").passed("ann/1", submitter=True)
+    waits = JobRecord("waits", candidates=either, createTime="2026-01-02T00:00:00Z").passed("ann/1", submitter=True)
     ledger.create_job(waits)
     for name, number in (("first", 3), ("second", 4)):
         ledger.create_job(
-            JobRecord(name, JobState.RUNNING, wants=either, hosts=["m"], createTime=f"2026-01-0{number}T00:00:00Z")
+            JobRecord(name, JobState.RUNNING, candidates=either, hosts=["m"], createTime=f"2026-01-0{number}T00:00:00Z")
         )
     write(tmp_path, paths.QUEUE, b"{")
     queue = ledger.queue()

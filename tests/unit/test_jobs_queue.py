@@ -153,7 +153,7 @@ def queues(draw: st.DrawFn) -> Queue:
     queue = Queue()
     for number in range(draw(st.integers(1, 8))):
         asked = wants(draw(st.integers(0, 3)), draw(st.integers(0, 1)))
-        queue = queue.added(QueueEntry(f"job{number}", [], priority=draw(st.integers(0, 1)), wants=asked))
+        queue = queue.added(QueueEntry(f"job{number}", [], priority=draw(st.integers(0, 1)), candidates=asked))
         if draw(st.booleans()):
             queue = queue.without(draw(st.sampled_from(queue.entries)))
     return queue
@@ -165,11 +165,11 @@ def test_no_host_has_two_jobs_and_none_is_idle_for_whom_it_would_do(queue: Queue
     assert len(set(held)) == len(held)
     for entry in queue.entries:
         assert entry.held == bool(entry.hosts)
-        assert all(host in entry.wants[replica] for replica, host in entry.placement.items())
+        assert all(host in entry.candidates[replica] for replica, host in entry.placement.items())
         assert bool(queue.ahead_of(entry.jobId)) != entry.held
     waiting = sorted((entry for entry in queue.entries if not entry.held), key=lambda entry: -entry.priority)
     if waiting:
-        assert len(place(waiting[0].wants, held)) < len(waiting[0].wants)
+        assert len(place(waiting[0].candidates, held)) < len(waiting[0].candidates)
 
 
 @given(queues())
@@ -182,9 +182,9 @@ def test_every_job_has_its_turn(queue: Queue) -> None:
 def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() -> None:
     queue = Queue()
     for number in range(4):
-        queue = queue.added(QueueEntry(f"one{number}", [], wants=wants(0)))
+        queue = queue.added(QueueEntry(f"one{number}", [], candidates=wants(0)))
     assert [entry.placement for entry in queue.entries] == [{"master-0": host} for host in ("m", "w0", "w1", "w2")]
-    queue = queue.added(QueueEntry("three", [], wants=wants(2))).added(QueueEntry("late", [], wants=wants(0)))
+    queue = queue.added(QueueEntry("three", [], candidates=wants(2))).added(QueueEntry("late", [], candidates=wants(0)))
     assert [entry.jobId for entry in queue.ahead_of("late")] == ["one0", "one1", "one2", "one3", "three"]
     assert queue.kept() == {}
     assert queue.without(QueueEntry("one3", [])).kept() == {"w2": "three"}

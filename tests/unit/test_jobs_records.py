@@ -50,7 +50,7 @@ PLAN: dict[str, Any] = {
         (JobRecord, {"jobId": "a", "cost": "1"}, "job.json.cost must be a number, not '1'"),
         (JobRecord, {"jobId": "a", "events": [{"time": ""}]}, "job.json.events[0] lacks cause"),
         (Plan, PLAN | {"tasks": {"master-0": {"tfConfig": 1}}}, "plan.json.tasks.master-0.tfConfig must be a text, not 1"),
-        (ReplicaRecord, {"name": "a", "beat": "x" * 99}, "the record of a replica.beat must be a whole number, not 'xx"),
+        (ReplicaRecord, {"name": "a", "lines": "x" * 99}, "the record of a replica.lines must be a whole number, not 'xx"),
         (HostFile, {"name": "ps-0"}, "host.json lacks bucket"),
         (Queue, {"entries": [{"jobId": "a", "hosts": None}]}, "the queue.entries[0].hosts must be a list, not None"),
     ],
@@ -83,7 +83,7 @@ def test_every_record_says_its_schema_and_is_one_line() -> None:
     written = JobRecord("job01", state=JobState.RUNNING, labels={"team": "é"}, lease=Lease("ps-0/1", 3)).to_json()
     data = json.loads(written)
     assert (data["schema"], data["state"], data["labels"]) == (SCHEMA, "RUNNING", {"team": "é"})
-    assert data["lease"] == {"holder": "ps-0/1", "epoch": 3, "beat": 0, "submitter": False}
+    assert data["lease"] == {"holder": "ps-0/1", "epoch": 3, "heartbeatSeq": 0, "submitter": False}
     assert written.endswith(b"}\n")
     assert written.count(b"\n") == 1
 
@@ -117,12 +117,14 @@ _maybe = st.none() | _text
 _records = st.one_of(
     st.builds(
         JobRecord, jobId=_text, state=st.sampled_from(JobState), priority=_number, startTime=_maybe, runSeconds=_float,
-        lease=st.builds(Lease, _text, _number, _number, st.booleans()), hosts=_texts, cost=st.none() | _float, without=_texts,
+        lease=st.builds(Lease, _text, _number, _number, st.booleans()), hosts=_texts, cost=st.none() | _float,
+        droppedReplicas=_texts,
         events=_events, labels=st.dictionaries(_text, _text, max_size=2), manifest=_any, replicas=st.lists(_any, max_size=2),
     ),
     st.builds(
-        ReplicaRecord, name=_text, state=st.sampled_from(ReplicaState), exitCode=st.none() | _number, hopeless=st.booleans(),
-        startTime=_maybe, errorMessage=_text, beat=_number, events=_events, facts=_any,
+        ReplicaRecord, name=_text, state=st.sampled_from(ReplicaState), exitCode=st.none() | _number,
+        crashLooping=st.booleans(),
+        startTime=_maybe, errorMessage=_text, heartbeatSeq=_number, events=_events, facts=_any,
     ),
     st.builds(
         Plan, _text, _texts, _text, _texts,
@@ -242,7 +244,7 @@ def test_a_record_of_an_older_version_names_hosts_alone() -> None:
     old = JobRecord.from_json('{"jobId": "job01", "hosts": ["master-0", "ps-0"]}')
     assert old.wanted == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
     assert old.placement == {"master-0": "master-0", "ps-0": "ps-0"}
-    assert JobRecord("job02", wants={"master-0": ["w"]}).placement == {}
+    assert JobRecord("job02", candidates={"master-0": ["w"]}).placement == {}
 
 
 def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
@@ -268,6 +270,36 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
             replace(damaged, tasks={"master-0": Task(text)}).placed({"master-0": "w1"})
     older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
     assert older.placed({"master-0": "master-0"}).tasks == older.tasks
+
+
+OLD = {
+    JobRecord: (
+        {"jobId": "job01", "hosts": ["worker-0"], "wants": {"master-0": ["worker-0"]}, "spent": 2, "lost": ["a-0"],
+         "without": ["b-0"],
+         "lease": {"holder": "ps-0/1", "epoch": 3, "beat": 7}},
+        JobRecord("job01", hosts=["worker-0"], candidates={"master-0": ["worker-0"]}, restartsUsed=2, lostReplicas=["a-0"],
+                  droppedReplicas=["b-0"], lease=Lease("ps-0/1", 3, 7), createTime="2026-01-31T12:00:00Z"),
+    ),
+    ReplicaRecord: (
+        {"name": "ps-0", "life": "a", "beat": 9, "spent": 1, "alike": 2, "hopeless": True, "death": "signal 9"},
+        ReplicaRecord("ps-0", incarnation="a", heartbeatSeq=9, restartsUsed=1, consecutiveFailures=2, crashLooping=True,
+                      terminationReason="signal 9", heartbeatTime="2026-01-31T12:00:00Z"),
+    ),
+    Queue: (
+        {"entries": [{"jobId": "job01", "hosts": [], "wants": {"master-0": ["worker-0"]}}]},
+        Queue([QueueEntry("job01", [], candidates={"master-0": ["worker-0"]})]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OLD, ids=lambda kind: kind.__name__)
+def test_a_record_of_schema_3_is_read_by_its_old_keys(kind: type[Record]) -> None:
+    keys, record = OLD[kind]
+    times = {key: "2026-01-31T12:00:00Z" for key in ("createTime", "heartbeatTime") if key in kind.__dataclass_fields__}
+    assert kind.from_dict({"schema": 3, **keys, **times}) == record
+    assert not {*keys} & {"wants", "life", "beat", "spent", "lost", "death"} & record.to_dict().keys(), (
+        "written by the new ones"
+    )
 
 
 def test_a_record_of_the_schema_before_is_read_by_its_old_keys() -> None:

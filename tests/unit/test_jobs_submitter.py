@@ -89,7 +89,7 @@ def test_a_job_from_its_claim_until_it_is_handed_over(bucket: Bucket) -> None:
         QueueEntry("job01", HOSTS, True, 3, "fab 1", "me", "2026-01-31T12:00:00Z", 60.0)
     ]  # fmt: skip
     submitter.renew()
-    assert bucket.job().lease.beat == 1
+    assert bucket.job().lease.heartbeatSeq == 1
     submitter.prepare()
     submitter.prepare()
     assert (bucket.job().state, bucket.job().lease.holder) == ("PREPARING", "fab 1")
@@ -209,7 +209,7 @@ def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) 
     with pytest.raises(BucketError):
         submitter.renew()
     submitter.prepare()
-    assert (bucket.job().state, bucket.job().lease.beat) == ("PREPARING", 2)  # each write is one
+    assert (bucket.job().state, bucket.job().lease.heartbeatSeq) == ("PREPARING", 2)  # each write is one
 
 
 def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bucket: Bucket) -> None:
@@ -409,7 +409,7 @@ def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: B
     bucket.tend(1)
     said = "its hosts (master-0, worker-0) are lost: nothing was heard of any of them for 120 s"
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
-    assert (bucket.job().lease.holder, bucket.job().lost) == ("monitor", HOSTS)
+    assert (bucket.job().lease.holder, bucket.job().lostReplicas) == ("monitor", HOSTS)
 
 
 def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> None:

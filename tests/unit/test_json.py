@@ -76,7 +76,9 @@ def test_records_with_all_that_they_may_have() -> None:
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
     left = UnsavedFiles(True, ["model"], 1, 7, ["big (2.1 GB)"], 1, "it took too long")
     replica = replace(replica, firstError=error, progress=progress, connections=["listening on 2222"], unsaved=left)
-    job = JobRecord("job01", JobState.FAILED, hosts=["ps-0"], wants={"ps-0": ["ps-0"]}, lost=["ps-0"], events=events)
+    job = JobRecord(
+        "job01", JobState.FAILED, hosts=["ps-0"], candidates={"ps-0": ["ps-0"]}, lostReplicas=["ps-0"], events=events
+    )
     whole = replace(
         job,
         labels={"a": "b"},

@@ -87,7 +87,7 @@ class Job:
 
     def becomes(self, state: JobState, **changes: Any) -> None:
         hosts = [hosts[0] for hosts in HOSTS.values()]
-        put_job(self.ledger, JobRecord("job01", state, hosts=hosts, wants=HOSTS, createTime=NOON, **changes))
+        put_job(self.ledger, JobRecord("job01", state, hosts=hosts, candidates=HOSTS, createTime=NOON, **changes))
 
     def put(self, name: str, content: bytes) -> None:
         (path := self.bucket / name).parent.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ def test_what_is_no_secret_hides_nothing(job: Job, written: object) -> None:
 
 
 def test_a_job_of_which_there_is_nothing_but_its_record(tmp_path: Path, job: Job) -> None:
-    put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, wants=HOSTS))
+    put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, candidates=HOSTS))
     assert bundle(job.cluster, "job00", "x.tar.gz", False, False) == 0
     with tarfile.open("x.tar.gz") as tar:
         assert sorted(tar.getnames()) == [f"job00-bundle/{name}" for name in ("describe.txt", "job.json", "summary.txt")]

@@ -78,9 +78,9 @@ def beats(ledger: Ledger) -> None:
     record = stored.record
     if record.final:
         return
-    if record.lease.beat > 60 and record.state is JobState.CANCELLING:
+    if record.lease.heartbeatSeq > 60 and record.state is JobState.CANCELLING:
         record = record.to(JobState.CANCELLED)
-    elif record.lease.beat > 3 and ledger.cancel_requested("job01") and record.state is JobState.RUNNING:
+    elif record.lease.heartbeatSeq > 3 and ledger.cancel_requested("job01") and record.state is JobState.RUNNING:
         record = record.to(JobState.CANCELLING)
     ledger.change_job(stored, replace(record, lease=record.lease.renewed()))
 

@@ -44,7 +44,9 @@ def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
 
 def test_a_job_with_its_replicas(cluster: Cluster, ledger: Ledger) -> None:
     progress = JobProgress(5, 10)
-    record = JobRecord("job01", JobState.FAILED, wants={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress)
+    record = JobRecord(
+        "job01", JobState.FAILED, candidates={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress
+    )
     put_job(ledger, record)
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, 1, firstError=error), None)
@@ -130,7 +132,7 @@ def test_submit_has_the_flags_of_fab_train() -> None:
 
 
 def test_logs_are_read_and_followed(cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_job(ledger, JobRecord("job01", JobState.RUNNING, wants={"master-0": ["master-0"]}))
+    put_job(ledger, JobRecord("job01", JobState.RUNNING, candidates={"master-0": ["master-0"]}))
     asked: list[Any] = []
 
     def read_logs(_: Cluster, record: JobRecord, names: list[str], wanted: Any) -> dict[str, Any]:

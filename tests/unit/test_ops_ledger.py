@@ -100,7 +100,7 @@ def test_a_job_that_is_not_there(ledger: Ledger) -> None:
         (b'{"jobId": "job01", "state": "DANCING"}', "job.json.state is 'DANCING'; valid are QUEUED, PREPARING"),
         (
             b'{"schema": 9, "jobId": "job01", "steps": []}',
-            r"job.json was written by a newer scaletier \(schema 9, this one reads 3\): bring this one up to date$",
+            r"job.json was written by a newer scaletier \(schema 9, this one reads 4\): bring this one up to date$",
         ),
     ],
 )

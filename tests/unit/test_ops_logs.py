@@ -190,7 +190,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     host = ["master-0"]
     store = Away(tmp_path)
     ledger = Ledger(store)
-    put_job(ledger, JobRecord("job02", wants={"master-0": host}))
+    put_job(ledger, JobRecord("job02", candidates={"master-0": host}))
     entries = [QueueEntry("job00", host, held=True), QueueEntry("job01", host, priority=1), QueueEntry("job02", host)]
     ledger.change_queue(lambda _: Queue(entries))
     for entry in entries[:2]:

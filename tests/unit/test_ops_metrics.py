@@ -47,7 +47,7 @@ def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     (tmp_path / "jobs/job01/output").mkdir(parents=True)
     here = replace(inventory, bucket=str(tmp_path), operator_bucket=f"file://{tmp_path}")
-    record = JobRecord("job01", JobState.SUCCEEDED, wants=["master-0"], hosts=["master-0"])
+    record = JobRecord("job01", JobState.SUCCEEDED, candidates=["master-0"], hosts=["master-0"])
     monkeypatch.setattr(metrics, "PYTHON", sys.executable)
 
     def ask(log: Log) -> dict[str, str]:

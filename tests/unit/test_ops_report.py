@@ -53,7 +53,7 @@ JOB = JobRecord(
     "job01",
     JobState.SUCCEEDED,
     hosts=["master-0", "worker-3"],
-    wants={"master-0": ["master-0"], "worker-0": ["worker-3"]},
+    candidates={"master-0": ["master-0"], "worker-0": ["worker-3"]},
     createTime=DAY.format(0),
     startTime=DAY.format(2),
     endTime=DAY.format(38),

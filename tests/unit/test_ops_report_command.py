@@ -56,7 +56,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
     ledger = Ledger(FolderBucket(bucket))
     times = {"createTime": NOON.format(0), "startTime": NOON.format(1), "endTime": NOON.format(9)}
-    job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], wants={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
+    job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], candidates={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
     put_job(ledger, job)
     put_job(ledger, replace(job, jobId="job02"))
     put_job(ledger, JobRecord("waits", createTime=NOON.format(2)))

@@ -146,7 +146,7 @@ def test_a_trainer_that_goes_on_from_a_checkpoint_counts_from_there(screen: JobS
 
 def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
     screen.add(Replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
-    screen.add(replace(RUNNING, lost=["worker-0"]), NOON)
+    screen.add(replace(RUNNING, lostReplicas=["worker-0"]), NOON)
     assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
     told: list[dict[str, Any]] = [
         {"name": "master-0", "state": "EXITED", "exitCode": 143, "restarts": 0},

@@ -326,7 +326,7 @@ def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledge
 
     def answers(name: str, _: str) -> None:
         if name == "ps-0":
-            wait_for(lambda: beats.append(found(ledger).lease.beat) or len(set(beats)) > 2, "renewals", poll=0.01)
+            wait_for(lambda: beats.append(found(ledger).lease.heartbeatSeq) or len(set(beats)) > 2, "renewals", poll=0.01)
 
     submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
     assert len(set(beats)) > 2
@@ -344,7 +344,7 @@ def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledg
     def wrote(name: str, content: bytes) -> None:
         if threading.current_thread() is threading.main_thread():
             return  # it is what renews the lease that is to meet the failures
-        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.beat > 1:
+        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.heartbeatSeq > 1:
             failed.append(name)
             raise error
 
@@ -510,7 +510,7 @@ def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bo
     else:
         ledger.change_queue(
             lambda queue: queue.added(
-                QueueEntry(job_id, [], wants=record.wants, token="ann@laptop/1", createTime=record.createTime)
+                QueueEntry(job_id, [], candidates=record.candidates, token="ann@laptop/1", createTime=record.createTime)
             )
         )
     return submitter
@@ -638,8 +638,8 @@ def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
 
     part = part_of(submission)
     checked = train.check_hosts(on(FakeFleet(submission.inventory, away("master-0", "ps-0"))), part)
-    assert checked.wants == {"master-0": ["worker-0", "worker-1"]}
-    assert checked.record().wants == checked.wants
+    assert checked.candidates == {"master-0": ["worker-0", "worker-1"]}
+    assert checked.record().candidates == checked.candidates
     assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
     gone = away("master-0", "worker-0", "worker-1")
     with pytest.raises(HostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):

@@ -57,10 +57,10 @@ def ledger(store: Counted) -> Ledger:
     entries = [QueueEntry("job01", ["master-0", "worker-0"], held=True), QueueEntry("job02", ["master-0", "ps-0"], priority=2)]
     ledger.change_queue(lambda _: Queue(entries))
     running = JobRecord("job01", JobState.RUNNING, createTime=NOON, startTime=NOON, hourlyCost=0.5, submittedBy="ann@x")
-    put_job(ledger, replace(running, lost=["worker-0"]))
+    put_job(ledger, replace(running, lostReplicas=["worker-0"]))
     put_job(ledger, JobRecord("job02", createTime=NOON, hourlyCost=9.0, submittedBy="bob\x1b[2J"))
     used = Usage(12.5, 1.5, 500_000_000)
-    told = ReplicaRecord("master-0", ReplicaState.RUNNING, restarts=1, heartbeatTime=REPORT, life="a", usage=used)
+    told = ReplicaRecord("master-0", ReplicaState.RUNNING, restarts=1, heartbeatTime=REPORT, incarnation="a", usage=used)
     ledger.write_replica("job01", told, None)
     ledger.write_replica("job01", replace(told, name="worker-0", heartbeatTime=NOON), None)
     return ledger

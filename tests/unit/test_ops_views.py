@@ -72,7 +72,7 @@ def test_the_jobs_are_listed_and_the_unreadable_are_named(
     newer, torn = err.splitlines()
     assert torn.startswith("not shown: torn: job.json is no JSON: ")
     assert newer == (
-        "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 3): bring this one up to date"
+        "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 4): bring this one up to date"
     )
     assert jobs(cluster, None, None, as_json=True) == 0
     out, err = capsys.readouterr()
@@ -152,7 +152,7 @@ def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: 
         priority=3,
         startTime=NOON.format(1),
         attempt=1,
-        without=["worker-1"],
+        droppedReplicas=["worker-1"],
         events=[Event(NOON.format(7), "worker-1 is lost; the job goes on without it"), Event(NOON.format(3), "oom", 12.5)],
         replicas=[{"name": "worker-1", "state": "LOST"}],
         submittedBy="ann@laptop",
@@ -189,8 +189,12 @@ def test_only_what_runs_is_heard_of(
     monkeypatch.setattr(views, "seconds_between", lambda *_: 2.5)
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0", "worker-0", "worker-1"], startTime=NOON.format(0))
     put_job(ledger, running)
-    heard = ReplicaRecord("master-0", ReplicaState.RUNNING, heartbeatTime=NOON.format(1), life="a")
-    for record in (heard, replace(heard, name="worker-0", state=ReplicaState.EXITED), replace(heard, name="worker-1", life="")):
+    heard = ReplicaRecord("master-0", ReplicaState.RUNNING, heartbeatTime=NOON.format(1), incarnation="a")
+    for record in (
+        heard,
+        replace(heard, name="worker-0", state=ReplicaState.EXITED),
+        replace(heard, name="worker-1", incarnation=""),
+    ):
         ledger.write_replica("job01", record, None)
     assert describe(cluster, "job01", as_json=False) == 0
     assert [" ".join(row[6:]) for row in rows(capsys.readouterr().out, "REPLICA")] == ["2.5 s ago", "-", "-"]
@@ -258,7 +262,7 @@ def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsy
             return Ran(name, 3, "inactive\n")
 
     ledger = Ledger(FolderBucket(tmp_path))
-    part = QueueEntry("one", [], wants={"master-0": ["worker-1", "master-0"]})
+    part = QueueEntry("one", [], candidates={"master-0": ["worker-1", "master-0"]})
     ledger.change_queue(lambda queue: queue.added(part).added(QueueEntry("waits", ["worker-1"])))
     cluster = Cluster(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]
     assert hosts(cluster, as_json=False) == 0

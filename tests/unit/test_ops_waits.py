@@ -25,7 +25,7 @@ from ops.logs.follow import Event, Follower, Note, Waiting
 from ops.screen import logs
 
 NAMES = ["master-0", "worker-0", "worker-1"]
-JOB = JobRecord("job01", JobState.RUNNING, wants={name: [name] for name in NAMES})
+JOB = JobRecord("job01", JobState.RUNNING, candidates={name: [name] for name in NAMES})
 STARTED = "2026-01-31T12:00:00.000Z"
 
 

@@ -197,7 +197,7 @@ def test_a_trial_of_a_replica_that_is_gone_is_run_again(world: World) -> None:
     assert left.record.trialId == 1
     assert tuner._claim(tuner._trials.read()) is not None, "worker-0 lives: the next trial"
     assert [trial.replica for trial in world.trials()] == ["worker-0", "master-0"]
-    gone = replace(world.job.record, lost=["worker-0"])
+    gone = replace(world.job.record, lostReplicas=["worker-0"])
     world.ledger.change_job(world.job, gone)
     assert world.tuner("master-0").run() == 0
     first = world.trials()[0]
