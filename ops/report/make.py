@@ -77,15 +77,15 @@ def make(job: JobEvidence) -> Report:
         metrics=metrics,
         charts=charts[:MOST_CHARTS],
         chartsFrom=source,
-        paces=[] if tuned else paces(record, job.replicas, job.logs),
-        spans=list(spans(record, job.replicas, end)),
+        throughput=[] if tuned else paces(record, job.replicas, job.logs),
+        timeline=list(spans(record, job.replicas, end)),
         replicas=[
             ReportedReplica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
             for each in job.replicas
         ],
-        happenings=happenings(record, job.replicas),
+        events=happenings(record, job.replicas),
         arguments=[str(word) for word in manifest.get("args", record.trainingInput.get("args", []))],
-        made={**made(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
+        inputs={**made(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
         errors=errors(record, job.replicas),
         errorLines=error_lines(job.logs),
         evaluation=evaluation,
@@ -335,7 +335,7 @@ def _is_number(word: str) -> bool:
 
 def inputs(report: Report) -> dict[str, str]:
     """Return the inputs of a job to compare, flag by flag, and its labels, without output paths."""
-    origin = {name: value for name, value in report.made.items() if name != "output"}
+    origin = {name: value for name, value in report.inputs.items() if name != "output"}
     return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 
 

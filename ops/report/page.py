@@ -152,17 +152,17 @@ def some(points: Sequence[T]) -> list[T]:
 
 def pace_figure(report: Report) -> Figure | None:
     """Return the figure of the replicas' throughput, or None if no line reports it."""
-    paces = report.paces
+    paces = report.throughput
     if not any(len(pace.points) > 1 for pace in paces):
         return None
-    seconds = [max(seconds_between(report.createTime, each.time), 0) for each in report.happenings]
-    picture = Markup(charts.svg(charts.throughput(paces, report.happenings, seconds)))  # noqa: S704  made by charts
+    seconds = [max(seconds_between(report.createTime, each.time), 0) for each in report.events]
+    picture = Markup(charts.svg(charts.throughput(paces, report.events, seconds)))  # noqa: S704  made by charts
     means = {pace.replica: sum(rate for _, rate in pace.points) / len(pace.points) for pace in paces}
     rows = [[pace.replica, number(means[pace.replica]), str(len(pace.restarts))] for pace in paces]
     words = ", ".join(f"{pace.replica} {number(means[pace.replica])}" for pace in paces)
     what = "each replica's own steps" if all(pace.own for pace in paces) else "the global step as each replica saw it rise"
     marks = " Triangles are restarts of a replica." if any(pace.restarts for pace in paces) else ""
-    lines = " Dashed lines are what happened to the job." if any(each.who == "job" for each in report.happenings) else ""
+    lines = " Dashed lines are what happened to the job." if any(each.who == "job" for each in report.events) else ""
     heads = ["replica", "mean steps/s", "restarts"]
     return Figure(
         "Throughput",
@@ -196,10 +196,10 @@ def tried_figures(tuning: Tuning) -> list[Figure]:
 
 def time_figure(report: Report) -> Figure:
     """Return the figure of the states of the job and of its replicas."""
-    picture = Markup(charts.svg(charts.time_line(report.spans)))  # noqa: S704  made by charts
-    rows = [[span.who, span.state, number(span.begin), number(span.end)] for span in report.spans]
+    picture = Markup(charts.svg(charts.time_line(report.timeline)))  # noqa: S704  made by charts
+    rows = [[span.who, span.state, number(span.begin), number(span.end)] for span in report.timeline]
     words = ", ".join(
-        f"{span.state} from {number(span.begin)} to {number(span.end)} s" for span in report.spans if span.who == "job"
+        f"{span.state} from {number(span.begin)} to {number(span.end)} s" for span in report.timeline if span.who == "job"
     )
     return Figure("Time line", picture, f"states over time, the job: {words}", ["who", "state", "from s", "to s"], rows)
 

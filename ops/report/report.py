@@ -169,12 +169,12 @@ class Report:
     metrics: dict[str, str]
     charts: list[Chart]
     chartsFrom: str
-    paces: list[ReplicaThroughput]
-    spans: list[TimelineSegment]
+    throughput: list[ReplicaThroughput]
+    timeline: list[TimelineSegment]
     replicas: list[ReportedReplica]
-    happenings: list[TimelineEvent]
+    events: list[TimelineEvent]
     arguments: list[str]
-    made: dict[str, str]
+    inputs: dict[str, str]
     errors: list[str]
     errorLines: list[str]
     evaluation: Evaluation | None = None

@@ -95,7 +95,7 @@ class HostNow:
     memoryBytes: int
     job: str | None
     replica: str | None
-    keptFor: str | None
+    reservedFor: str | None
     state: str | None
     restarts: int | None
     usage: Usage | None
@@ -169,7 +169,7 @@ def _host(
         memoryBytes=host.memory_bytes,
         job=job_id,
         replica=name,
-        keptFor=reserved_for,
+        reservedFor=reserved_for,
         state=str(state) if state else None,
         restarts=record.restarts if record else None,
         usage=record.usage if record and state is ReplicaState.RUNNING else None,

@@ -95,7 +95,7 @@ def _host_row(host: HostNow) -> tuple[Text, ...]:
     if host.role == Role.SERVING:
         job = cell("serves models", "dim")
     else:
-        job = cell(f"kept for {host.keptFor}", "dim") if host.keptFor else cell(host.job)
+        job = cell(f"reserved for {host.reservedFor}", "dim") if host.reservedFor else cell(host.job)
     return (
         Text(host.name, "bold"),
         cell(host.role),

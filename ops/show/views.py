@@ -116,7 +116,7 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
-        "waits for": f"{len(record.wanted)} hosts, of which {reserved} are free and kept for it" if ahead else None,
+        "waits for": f"{len(record.wanted)} hosts, of which {reserved} are free and reserved for it" if ahead else None,
         "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
@@ -257,6 +257,6 @@ def _assignments(cluster: Cluster) -> dict[str, tuple[str, str]]:
     except (BucketError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
-    reserved = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}
+    reserved = {host: (f"reserved for {job_id}", "") for host, job_id in queue.kept().items()}
     entries = (entry for entry in queue.entries if entry.held)
     return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}

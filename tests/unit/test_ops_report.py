@@ -130,11 +130,11 @@ def test_a_whole_report() -> None:
             Chart("accuracy", [Curve("train", [(10, 0.5), (30, 0.5)]), Curve("eval", [(15, 0.7), (40, 0.9)])]),
         ],
         chartsFrom="log",
-        paces=[
+        throughput=[
             ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 6.0)], []),
             ReplicaThroughput("worker-0", True, [(3.0, 7.0), (25.0, 8.0)], [20.0]),
         ],
-        spans=[
+        timeline=[
             TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0),
             TimelineSegment("job", "RUNNING", 2.0, 38.0),
             TimelineSegment("master-0", "RUNNING", 1.0, 37.0),
@@ -146,12 +146,12 @@ def test_a_whole_report() -> None:
             ReportedReplica("master-0", "EXITED", 0, 0, "master-0"),
             ReportedReplica("worker-0", "EXITED", 143, 1, "worker-3"),
         ],
-        happenings=[
+        events=[
             TimelineEvent("2026-01-31T12:00:20.000Z", "worker-0", "killed by SIGKILL", 2.5),
             TimelineEvent("2026-01-31T12:00:30.000Z", "job", "goes on without worker-0"),
         ],
         arguments=["--a", "1"],
-        made={
+        inputs={
             "module": "mine.task",
             "package": "mine sha256:0123456789abcdef",
             "scaletier": "0.1.0",
@@ -175,7 +175,7 @@ def test_a_running_job_is_told_so_far() -> None:
     ]
     made = make.make(evidence(record=record, replicas=replicas))
     assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, JobCost(100.0, 1.3333))
-    assert made.spans[1:] == [
+    assert made.timeline[1:] == [
         TimelineSegment("job", "RUNNING", 2.0, 50.0),
         TimelineSegment("master-0", "RUNNING", 1.0, 50.0),
         TimelineSegment("worker-0", "RUNNING", 1.0, 20.0),
@@ -189,9 +189,9 @@ def test_one_that_failed_before_it_ran_tells_why() -> None:
     )
     replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
     made = make.make(evidence(record=record, replicas=replicas, logs={}))
-    assert (made.seconds, made.cost, made.charts, made.paces) == (None, None, [], [])
+    assert (made.seconds, made.cost, made.charts, made.throughput) == (None, None, [], [])
     assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
-    assert made.spans[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
+    assert made.timeline[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
 
 
 def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_is_shown() -> None:
@@ -232,7 +232,7 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
     study = build_study(hyperparameters(given, "hyperparameters"), (), "", None)
     report = make.make(evidence(record=record, tuned=Tuned(record, study, trials)))
     assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
-    assert (report.chartsFrom, report.paces) == ("trials", [])
+    assert (report.chartsFrom, report.throughput) == ("trials", [])
     assert report.tuning == Tuning(
         "loss",
         "MINIMIZE",
@@ -359,7 +359,7 @@ def test_a_file_that_is_no_evaluation(content: bytes, says: str) -> None:
 def test_differences_go_flag_by_flag() -> None:
     one = make.make(evidence())
     other = replace(one, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04)
-    other = replace(other, made={**one.made, "env X": "z", "output": "elsewhere"}, cost=None)
+    other = replace(other, inputs={**one.inputs, "env X": "z", "output": "elsewhere"}, cost=None)
     found = {row.what: (row.values, row.same) for row in differences([make.inputs(one), make.inputs(other)])}
     assert {what: values for what, (values, same) in found.items() if not same} == {
         "env X": ["y", "z"],

@@ -46,12 +46,12 @@ REPORT = Report(
     metrics={"steps": "40", "loss": "0.500"},
     charts=[Chart("loss", [Curve("train", [(10, 2.0), (30, 1.0)]), Curve("eval", [(15, 1.5), (40, 0.5)])])],
     chartsFrom="log",
-    paces=[ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 7.0)], [4.0])],
-    spans=[TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0), TimelineSegment("job", "RUNNING", 2.0, 38.0)],
+    throughput=[ReplicaThroughput("master-0", True, [(3.0, 5.0), (5.0, 7.0)], [4.0])],
+    timeline=[TimelineSegment("job", "QUEUED, PREPARING", 0.0, 2.0), TimelineSegment("job", "RUNNING", 2.0, 38.0)],
     replicas=[ReportedReplica("master-0", "EXITED", 0, 1, "master-0")],
-    happenings=[TimelineEvent("2026-01-31T12:00:04.000Z", "master-0", "killed by SIGKILL", 2.5)],
+    events=[TimelineEvent("2026-01-31T12:00:04.000Z", "master-0", "killed by SIGKILL", 2.5)],
     arguments=["--max-steps", "40"],
-    made={"module": "mine.task"},
+    inputs={"module": "mine.task"},
     errors=[],
     errorLines=[],
     evaluation=Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, "iVBORw0KGgo=")]),
@@ -110,12 +110,12 @@ WICKED = replace(
     submittedBy=EVIL,
     metrics=evil(REPORT.metrics),
     charts=evil(REPORT.charts),
-    paces=evil(REPORT.paces),
-    spans=evil(REPORT.spans),
+    throughput=evil(REPORT.throughput),
+    timeline=evil(REPORT.timeline),
     replicas=evil(REPORT.replicas),
-    happenings=evil(REPORT.happenings),
+    events=evil(REPORT.events),
     arguments=[EVIL],
-    made=evil(REPORT.made),
+    inputs=evil(REPORT.inputs),
     errors=[EVIL],
     errorLines=[EVIL, EVIL],
     evaluation=evil(REPORT.evaluation),
@@ -204,8 +204,10 @@ def test_of_the_trials_the_best_so_far_is_a_line() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    bare = replace(REPORT, startTime=None, endTime=None, seconds=None, cost=None, metrics={}, charts=[], paces=[], replicas=[])
-    bare = replace(bare, happenings=[], arguments=[], made={}, labels={}, evaluation=None, planned=None)
+    bare = replace(
+        REPORT, startTime=None, endTime=None, seconds=None, cost=None, metrics={}, charts=[], throughput=[], replicas=[]
+    )
+    bare = replace(bare, events=[], arguments=[], inputs={}, labels={}, evaluation=None, planned=None)
     html = page([replace(bare, state="RUNNING", running=True, notes=["no log was read: x"])])
     for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "What happened", "took"):
         assert left_out not in html
@@ -315,5 +317,5 @@ def test_time_is_in_the_unit_that_suits() -> None:
 
 def test_restarts_and_what_happened_to_the_job_are_marked() -> None:
     told = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
-    spec = charts.throughput(REPORT.paces, told, [9.0, 4.0])
+    spec = charts.throughput(REPORT.throughput, told, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]

@@ -78,7 +78,7 @@ def test_the_whole_cluster(inventory: Inventory, ledger: Ledger) -> None:
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy",
         "",
         "HOST ROLE CPU CPUS MEMORY LIMIT JOB REPLICA STATE RESTARTS REPORT",
-        "ps-0 ps - 1 - 2.0 GB kept for job02 - - - -",
+        "ps-0 ps - 1 - 2.0 GB reserved for job02 - - - -",
         "master-0 master 150% 1 500.0 MB 2.0 GB job01 master-0 RUNNING 1 2.5 s ago",
         "worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST 1 30 min 0 s ago",
         "worker-1 worker - 1 - 2.0 GB - - - - -",
@@ -103,7 +103,7 @@ def test_the_shape_of_the_json(inventory: Inventory, ledger: Ledger) -> None:
         "memoryBytes": 2_000_000_000,
         "job": "job01",
         "replica": "master-0",
-        "keptFor": None,
+        "reservedFor": None,
         "state": "RUNNING",
         "restarts": 1,
         "usage": {"cpuSeconds": 12.5, "cpus": 1.5, "memoryBytes": 500_000_000},
@@ -111,7 +111,7 @@ def test_the_shape_of_the_json(inventory: Inventory, ledger: Ledger) -> None:
         "reportSeconds": 2.5,
     }
     free = {key: value for key, value in hosts[0].items() if value is None}
-    assert (hosts[0]["keptFor"], sorted(free)) == (
+    assert (hosts[0]["reservedFor"], sorted(free)) == (
         "job02",
         ["job", "replica", "reportSeconds", "reportTime", "restarts", "state", "usage"],
     )
