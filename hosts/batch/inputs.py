@@ -230,10 +230,13 @@ def _first(file: InputFile, reader: Any, start: int) -> int:
         block, byte = b"", start
         while more := opened.read(_BLOCK):
             block += more
-            for place in _heads(block):
+            for place in map(int, _heads(block)):
+                begin, length = byte + place, int.from_bytes(block[place : place + _LENGTH], "little")
+                if begin + head + length + _DATA_CRC > file.size:
+                    continue  # eight bytes of data and their checksum look like a head, too
                 with contextlib.suppress(*_damages(IndexError)):
-                    reader.read(byte + int(place))
-                    return byte + int(place)
+                    reader.read(begin)
+                    return begin
             keep = block[1 - head :]
             byte, block = byte + len(block) - len(keep), keep
     return file.size

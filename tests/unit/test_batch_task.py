@@ -234,6 +234,16 @@ def test_the_shards_have_every_record_once(
     assert separately == contents
 
 
+@pytest.mark.parametrize("byte", [b"\0", b"x", b"\xff"])
+def test_a_record_of_eight_bytes_is_not_taken_for_the_head_of_one(tmp_path: Path, byte: bytes) -> None:
+    path = tmp_path / "file"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(9):
+            writer.write(8 * byte)
+    file = inputs.look(str(path))
+    assert [record for shard in cut([file], 5) for record in inputs.InputReader().read(file, shard)] == [8 * byte] * 9
+
+
 class KilledError(BaseException):
     """A kill, as a test raises it."""
 
