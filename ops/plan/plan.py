@@ -294,6 +294,7 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
     Raises:
         UsageError: no plan was made of the same work, or it is invalid.
     """
+    invalid = ""
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
             content: dict[str, Any] = json.loads(file.read_bytes())
@@ -306,10 +307,12 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
             if not content.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
                 raise ValueError("it lacks a key")
         except (KeyError, TypeError, ValueError, UsageError) as error:
-            raise UsageError(f"the plan {file} is invalid: {error!r}. Run fab plan again") from None
+            invalid = f"the plan {file} is invalid: {error!r}. Run fab plan again"  # it may be another job's, or an old one
+            continue
         return content, declared
     raise UsageError(
-        f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
+        invalid
+        or f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
     )
 
 

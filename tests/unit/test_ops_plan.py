@@ -415,7 +415,10 @@ def test_a_plan_that_is_no_plan_is_one_line(mine: Path, wrong: str) -> None:
     plan.plan(call(mine, parameters_mb=1e-9), True)
     (file,) = plan.PLANS.iterdir()
     args = json.loads(file.read_text())["args"]
+    other = plan.PLANS / "mine.task-00000000.json"
+    other.write_text(wrong)
     assert plan.read("mine.task", args)[0]["module"] == "mine.task"
+    other.unlink()
     file.write_text(wrong)
     with pytest.raises(UsageError, match=rf"^the plan {file} is invalid: .* Run fab plan again$"):
         plan.read("mine.task", args)
