@@ -239,7 +239,10 @@ class Fleet:
         """
         ran = self.run(name, command, stdin, sent)
         if ran.exited:
-            raise HostError(name, f"{what} with exit code {ran.exited}", ran.exited, ran.output)
+            # sudo refuses a program that the host does not know.
+            unknown = any(line.startswith("sudo: ") for line in ran.output.strip().splitlines()[-1:])
+            older = "; it is not ready, or older than this scaletier (pulumi up)" if unknown else ""
+            raise HostError(name, f"{what} with exit code {ran.exited}{older}", ran.exited, ran.output)
         return ran.output
 
     def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:

@@ -79,6 +79,11 @@ def test_a_command_and_its_exit_code(fleet: Fleet) -> None:
     assert fleet.must("master-0", "echo 'a  b'", "failed") == "a  b\n"
     with pytest.raises(HostError, match=r"^master-0 could not stop, it ended with exit code 1: no such unit$"):
         fleet.must("master-0", "echo no such unit; exit 1", "could not stop, it ended")
+    older = (
+        r"^master-0 keeps its log with exit code 1; it is not ready, or older than this scaletier \(pulumi up\): sudo: a pass"
+    )
+    with pytest.raises(HostError, match=older):
+        fleet.must("master-0", "echo sudo: a password is required; exit 1", "keeps its log")
 
 
 def test_a_command_that_reads_nothing_of_much(fleet: Fleet) -> None:
