@@ -1,4 +1,4 @@
-"""What config.yaml and a trainer's scaletier.yaml have in common: reading them, kinds of values, how a job ends."""
+"""Check what config.yaml and a trainer's scaletier.yaml share: reading them, kinds of values, how a job ends."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from jobs.states import JobState
 from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, first_error, me, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
 
@@ -88,10 +88,10 @@ class JobHandle:
 class Client:
     """Runs jobs on a cluster, and reads their state. Every method raises only OpsError."""
 
-    def __init__(self, cluster: Cluster | None = None) -> None:
+    def __init__(self, cluster: ClusterClient | None = None) -> None:
         """Use the cluster of the stack in use, if none is given."""
         with _one_error():
-            self._cluster = cluster or Cluster.load()
+            self._cluster = cluster or ClusterClient.load()
 
     def submit(
         self,

@@ -18,7 +18,7 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import await_peers
 from scaletier.data import DataError
 from scaletier.local_steps import State, begin_own, make_round, take_round
-from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
+from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.private import Workers
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
@@ -112,7 +112,7 @@ class Asynchronous(Training):
     def rounds(self) -> Iterator[Round]:
         return self._train(self._replica(self.name, self.iterator, self.devices, say), 0)
 
-    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
+    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> ReplicaLoop:
         known: Any = None
 
         def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
@@ -130,7 +130,7 @@ class Asynchronous(Training):
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # a round's end is all that is looked at
             period.most = min(period.most, self.flags.eval_steps)
-        return Replica(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
+        return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
     def _with_rates(self, own: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
         """Return a replica's own variables with these learning rates, on each of its devices."""
@@ -138,14 +138,14 @@ class Asynchronous(Training):
         with here():
             return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(own))
 
-    def _train(self, replica: Replica, index: int) -> Iterator[Round]:
+    def _train(self, replica: ReplicaLoop, index: int) -> Iterator[Round]:
         start = time.monotonic()
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
             state = self._begun(replica, index)
         self.progress.begin(replica.leads, time.monotonic() - start)
         return train(replica, state, self.progress)
 
-    def _begun(self, replica: Replica, index: int) -> State:
+    def _begun(self, replica: ReplicaLoop, index: int) -> State:
         """Return a replica's initial state, after a round of no steps: it sends the graph to its host in advance."""
         values = begin_own(
             self.network,

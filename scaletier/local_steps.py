@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 class Exchange:
-    """How a round begins and ends, within its graph; this one is of a replica by itself, which shares nothing."""
+    """The begin and the end of a round, within its graph; this one is of a replica by itself, which shares nothing."""
 
     # The parts of the state that come from the round before, and are not held here.
     carried: tuple[str, ...] = ("shared", "own")

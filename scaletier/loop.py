@@ -108,7 +108,7 @@ class Pace(NamedTuple):
 
 
 class Progress:
-    """What the replicas of a job share, each a thread of the chief's process: the job's steps, and who trains.
+    """State shared by the replicas of a job, each a thread of the chief's process: the job's steps, and who trains.
 
     Replicas claim steps before a round and settle them after it, so that together they end at the last step. The chief starts
     every round, so that this costs no message. What a failed round claimed is free again, and so is the claim of a round that
@@ -203,7 +203,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaLoop:
     """A replica, the master or a worker; its Train lines go to `emits`, for each name that they are under.
 
     `take(state, steps, position, live)` returns the state after a round, which only `take` looks into, and its result. Steps of
@@ -220,7 +220,7 @@ class Replica:
     first: int = 1
 
 
-def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
+def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Round]:
     """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is no number."""
     start = last = time.monotonic()
     last_step, own, rounds, staleness, period_line = progress.step, 0, 0, 0, ""

@@ -18,7 +18,7 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster, await_peers
 from scaletier.job import JobError
 from scaletier.local_steps import Held, State, Taken, figures, round_of
-from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
+from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.private import brought
 from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
@@ -113,7 +113,7 @@ class ModelParallel(Training):
     def rounds(self) -> Iterator[Round]:
         hosts = {stage.replica: stage.device for stage in reversed(self.copy.stages)}
         emits = {name: functools.partial(_print, device) for name, device in hosts.items()}
-        replica = Replica(self.name, self._take, SyncPeriod(1, True), self.flags.log_interval, emits)
+        replica = ReplicaLoop(self.name, self._take, SyncPeriod(1, True), self.flags.log_interval, emits)
         return train(replica, State(), self.progress)
 
     def _take(self, state: State, *_: int) -> tuple[State, Round]:

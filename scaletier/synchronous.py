@@ -17,7 +17,7 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
 from scaletier.job import JobError
 from scaletier.local_steps import Held, State, Taken, begin_own, make_round, take_round
-from scaletier.loop import Progress, Replica, Round, SyncPeriod, train
+from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.training import Training
 
@@ -90,7 +90,7 @@ class Synchronous(Training):
         """Yield rounds of as many steps of every replica; the steps of the job are those of all."""
         period = SyncPeriod(self.flags.sync_period or _STEPS, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
-        replica = Replica(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
+        replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
         return train(replica, State(), self.progress)
 
     def _take(self, state: State, steps: int, position: int, _live: int) -> tuple[State, Round]:

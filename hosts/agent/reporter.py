@@ -21,7 +21,7 @@ from jobs.states import JobState
 
 @dataclass(frozen=True)
 class HostProbes:
-    """What the agent asks of its host, and of others for it; by default nobody answers.
+    """Answer what the agent asks of its host, and of others for it; by default nothing does.
 
     `usage` reads the trainer's resource usage, `connections` the state of the host's sockets by the names of its peers'
     addresses, `preempted` whether the host is being preempted; `starter` creates a client that starts other hosts.

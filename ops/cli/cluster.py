@@ -14,10 +14,10 @@ def hosts(_: Any, json: bool = False) -> int:
     fab hosts
     fab hosts --json
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.views import hosts as run
 
-    return run(Cluster.load(), json)
+    return run(ClusterClient.load(), json)
 
 
 @task(help={"json": JSON})
@@ -57,10 +57,10 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
 
     One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.top import top as run
 
-    return run(Cluster.load(), once, json)
+    return run(ClusterClient.load(), once, json)
 
 
 @task(help={"json": JSON})
@@ -70,10 +70,10 @@ def cost(_: Any, json: bool = False) -> int:
     fab cost
     fab cost --json
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.cost import cost as run
 
-    return run(Cluster.load(), json)
+    return run(ClusterClient.load(), json)
 
 
 @task(

@@ -31,10 +31,10 @@ def data(
 
     It says the path by which the hosts see it. What is there in the same size is not sent again.
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.data import data as run
 
-    return run(Cluster.load(), action, what, name, yes, json)
+    return run(ClusterClient.load(), action, what, name, yes, json)
 
 
 @task(
@@ -47,7 +47,7 @@ def runtimes(_: Any, action: str | None = None, name: str | None = None, yes: bo
     fab runtimes
     fab runtimes rm tensorflow-2.20-1a2b3c4d5e6f
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.runtimes import runtimes as run
 
-    return run(Cluster.load(), action, name, yes, json)
+    return run(ClusterClient.load(), action, name, yes, json)

@@ -88,14 +88,14 @@ def train(
     job running and says how to come back to it.
     """
     options = locals()
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit import train as run
     from ops.submit.config import JobFlags
 
     flags = JobFlags.of(options, after_dashes(sys.argv))
     if dry_run:
-        return run.dry_run(Cluster.load(), flags, package, json)
-    return run.train(Cluster.load(), flags, package, queue, follow, json, plain)
+        return run.dry_run(ClusterClient.load(), flags, package, json)
+    return run.train(ClusterClient.load(), flags, package, queue, follow, json, plain)
 
 
 @task(
@@ -111,10 +111,10 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
     fab jobs --limit 5
     fab jobs --filter state=FAILED,owner=ann
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.views import jobs as run
 
-    return run(Cluster.load(), filter, limit, json)
+    return run(ClusterClient.load(), filter, limit, json)
 
 
 @task(words=["job"], help={"job": JOB, "json": JSON})
@@ -124,10 +124,10 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
     fab describe
     fab describe job01 --json
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.views import describe as run
 
-    return run(Cluster.load(), job, json)
+    return run(ClusterClient.load(), job, json)
 
 
 @task(
@@ -171,12 +171,12 @@ def logs(
     Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
     only if the job SUCCEEDED.
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.logs.filters import parse_filter
     from ops.screen.logs import show_logs
 
     filters = parse_filter(lines, since, until, grep, severity)
-    return show_logs(Cluster.load(), replica, job, filters, follow, json, plain)
+    return show_logs(ClusterClient.load(), replica, job, filters, follow, json, plain)
 
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
@@ -185,10 +185,10 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
 
     fab wait job01
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import wait as run
 
-    return run(Cluster.load(), job, json)
+    return run(ClusterClient.load(), job, json)
 
 
 @task(
@@ -201,10 +201,10 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     fab cancel
     fab cancel job01
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import cancel as run
 
-    return run(Cluster.load(), job, json)
+    return run(ClusterClient.load(), job, json)
 
 
 @task(
@@ -222,10 +222,10 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
     fab reproduce job01
     fab reproduce job01 --job again --no-follow
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.reproduce import reproduce as run
 
-    return run(Cluster.load(), original, job, follow, json)
+    return run(ClusterClient.load(), original, job, follow, json)
 
 
 @task(
@@ -265,10 +265,10 @@ def plan(
     fab plan --job job01
     """
     if job is not None:
-        from ops.cluster.cluster import Cluster
+        from ops.cluster.cluster import ClusterClient
         from ops.plan.planned import check
 
-        return check(Cluster.load(), job, json)
+        return check(ClusterClient.load(), job, json)
     from ops.plan.plan import Call, number, until_of
     from ops.plan.plan import plan as run
 
@@ -285,10 +285,10 @@ def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False
     fab delete job01
     fab delete job01 --yes
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import delete as run
 
-    return run(Cluster.load(), job, yes, json)
+    return run(ClusterClient.load(), job, yes, json)
 
 
 @task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
@@ -297,7 +297,7 @@ def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False
 
     fab prune --keep 10
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import prune as run
 
-    return run(Cluster.load(), keep, yes, json)
+    return run(ClusterClient.load(), keep, yes, json)

@@ -30,10 +30,10 @@ def deploy(
     fab deploy --origin export/job01/1700000000 --model mnist --version v2
     fab deploy --model mnist --version v1          # once more, where it was undeployed, or did not come to be served
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.deploy import deploy as run
 
-    return run(Cluster.load(), model, version, job, origin, json)
+    return run(ClusterClient.load(), model, version, job, origin, json)
 
 
 @task(help={"json": JSON})
@@ -43,10 +43,10 @@ def models(_: Any, json: bool = False) -> int:
     fab models
     fab models --json
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import models as run
 
-    return run(Cluster.load(), json)
+    return run(ClusterClient.load(), json)
 
 
 @task(words=["model"], help={"model": MODEL, "json": JSON})
@@ -56,10 +56,10 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
     fab versions
     fab versions mnist --json
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import versions as run
 
-    return run(Cluster.load(), model, json)
+    return run(ClusterClient.load(), model, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
@@ -68,10 +68,10 @@ def set_default(_: Any, model: str | None = None, version: str | None = None, js
 
     fab set-default mnist v2
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import set_default as run
 
-    return run(Cluster.load(), model, version, json)
+    return run(ClusterClient.load(), model, version, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
@@ -80,10 +80,10 @@ def undeploy(_: Any, model: str | None = None, version: str | None = None, json:
 
     fab undeploy mnist v1
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import undeploy as run
 
-    return run(Cluster.load(), model, version, json)
+    return run(ClusterClient.load(), model, version, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
@@ -93,10 +93,10 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
     fab delete-version mnist v1
     fab delete-version mnist v1 --yes
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import delete_version as run
 
-    return run(Cluster.load(), model, version, yes, json)
+    return run(ClusterClient.load(), model, version, yes, json)
 
 
 @task(
@@ -135,7 +135,7 @@ def predict(
     fab predict mnist --version v2 --json-instances - < request.json
     fab predict mnist --batch --input '/bucket/data/mnist/test*' --output /bucket/predictions/test
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
 
     with_batch = {"--input": input_, "--output": output, "--job": job, "--replicas": replicas, "--no-follow": not follow}
     if batch or any(with_batch.values()):
@@ -143,10 +143,10 @@ def predict(
 
         batches.check_flags(batch, json_instances, with_batch)
         request = batches.Asked(model, version, input_, output, signature, job, replicas)
-        return batches.batch(Cluster.load(), request, follow, json)
+        return batches.batch(ClusterClient.load(), request, follow, json)
     from ops.models.predict import predict as run
 
-    return run(Cluster.load(), model, version, json_instances, signature, json)
+    return run(ClusterClient.load(), model, version, json_instances, signature, json)
 
 
 @task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
@@ -156,7 +156,7 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     fab serve
     fab serve mnist --port 8600
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.serve import serve as run
 
-    return run(Cluster.load(), model, port)
+    return run(ClusterClient.load(), model, port)

@@ -21,10 +21,10 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     fab get job01 export/Servo model
     fab get job01 --dest /tmp/job01
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.show.fetch import get as run
 
-    return run(Cluster.load(), job, path, dest, json)
+    return run(ClusterClient.load(), job, path, dest, json)
 
 
 @task(
@@ -41,10 +41,10 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
     fab export job01
     fab export job01 /tmp/model
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.export import export as run
 
-    return run(Cluster.load(), job, dest, json)
+    return run(ClusterClient.load(), job, dest, json)
 
 
 @task(
@@ -65,10 +65,10 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     The page is one file that opens anywhere without a network, on a phone and on paper, too. Of a running job it has what there
     is so far.
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.report.command import report as run
 
-    return run(Cluster.load(), job, output, json)
+    return run(ClusterClient.load(), job, output, json)
 
 
 @task(
@@ -88,10 +88,10 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
 
     Its summary.txt begins with the job's first error. What a trainer printed is in it.
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.report.bundle import bundle as run
 
-    return run(Cluster.load(), job, dest, force, json)
+    return run(ClusterClient.load(), job, dest, force, json)
 
 
 @task(
@@ -108,7 +108,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
     fab tensorboard job01
     fab tensorboard --all
     """
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
     from ops.models.tensorboard import tensorboard as run
 
-    return run(Cluster.load(), job, all, port)
+    return run(ClusterClient.load(), job, all, port)

@@ -17,7 +17,7 @@ from ops.cluster.remote import Fleet
 _SFTP = "sftp://"
 
 
-class Cluster:
+class ClusterClient:
     """The target of a command."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Cluster:
             self.ledger = ledger
 
     @classmethod
-    def load(cls, root: Path = ROOT) -> Cluster:
+    def load(cls, root: Path = ROOT) -> ClusterClient:
         """Load the cluster of the stack in use.
 
         Raises:

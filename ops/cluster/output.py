@@ -13,7 +13,7 @@ from jobs.folder import open_bucket
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
 
 WITHOUT_TENSORFLOW = """
@@ -85,7 +85,7 @@ class JobOutput:
                     raise OpsError(f"{self.job_dir}/{path} is gone")
 
 
-def find(cluster: Cluster, record: JobRecord) -> JobOutput:
+def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
     """Return a job's output, which may have no file yet.
 
     Raises:

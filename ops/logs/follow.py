@@ -180,7 +180,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is awaited between a job's last line and its end; empty once that is over."""
+    """Name what is awaited between the last line of a job and its end; empty once that is over."""
 
     text: str
 

@@ -12,7 +12,7 @@ from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
@@ -22,7 +22,7 @@ from ops.logs.lines import LogLine, of_source, parse_pieces, read_command, too_s
 _READ_SECONDS = 60.0
 
 
-def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
+def meant_by(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
     """Return the replicas and the job that a word and `job_id` mean: the word may be either, alone or before the other."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
@@ -37,7 +37,7 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
     raise UsageError(f"{problem}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
-def _is_replica(cluster: Cluster, word: str) -> bool:
+def _is_replica(cluster: ClusterClient, word: str) -> bool:
     try:
         return all(select(cluster.inventory, part) for part in word.split(","))
     except UsageError:
@@ -63,7 +63,9 @@ def selected(record: JobRecord, text: str) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, Iterator[LogLine]]:
+def read_logs(
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter
+) -> dict[str, Iterator[LogLine]]:
     """Return each replica's lines, from its host or from the bucket, read lazily.
 
     Raises:

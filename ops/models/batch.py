@@ -17,7 +17,7 @@ from infra.templates import ROOT as HERE
 from jobs.bucket import Bucket
 from jobs.folder import open_bucket
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError, meant
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.package import package
@@ -51,12 +51,12 @@ class Asked:
     replicas: str | None = None
 
 
-def batch(cluster: Cluster, asked: Asked, follow: bool, as_json: bool) -> int:
+def batch(cluster: ClusterClient, asked: Asked, follow: bool, as_json: bool) -> int:
     """Predict all of the input, and follow the job that does; the exit code is that of `fab train`."""
     return run_told(cluster, lambda: prepare(cluster, asked), True, follow, as_json, False)
 
 
-def prepare(cluster: Cluster, asked: Asked) -> Submission:
+def prepare(cluster: ClusterClient, asked: Asked) -> Submission:
     """Build the job, checked as far as possible without the hosts.
 
     Raises:
@@ -147,7 +147,7 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
         )
 
 
-def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
+def matching(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     """Return the files that match a pattern, as the hosts see them, by name, with their sizes in bytes.
 
     Raises:
@@ -181,7 +181,7 @@ def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:
     )
 
 
-def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
+def _bucket_of(cluster: ClusterClient, path: str) -> tuple[Bucket, str] | None:
     """Return a path's bucket, and its own path or URL; None unless both the hosts and we can reach it."""
     here = cluster.inventory.bucket
     if path.startswith(f"{here}/") and ".." not in path.split("/"):
@@ -191,7 +191,7 @@ def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
     return None
 
 
-def _check_output(cluster: Cluster, output: str, inputs: Sequence[str]) -> None:
+def _check_output(cluster: ClusterClient, output: str, inputs: Sequence[str]) -> None:
     """Check that the output is empty, and would not contain the input.
 
     Raises:

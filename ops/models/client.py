@@ -14,7 +14,7 @@ import paramiko
 
 from infra.spec import SERVING_PORT
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.forward import open_on
 from ops.errors import HostError, OpsError
@@ -44,7 +44,7 @@ class ServingClient:
     A request may reach several of them, as predictions change nothing.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         """Connect to nothing yet."""
         self.names = server.names_of(cluster.inventory)
         self._cluster = cluster

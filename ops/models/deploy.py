@@ -19,7 +19,7 @@ from hosts.serving.signatures import read_signatures
 from jobs.background import Background
 from jobs.bucket import BucketError, Conflict
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
@@ -50,7 +50,12 @@ class _Origin:
 
 
 def deploy(
-    cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
+    cluster: ClusterClient,
+    model: str | None,
+    version: str | None,
+    job_id: str | None,
+    origin: str | None,
+    as_json: bool = False,
 ) -> int:
     """Deploy a SavedModel as a version of a model on the cluster's servers; the first one is the default."""
     name, version = _name("--model", model), _name("--version", version)
@@ -110,7 +115,7 @@ def _name(flag: str, value: str | None) -> str:
     return value
 
 
-def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin:
+def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _Origin:
     """Return the source of a version, a job's output or a local folder.
 
     Raises:
@@ -150,7 +155,7 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
     )
 
 
-def _start(cluster: Cluster) -> Background[Outcome[str]]:
+def _start(cluster: ClusterClient) -> Background[Outcome[str]]:
     """Start the servers, which import TensorFlow while files are copied; without a model they end."""
     return Background(lambda: server.start(cluster))
 
@@ -162,7 +167,7 @@ def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
+def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
     """Put the files into the bucket, and then into the record what they are."""
     size = sum(path.stat().st_size for path in files.values())
     digests = {}
@@ -179,7 +184,7 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: 
         raise
 
 
-def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
+def _check(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
     """Check that a server can serve the model.
 
     Raises:

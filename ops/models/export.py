@@ -16,7 +16,7 @@ from jobs.study import words
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.bucket import read_whole
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
@@ -35,7 +35,7 @@ cd "$home"
 "$@" 2>&1"""
 
 
-def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool) -> int:
+def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json: bool) -> int:
     """Fetch a job's newest SavedModel, and say what it takes and gives."""
     record = existing_job(cluster.ledger, job_id)
     job_id = record.jobId
@@ -70,7 +70,7 @@ def newest(found: JobOutput) -> str | None:
     return max(whole, key=age, default=None)
 
 
-def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
+def _make(cluster: ClusterClient, found: JobOutput, more: list[str]) -> str:
     """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
@@ -96,7 +96,7 @@ def _make(cluster: Cluster, found: JobOutput, more: list[str]) -> str:
     return exporter
 
 
-def _bring_lender(cluster: Cluster, host: Host) -> None:
+def _bring_lender(cluster: ClusterClient, host: Host) -> None:
     """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
     code, version = push.code(HERE)
     stream = push.shared_stream(code) + push.host_stream(host_files(cluster.inventory, host))

@@ -9,13 +9,13 @@ from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
 from jobs.bucket import BucketError, Conflict
 from jobs.checked import RecordError
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError, meant
 
 NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
 
 
-def catalog_of(cluster: Cluster) -> Catalog:
+def catalog_of(cluster: ClusterClient) -> Catalog:
     """Return the catalog of a cluster's models."""
     return Catalog(cluster.ledger.store)
 

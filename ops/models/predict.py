@@ -13,7 +13,7 @@ from typing import Any
 
 from hosts.serving.records import VersionState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.models.client import NOBODY, ServingClient
 from ops.models.lookup import catalog_of, existing_version, served_model
@@ -27,7 +27,7 @@ _MOST_BYTES = 16_000_000
 
 
 def predict(
-    cluster: Cluster, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
+    cluster: ClusterClient, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
 ) -> int:
     """Print what the model says of each instance of a file: a JSON value on each line."""
     inputs = read_instances(instances)
@@ -109,7 +109,7 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
+def _ask(cluster: ClusterClient, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """Send the requests in order, and return the answers. Hosts that are new get their server first."""
     servers = ServingClient(cluster)
     with terminal.Step("asking the model server") as step:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from infra.spec import SERVING_PORT
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, HostError, OpsError
 from ops.models.client import HEALTH, NOBODY, ServingClient
@@ -16,7 +16,7 @@ from ops.models.lookup import catalog_of, served_model
 from ops.models.server import LOOPBACK
 
 
-def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
+def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, SERVING_PORT)

@@ -12,7 +12,7 @@ from infra.inventory import SERVING_UNIT, Host, Inventory
 from infra.spec import SERVING_PORT, Role
 from infra.templates import ROOT as HERE
 from ops.cluster import root_helper
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.host_files import UNITS, RemoteFile
 from ops.errors import OpsError
@@ -56,7 +56,7 @@ def conf(inventory: Inventory, host: Host) -> str:
     )
 
 
-def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
+def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome[str]:
     """Start the server with the local code on these hosts, by default on all that should have it."""
     inventory, fleet = cluster.inventory, cluster.fleet
 
@@ -70,7 +70,7 @@ def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
     return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)
 
 
-def hand_over(cluster: Cluster) -> None:
+def hand_over(cluster: ClusterClient) -> None:
     """End the master's server once others answer; a failure is left to the next caller."""
     chief = cluster.inventory.chief.name
     if chief not in names_of(cluster.inventory):

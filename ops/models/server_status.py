@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hosts.serving.records import LoadState, Model, Version
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import HostError, HostsError, OpsError, one_line
@@ -38,7 +38,7 @@ ServerStates = dict[tuple[str, str], list[OnServer]]
 """States by model and version, in the order of the servers, without versions that no server should have."""
 
 
-def query(cluster: Cluster, models: Sequence[Model]) -> ServerStates:
+def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
     """Query all servers for the versions they should have."""
     deployed = {model.name: [version for version in model.existing if version.loadable] for model in models}
     servers = ServingClient(cluster)
@@ -93,7 +93,7 @@ def complaints(states: ServerStates) -> list[str]:
     return [*sorted(silent), *broken, *loading]
 
 
-def wait_loaded(cluster: Cluster, model: str, version: Version, started: Outcome[str]) -> None:
+def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: Outcome[str]) -> None:
     """Wait until all servers that can be started, and at least one, have loaded this deployment.
 
     A server that is down is reported and waited for only briefly: it loads the deployed versions when it comes back.
@@ -117,7 +117,7 @@ def wait_loaded(cluster: Cluster, model: str, version: Version, started: Outcome
         terminal.note(f"{error}: it loads {model} {version.name} when it is back")
 
 
-def _wait_on(cluster: Cluster, servers: ServingClient, host: str, model: str, version: Version) -> None:
+def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: str, version: Version) -> None:
     """Wait until one server has loaded it.
 
     Raises:
@@ -159,7 +159,7 @@ def _ask(servers: ServingClient, host: str, path: str) -> Answer:
         return NOBODY, {"error": str(error)}
 
 
-def wait_unloaded(cluster: Cluster, model: str, version: str) -> None:
+def wait_unloaded(cluster: ClusterClient, model: str, version: str) -> None:
     """Wait until all servers that answer have unloaded it, for a limited time."""
     servers, deadline = ServingClient(cluster), time.monotonic() + _GONE_SECONDS
 

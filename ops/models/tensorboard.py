@@ -15,7 +15,7 @@ from infra.inventory import Host
 from jobs.paths import PYTHON
 from ops import terminal
 from ops.cluster import root_helper
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.forward import Forward, local_ports, open_on
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
@@ -55,7 +55,7 @@ def command(host: Host, logdir: str, title: str) -> str:
     return root_helper.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
-def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:
+def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, port: str | None) -> int:
     """Show a job, or all of them, until Ctrl-C."""
     ports = local_ports(port, _PORT)
     if job_id and every_job:
@@ -86,7 +86,7 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
     return DONE
 
 
-def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
+def _logdir(cluster: ClusterClient, job_id: str | None) -> tuple[str, str]:
     """Return the hosts' path of a job's summaries, and its id.
 
     Raises:

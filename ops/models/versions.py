@@ -9,7 +9,7 @@ from typing import Any
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import NAME, Model, Version, VersionState, folder_of
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import server_status
 from ops.models.lookup import (
@@ -24,7 +24,7 @@ from ops.models.lookup import (
 )
 
 
-def models(cluster: Cluster, as_json: bool) -> int:
+def models(cluster: ClusterClient, as_json: bool) -> int:
     """List the models."""
     present, bad = _read(cluster)
     for line in bad:
@@ -53,7 +53,7 @@ def models(cluster: Cluster, as_json: bool) -> int:
     return DONE
 
 
-def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
+def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
     states = server_status.query(cluster, [record])
@@ -81,14 +81,14 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     return DONE
 
 
-def set_default(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
+def set_default(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
     """Make a version the default; it takes over at once, and no request fails."""
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
     return _done(changed(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
 
 
-def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
+def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
     """Remove a version from the servers.
 
     Its files stay, and fab deploy without --job or --origin restores it.
@@ -101,7 +101,7 @@ def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: 
     return _done(after, chosen.name, as_json)
 
 
-def delete_version(cluster: Cluster, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
+def delete_version(cluster: ClusterClient, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
     """Delete a version and its files; its name stays taken."""
     catalog = catalog_of(cluster)
     if model is not None and version is not None and _was_deleted(catalog, model, version):
@@ -134,7 +134,7 @@ def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model
     return record, existing_version(record, version)
 
 
-def _read(cluster: Cluster) -> tuple[list[Model], list[str]]:
+def _read(cluster: ClusterClient) -> tuple[list[Model], list[str]]:
     with terminal.Step("reading the models"):
         return all_models(catalog_of(cluster))
 

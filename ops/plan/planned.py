@@ -12,7 +12,7 @@ from infra.spec import Role, network_gbits
 from jobs import progress
 from jobs.chunks import LogFilter
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
@@ -50,7 +50,7 @@ class Checked:
         return 100 * (self.prediction.rate / self.measured - 1)
 
 
-def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
+def check(cluster: ClusterClient, job_id: str, as_json: bool) -> int:
     """Compare the job's measured steps/s with the prediction of its plan for this cluster."""
     record = existing_job(cluster.ledger, job_id)
     chief = cluster.inventory.chief.name

@@ -23,7 +23,7 @@ from jobs.firsterror import earliest
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
@@ -68,7 +68,7 @@ class Bundle:
     clocks: dict[str, float] = field(default_factory=dict)
 
 
-def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
+def bundle(cluster: ClusterClient, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
     """Write the bundle of a job, by default the newest; overwrite a file only with `force`."""
     job = JobEvidence(cluster, job_id)
     record = job.record
@@ -99,7 +99,7 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"{target} is there already: give another --dest, or --force to write over it")
 
 
-def gather(cluster: Cluster, job: JobEvidence, step: terminal.Step) -> Bundle:
+def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bundle:
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     bundle, record, names = Bundle(job), job.record, [replica.name for replica in job.replicas]
     step.count = "(records)"
@@ -145,7 +145,7 @@ def _undiagnosed(bundle: Bundle) -> list[str]:
     return [f"no diagnosis by {', '.join(names)}: {why}"] if names else []
 
 
-def _described(cluster: Cluster, job: JobEvidence) -> bytes:
+def _described(cluster: ClusterClient, job: JobEvidence) -> bytes:
     with redirect_stdout(io.StringIO()) as text:
         describe_to_stdout(cluster, job.record, job.replicas)
     return text.getvalue().encode()
@@ -156,7 +156,7 @@ def _without_target(content: bytes) -> bytes:
     return _TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
-def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, bytes]:
+def _diagnoses(cluster: ClusterClient, record: JobRecord, names: list[str]) -> dict[str, bytes]:
     places = {name: paths.diagnosis(record.jobId, name) for name in names}
     there = cluster.bucket.sizes(f"{paths.folder(record.jobId)}/diagnosis")
     read = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in there}
@@ -203,7 +203,7 @@ def ask_command(since: str) -> str:
     return "; ".join([parts[0], *heads])
 
 
-def _ask(cluster: Cluster, bundle: Bundle) -> None:
+def _ask(cluster: ClusterClient, bundle: Bundle) -> None:
     """Query the job's hosts, which may run another job by now; add a note for each that does not answer."""
     record, fleet = bundle.job.record, cluster.fleet
     hosts = {name: host for name, host in record.placement.items() if host in cluster.inventory.names}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError, one_line
 from ops.report.evidence import JobEvidence
 from ops.report.make import make
@@ -19,7 +19,7 @@ MOST = 6
 _HEAD = 512
 
 
-def report(cluster: Cluster, job_ids: Sequence[str], output: str | None, json: bool) -> int:
+def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, json: bool) -> int:
     """Write the report of a job, by default the newest, or of several to compare; with `json` print it."""
     check_ids(job_ids)
     if json and output:

@@ -18,7 +18,7 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from jobs.times import now
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names, replicas_of
 from ops.cluster.output import EVALUATION, JobOutput, find
 from ops.errors import OpsError, one_line
@@ -39,12 +39,12 @@ LOUD = ("ERROR", "CRITICAL")
 
 
 class JobEvidence:
-    """What is known about a job at `time`, RFC 3339; `notes` are the parts that could not be read.
+    """Everything known about a job at `time`, RFC 3339; `notes` are the parts that could not be read.
 
     If a job tuned hyperparameters, the output is its best trial's.
     """
 
-    def __init__(self, cluster: Cluster, job_id: str | None) -> None:
+    def __init__(self, cluster: ClusterClient, job_id: str | None) -> None:
         """Find a job, by default the newest.
 
         Raises:

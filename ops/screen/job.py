@@ -16,7 +16,7 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
 from ops.logs.heuristics import Reading, UnitOfProgress, read
 from ops.logs.lines import LogLine, clock
@@ -35,7 +35,7 @@ _MIN_LOG_LINES = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
 
 
-def follow(cluster: Cluster, record: JobRecord, replicas: Sequence[str], wanted: LogFilter) -> JobRecord | None:
+def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], wanted: LogFilter) -> JobRecord | None:
     """Show the job until it ends, then leave its last state on the terminal.
 
     Returns:

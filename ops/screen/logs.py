@@ -12,7 +12,7 @@ from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.logs import read
@@ -24,7 +24,7 @@ _OF_THE_AGENT = ("job FAILED", "trainer ended by ")
 
 
 def show_logs(
-    cluster: Cluster,
+    cluster: ClusterClient,
     selection: str | None,
     job_id: str | None,
     wanted: LogFilter,
@@ -50,7 +50,9 @@ def show_logs(
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
 
 
-def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool) -> int:
+def _follow(
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
+) -> int:
     """Print the logs until the job ends or the user interrupts; return 0 if the job SUCCEEDED."""
     try:
         end = followed(cluster, record, replicas, wanted, as_json, plain)
@@ -64,7 +66,7 @@ def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Lo
 
 
 def followed(
-    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
     """Show the logs as they grow.
 
@@ -79,7 +81,7 @@ def followed(
 
 
 def follow_plain(
-    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool
 ) -> JobRecord | None:
     """Print the logs as they grow; return as followed()."""
     write, end = _writer(cluster, record, replicas, as_json, live=True), None
@@ -107,7 +109,7 @@ def follow_plain(
 
 
 def _writer(
-    cluster: Cluster, record: JobRecord, replicas: Iterable[str], as_json: bool, live: bool = False
+    cluster: ClusterClient, record: JobRecord, replicas: Iterable[str], as_json: bool, live: bool = False
 ) -> Callable[[LogLine], None]:
     """Return a printer for the lines of these replicas, which marks the job's first error.
 

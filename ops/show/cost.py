@@ -14,7 +14,7 @@ from infra.inventory import Host, Inventory, whole_sum
 from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE
 from ops.show.views import took
 
@@ -47,7 +47,7 @@ def share(hosts: Sequence[Host], moment: str) -> Share:
     )
 
 
-def cost(cluster: Cluster, as_json: bool) -> int:
+def cost(cluster: ClusterClient, as_json: bool) -> int:
     """Print the cost of each role, of the stack and of its jobs; without prices, do not query the bucket."""
     inventory = cluster.inventory
     moment, priced = now(), inventory.hourly_cost is not None

@@ -17,7 +17,7 @@ from pathlib import Path
 from infra.findings import Check, Finding, Severity, broken, look, ok, warning
 from infra.templates import ROOT as HERE
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, one_line
@@ -76,7 +76,7 @@ def _checks(root: Path, fix: bool) -> Mapping[str, Check]:
         return {"stack": partial(_no_stack, one_line(error)), "infra": partial(of_infra, None, fix)}
     return {
         "keys": partial(keys, inventory.folder),
-        "ssh": partial(hosts, Cluster(inventory)),
+        "ssh": partial(hosts, ClusterClient(inventory)),
         "infra": partial(of_infra, inventory.stack, fix),
     }
 
@@ -104,7 +104,7 @@ def keys(folder: Path) -> Iterator[Finding]:
         yield ok("the stack's key is there, and private")
 
 
-def hosts(cluster: Cluster) -> Iterator[Finding]:
+def hosts(cluster: ClusterClient) -> Iterator[Finding]:
     """Check each host by ssh: that it answers, its clock against this one, its disk, its units."""
     names = cluster.inventory.names
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError, UsageError, meant
@@ -15,7 +15,7 @@ from ops.errors import DONE, OpsError, UsageError, meant
 _SHOWN = 8
 
 
-def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None, as_json: bool) -> int:
+def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str | None, as_json: bool) -> int:
     """Fetch a job's output, or a part of it; `path` may be what is meant as `dest`."""
     record = existing_job(cluster.ledger, job_id)
     output = find(cluster, record)

@@ -13,7 +13,7 @@ from jobs.checked import RecordError
 from jobs.records import Usage
 from jobs.times import now
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, one_line
 from ops.screen.draw import Picture, Screen, cell, columns, cut, harmless, leave, state
 from ops.show.overview import HostNow, JobNow, Overview, SnapshotReader, overview
@@ -26,7 +26,7 @@ _JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TOOK", "BY", "USD", "BEHIND"
 _RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "LIMIT", "RESTARTS", "REPORT", "HOSTS", "PRIORITY", "TOOK", "USD"})
 
 
-def top(cluster: Cluster, once: bool, as_json: bool) -> int:
+def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
     """Show the cluster until Ctrl-C, with exit code 0; only once for `once`, JSON or without a terminal."""
     reader = SnapshotReader(cluster.ledger)
     with terminal.Step("looking at the cluster"):
@@ -40,11 +40,11 @@ def top(cluster: Cluster, once: bool, as_json: bool) -> int:
     return DONE
 
 
-def _read(cluster: Cluster, reader: SnapshotReader) -> Overview:
+def _read(cluster: ClusterClient, reader: SnapshotReader) -> Overview:
     return overview(cluster.inventory, reader.read(), now())
 
 
-def _refresh(cluster: Cluster, reader: SnapshotReader, shown: Overview) -> None:
+def _refresh(cluster: ClusterClient, reader: SnapshotReader, shown: Overview) -> None:
     """Refresh until Ctrl-C; leave the last state on the terminal."""
     problem, took = "", 0.0
     try:

@@ -17,7 +17,7 @@ from jobs.states import JobState, ReplicaState
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.client import Client
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
@@ -25,7 +25,7 @@ from ops.submit import manifest, outcome, trials
 from ops.submit.tuning import HYPERPARAMETERS
 
 
-def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool) -> int:
+def jobs(cluster: ClusterClient, wanted: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
     chosen, most = _filter(wanted or ""), _limit(limit)
     with terminal.Step("reading the jobs"):
@@ -81,7 +81,7 @@ def _limit(text: str | None) -> int | None:
     return int(text)
 
 
-def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
+def _cancelled(cluster: ClusterClient, record: JobRecord) -> str | None:
     """Return the user who cancelled a job, with the reason if one was stated."""
     if record.state is not JobState.CANCELLED or (item := cluster.ledger.store.read(paths.cancel(record.jobId))) is None:
         return None
@@ -92,7 +92,7 @@ def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
     return f"by {request.requestedBy}" + (f": {request.reason}" if request.reason else "")
 
 
-def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
+def describe(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
     """Print everything that is recorded of a job."""
     job = Client(cluster).get(job_id)
     if as_json:
@@ -106,7 +106,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     return DONE
 
 
-def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
+def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
     """Print the description of a job for people."""
     tuned = trials.read(cluster.ledger, record)
     first = first_error(record, replicas)
@@ -216,7 +216,7 @@ def _join(value: Any) -> str:
     return shlex.join(value) if isinstance(value, list) else str(value)
 
 
-def hosts(cluster: Cluster, as_json: bool) -> int:
+def hosts(cluster: ClusterClient, as_json: bool) -> int:
     """List the hosts and whether each answers; the exit code is 0 if one does."""
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
@@ -250,7 +250,7 @@ def _host_json(host: Host, status: Mapping[str, str], job: str | None, replica: 
     return {**plain, "answers": host.name in status, "unit": status.get(host.name), "job": job, "replica": replica}
 
 
-def _assignments(cluster: Cluster) -> dict[str, tuple[str, str]]:
+def _assignments(cluster: ClusterClient) -> dict[str, tuple[str, str]]:
     """Map each host to its job and replica, or to the job it is reserved for; empty if the queue is unknown."""
     try:
         queue = cluster.ledger.queue()

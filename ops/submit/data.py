@@ -8,14 +8,14 @@ from pathlib import Path
 from jobs.paths import DATA
 from ops import terminal
 from ops.cluster.bucket import upload_missing
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError, meant
 from ops.package.tree import IGNORE_FILE, show_notes, walk
 
 _ACTIONS = ("ls", "put", "rm")
 
 
-def data(cluster: Cluster, action: str | None, what: str | None, name: str | None, sure: bool, as_json: bool) -> int:
+def data(cluster: ClusterClient, action: str | None, what: str | None, name: str | None, sure: bool, as_json: bool) -> int:
     """Run `ls [NAME]`, `put PATH [NAME]` or `rm NAME`.
 
     Raises:
@@ -39,7 +39,7 @@ def data(cluster: Cluster, action: str | None, what: str | None, name: str | Non
     return DONE
 
 
-def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object]:
+def _list(cluster: ClusterClient, name: str | None, as_json: bool) -> dict[str, object]:
     folder = _below(name) if name else DATA
     with terminal.Step(f"looking through {folder}"):
         files = cluster.bucket.walk(folder)
@@ -53,7 +53,7 @@ def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object
     return {"folder": host_path, "files": [{"name": path, "bytes": size} for path, size in files.items()]}
 
 
-def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
+def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
     if not source.exists():
         raise UsageError(f"{source} is not there: give the path of a file or a folder")
     tree = walk(source, (IGNORE_FILE,))
@@ -73,7 +73,7 @@ def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dic
     return {"folder": _seen(cluster, target), "uploaded": uploaded}
 
 
-def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
+def _remove(cluster: ClusterClient, name: str, sure: bool) -> dict[str, object]:
     target = _below(name)
     files = cluster.bucket.walk(target)
     if not files:
@@ -100,6 +100,6 @@ def _below(name: str) -> str:
     return f"{DATA}/{path}"
 
 
-def _seen(cluster: Cluster, path: str) -> str:
+def _seen(cluster: ClusterClient, path: str) -> str:
     """Return the path as the hosts see it, for the arguments of a trainer."""
     return f"{cluster.inventory.bucket}/{path}"

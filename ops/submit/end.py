@@ -11,14 +11,14 @@ from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.client import Client
 from ops.cluster import root_helper
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replicas_of
 from ops.errors import DONE, FAILED, HostError, UsageError
 
 _LOGS_SECONDS = 30.0
 
 
-def cancel(cluster: Cluster, job_id: str | None, as_json: bool = False) -> int:
+def cancel(cluster: ClusterClient, job_id: str | None, as_json: bool = False) -> int:
     """Cancel a job, by default the only running one, and wait; the exit code is 0 once it is CANCELLED."""
     with terminal.Step(f"cancelling {job_id or 'the job'}") as step:
 
@@ -35,7 +35,7 @@ def cancel(cluster: Cluster, job_id: str | None, as_json: bool = False) -> int:
     return DONE
 
 
-def wait(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
+def wait(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
     """Wait until a job has ended; exit code 0 if it SUCCEEDED."""
     with terminal.Step(f"waiting for {job_id or 'the job'}") as step:
 
@@ -50,7 +50,7 @@ def wait(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     return DONE if job.state is JobState.SUCCEEDED else FAILED
 
 
-def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = False) -> int:
+def delete(cluster: ClusterClient, job_id: str | None, sure: bool, as_json: bool = False) -> int:
     """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
@@ -59,7 +59,7 @@ def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = Fal
     return _delete(cluster, [job_id], sure, as_json)
 
 
-def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False) -> int:
+def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = False) -> int:
     """Take all jobs out of the bucket that have ended, but for those made last."""
     if keep is None or not keep.isdecimal():
         problem = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
@@ -81,7 +81,7 @@ def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False)
     return _delete(cluster, chosen, sure, as_json)
 
 
-def _records(cluster: Cluster) -> list[JobRecord]:
+def _records(cluster: ClusterClient) -> list[JobRecord]:
     """Return every job's record.
 
     Raises:
@@ -94,7 +94,7 @@ def _records(cluster: Cluster) -> list[JobRecord]:
     return records
 
 
-def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
+def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     """Check that jobs have ended, and that no other job resumes in their output.
 
     Raises:
@@ -115,7 +115,7 @@ def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
         raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
 
 
-def _users(cluster: Cluster, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
+def _users(cluster: ClusterClient, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
     """Map each job to delete, in whose folder a remaining job writes, to that job."""
     stay = {record.jobId: f"{_normal(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in gone}
     users_by_job = {}
@@ -132,7 +132,7 @@ def _normal(path: object) -> str:
     return f"{scheme}{separator}{posixpath.normpath(rest)}"
 
 
-def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
+def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
     sizes = {}
     for job_id in job_ids:
         with terminal.Step(f"looking through {job_id}"):
@@ -152,7 +152,7 @@ def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool, as_json: bool)
     return DONE
 
 
-def _remove(cluster: Cluster, job_id: str) -> None:
+def _remove(cluster: ClusterClient, job_id: str) -> None:
     """Remove a job's folder, its record last, so that an interrupted removal can be repeated."""
     inventory = cluster.inventory
     if not inventory.operator_bucket.startswith("sftp://"):
@@ -170,7 +170,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
             return
 
 
-def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
+def _forget_logs(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     """Remove the logs and packages of jobs from the hosts that answer: another job may get the same id."""
     fleet = cluster.fleet
     line = root_helper.command("forget", *job_ids)

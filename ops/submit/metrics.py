@@ -12,7 +12,7 @@ from jobs.paths import PYTHON
 from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster import root_helper
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, JobOutput, find
 from ops.errors import OpsError, one_line
@@ -43,7 +43,7 @@ print(json.dumps(values))
 """
 
 
-def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
+def final_metrics(cluster: ClusterClient, record: JobRecord) -> dict[str, str]:
     """Return each metric by name, with `steps` if reported; empty if there are none or they are lost.
 
     The chief's last `Final metrics` line counts before JOB_DIR/metrics.json, and that before the summaries below JOB_DIR.
@@ -70,13 +70,13 @@ def _of_file(output: JobOutput) -> dict[str, str]:
     return _as_text(document) if isinstance(document, dict) else {}
 
 
-def _of_summaries(cluster: Cluster, output: JobOutput) -> dict[str, str]:
+def _of_summaries(cluster: ClusterClient, output: JobOutput) -> dict[str, str]:
     last = {name: points[-1] for name, points in scalars(cluster, output, 1).items()}
     steps = {"steps": max(step for step, _ in last.values())} if last else {}
     return _as_text({**steps, **{name: value for name, (_, value) in last.items()}})
 
 
-def scalars(cluster: Cluster, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
+def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
     """Return the scalars of a job's summaries by `run/tag`, each as (step, value) by time; empty if none.
 
     If one has more than `most` points, that many are chosen, the last among them.

@@ -8,7 +8,7 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.records import JobRecord, ReplicaRecord
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import find
 from ops.errors import OpsError
@@ -16,7 +16,7 @@ from ops.errors import OpsError
 _HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
 
 
-def read(cluster: Cluster, record: JobRecord) -> list[str]:
+def read(cluster: ClusterClient, record: JobRecord) -> list[str]:
     """Return the lines on an ended job's output, to follow its state; empty if the bucket is unreachable."""
     try:
         files = find(cluster, record).files
@@ -25,7 +25,7 @@ def read(cluster: Cluster, record: JobRecord) -> list[str]:
     return [_of_output(record.jobId, files), *read_unsaved(cluster, record)]
 
 
-def read_unsaved(cluster: Cluster, record: JobRecord) -> list[str]:
+def read_unsaved(cluster: ClusterClient, record: JobRecord) -> list[str]:
     """Read what an ended job wrote beside JOB_DIR, and say it; empty if the bucket cannot be asked."""
     try:
         return unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))

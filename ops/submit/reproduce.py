@@ -23,7 +23,7 @@ from jobs.study import Study
 from ops import terminal
 from ops.checks import validate
 from ops.cluster.bucket import read_whole
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes
@@ -38,7 +38,7 @@ from ops.submit.schema import Scheduling, check_job_id
 from ops.submit.submit import Submission, used_before
 
 
-def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
+def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
 
     A run that was already started as this one is followed and compared, so that the command can be repeated after a Ctrl-C.
@@ -70,7 +70,7 @@ def _next_free(ledger: Ledger, job_id: str) -> str:
     return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
 
 
-def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> int:
+def _again(cluster: ClusterClient, original: JobRecord, new_id: str, follow: bool) -> int:
     if original.final and original.startTime is None:
         raise UsageError(f"job {original.jobId} is {original.state} and never started: there is nothing to run over again")
     inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)

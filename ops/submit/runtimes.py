@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.runtime.atomic_dir import remove
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import require_runtimes
 from ops.errors import DONE, UsageError, meant
 from ops.package import hostpython
@@ -17,7 +17,7 @@ from ops.package.runtimes import installed, requested
 _ACTIONS = ("ls", "rm")
 
 
-def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool, as_json: bool) -> int:
+def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure: bool, as_json: bool) -> int:
     """Run `ls`, or `rm NAME`.
 
     Raises:
@@ -62,7 +62,7 @@ def _bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _remove(cluster: Cluster, kept: Mapping[str, Path], name: str, sure: bool) -> dict[str, Any]:
+def _remove(cluster: ClusterClient, kept: Mapping[str, Path], name: str, sure: bool) -> dict[str, Any]:
     if name not in kept:
         raise UsageError(f"there is no runtime {name}{meant(name, kept)}; there are {', '.join(kept) or 'none'}")
     records, unreadable = cluster.ledger.jobs()

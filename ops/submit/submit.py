@@ -31,7 +31,7 @@ from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter,
 from ops import terminal
 from ops.cluster import host_files
 from ops.cluster.bucket import upload_missing
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
@@ -105,7 +105,7 @@ def used_before(job_id: str) -> UsageError:
     return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
-def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
+def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
 
     A failure or an interrupt undoes it. If the process is killed, its lease expires, and the next reader of the queue undoes
@@ -158,7 +158,7 @@ def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
     return [name for name in inventory.names if name in mine]
 
 
-def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
+def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list[QueueEntry]:
     try:
         try:
             return submitter.claim(may_wait)
@@ -172,7 +172,7 @@ def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Queue
         raise UsageError(f"{_busy(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
 
 
-def _left_behind(cluster: Cluster, ahead: Sequence[QueueEntry]) -> bool:
+def _left_behind(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> bool:
     """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
     ledger = cluster.ledger
 
@@ -192,7 +192,7 @@ def _left_behind(cluster: Cluster, ahead: Sequence[QueueEntry]) -> bool:
             time.sleep(1.0)
 
 
-def _busy(cluster: Cluster, ahead: Sequence[QueueEntry]) -> str:
+def _busy(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> str:
     """Describe the holders of the hosts."""
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)
@@ -319,7 +319,7 @@ def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     upload_missing(bucket, folder, submission.data, there, data.name)
 
 
-def _upload_package(cluster: Cluster, submission: Submission) -> None:
+def _upload_package(cluster: ClusterClient, submission: Submission) -> None:
     bucket = cluster.bucket
     bucket.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
     bucket.upload(paths.package(submission.job.id), submission.package.archive)

@@ -21,7 +21,7 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
 from ops.cluster.output import find
@@ -45,7 +45,7 @@ _FREE_BYTES = 100_000_000
 
 
 def train(
-    cluster: Cluster, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
+    cluster: ClusterClient, flags: JobFlags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
 ) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
 
@@ -55,14 +55,14 @@ def train(
     return run_told(cluster, lambda: prepared(cluster, flags, folder), may_wait, follow, as_json, plain)
 
 
-def prepared(cluster: Cluster, flags: JobFlags, folder: str | None) -> Submission:
+def prepared(cluster: ClusterClient, flags: JobFlags, folder: str | None) -> Submission:
     """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
     job_flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
     return with_earlier(cluster, prepare(cluster.inventory, job_flags, folder))
 
 
 def run_told(
-    cluster: Cluster, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
+    cluster: ClusterClient, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
 ) -> int:
     """Run a `prepared` submission, and print the job's record for JSON, then alone on stdout."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -73,7 +73,7 @@ def run_told(
     return code
 
 
-def resumed(cluster: Cluster, flags: JobFlags, folder: str | None = None) -> JobFlags:
+def resumed(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
@@ -102,7 +102,7 @@ def resumed(cluster: Cluster, flags: JobFlags, folder: str | None = None) -> Job
     return replace(flags, job_dir=output.job_dir)
 
 
-def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
+def with_earlier(cluster: ClusterClient, submission: Submission) -> Submission:
     """Return a tuning job with the results of the one that it resumes from, if it names one."""
     study = submission.job.study
     if study is None or not study.resumePreviousJobId:
@@ -114,7 +114,7 @@ def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
     return replace(submission, job=replace(submission.job, study=resumed_study))
 
 
-def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
+def run(cluster: ClusterClient, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     ahead, job_id = start(cluster, submission, may_wait), submission.job.id
     if not follow:
@@ -124,7 +124,7 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, 
     return watch(cluster, submission.record(), plain)
 
 
-def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[QueueEntry]:
+def start(cluster: ClusterClient, submission: Submission, may_wait: bool) -> list[QueueEntry]:
     """Check the hosts and hand a job over to them.
 
     Returns: the jobs that it waits for, none if its hosts are its own.
@@ -134,7 +134,7 @@ def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Queu
     return submit(cluster, check_hosts(cluster, submission), may_wait)
 
 
-def dry_run(cluster: Cluster, flags: JobFlags, folder: str | None, as_json: bool) -> int:
+def dry_run(cluster: ClusterClient, flags: JobFlags, folder: str | None, as_json: bool) -> int:
     """Show what `train` would send, and send nothing; query no host, and build no runtime."""
     from ops.submit import preview
 
@@ -172,7 +172,7 @@ def prepare_program(inventory: Inventory, flags: JobFlags, found: program.JobPro
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 
 
-def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
+def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     """Check that the job can run on the hosts that it would get; change nothing there.
 
     If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
@@ -226,7 +226,7 @@ def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
         return fleet.connect_each(names, terminal.counter(step, len(names))).failures
 
 
-def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> None:
+def _look_at(cluster: ClusterClient, submission: Submission, names: Sequence[str]) -> None:
     """Check that these hosts can run the job; wait for those that still prepare themselves.
 
     Raises:
@@ -287,7 +287,7 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
         raise UsageError(missing_line(lacking, built.imports, built.name, built.files))
 
 
-def _check_output(cluster: Cluster, submission: Submission) -> None:
+def _check_output(cluster: ClusterClient, submission: Submission) -> None:
     """Check that no other job runs with the same output; jobs on the same hosts take turns in it.
 
     Other trials' output would pass for a new trial's.
@@ -317,14 +317,14 @@ def shared(one: str, other: str) -> bool:
     return bool(one and other) and (first.startswith(second) or second.startswith(first))
 
 
-def _check_data(cluster: Cluster, submission: Submission) -> None:
+def _check_data(cluster: ClusterClient, submission: Submission) -> None:
     job = submission.job
     data = job.declared.data_for(job.args)
     if data and not submission.data and not cluster.bucket.sizes(f"{DATA}/{data.name}"):
         raise data.missing()
 
 
-def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
+def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
     from ops.screen.logs import followed
 
@@ -340,7 +340,7 @@ def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
     return _sum_up(cluster, record)
 
 
-def _sum_up(cluster: Cluster, record: JobRecord) -> int:
+def _sum_up(cluster: ClusterClient, record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
     took = (
         f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"

@@ -16,7 +16,7 @@ from benchmarks.stack import ROOT, BenchStack
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 
 _PAUSE = 0.1
 _SSH_SECONDS = 20.0
@@ -73,7 +73,7 @@ def log_of(stack: BenchStack, job: str, replica: str = "all") -> list[LoggedLine
 @contextmanager
 def ledger_of(stack: BenchStack) -> Iterator[Ledger]:
     """Yield the records of the stack's bucket, over one connection."""
-    cluster = Cluster(stack.inventory)
+    cluster = ClusterClient(stack.inventory)
     try:
         yield cluster.ledger
     finally:

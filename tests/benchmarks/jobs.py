@@ -44,9 +44,9 @@ def first_step(stack: BenchStack) -> Figure:
 
 def upload_data(inventory: Inventory) -> None:
     """Upload MNIST to the bucket, which `fab train` otherwise does for the first job of a cluster."""
-    from ops.cluster.cluster import Cluster
+    from ops.cluster.cluster import ClusterClient
 
-    cluster = Cluster(inventory)
+    cluster = ClusterClient(inventory)
     bucket = cluster.bucket
     there = bucket.sizes(DATA)
     for path in sorted(MNIST.glob("*.tfrecord*")):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from jobs.chunks import LogFilter
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
 from ops.screen.draw import Picture, joined
@@ -28,7 +28,7 @@ _LINES, _COLUMNS = 30, 118
 
 def seen(job: str, seconds: float) -> Picture:
     """Return the picture of a job that was followed for `seconds`."""
-    cluster = Cluster.load()
+    cluster = ClusterClient.load()
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)
     screen, until = JobScreen(record, names), time.monotonic() + seconds

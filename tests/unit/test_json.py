@@ -24,7 +24,7 @@ from jobs.progress import JobProgress
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.study import Measurement, Trial, TrialState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
 from ops.submit import train, tuning
@@ -122,7 +122,7 @@ def test_a_job_that_is_followed_is_told_of_at_its_end(
         return 0
 
     monkeypatch.setattr(train, "run", run)
-    cluster = Cluster(inventory, ledger=ledger)
+    cluster = ClusterClient(inventory, ledger=ledger)
     assert train.run_told(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
     said = capsys.readouterr()
     if as_json:

@@ -209,7 +209,7 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
     ],
 )
 def test_what_is_no_request_is_refused(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(launch.Refused, match=why):
+    with pytest.raises(launch.RunRefused, match=why):
         launch.run_of({**GOOD, **change}, "/bucket", NETWORK)
 
 
@@ -217,7 +217,7 @@ def test_peers_are_hosts_of_the_cluster_that_this_one_was_made_in() -> None:
     asked = {**GOOD, "peers": {"worker-0": "10.77.0.2", "ps-0": "10.77.0.254"}}
     assert launch.run_of(asked, "/bucket", NETWORK)["peers"] == asked["peers"]
     for network in ("", "10.77.0.2/32", "fd00::/64", "all"):
-        with pytest.raises(launch.Refused, match=r"'10.77.0.2' is no address of a host"):
+        with pytest.raises(launch.RunRefused, match=r"'10.77.0.2' is no address of a host"):
             launch.run_of(asked, "/bucket", network)
 
 
@@ -233,7 +233,7 @@ def test_no_path_becomes_a_property_of_its_own(text: str) -> None:
     asked = {**GOOD, "output": f"/bucket/{text}", "names": [text, f"/bucket/{text}"]}
     try:
         line = launch.command(launch.run_of(asked, "/bucket"), "/bucket", "")
-    except launch.Refused:
+    except launch.RunRefused:
         return
     for index, word in enumerate(line):
         if word == "-p":
@@ -253,7 +253,7 @@ def test_no_path_becomes_a_property_of_its_own(text: str) -> None:
     )
 )
 def test_whatever_comes_is_refused_in_a_line(asked: Any) -> None:
-    with pytest.raises(launch.Refused):
+    with pytest.raises(launch.RunRefused):
         launch.run_of(asked, "/bucket")
 
 

@@ -16,7 +16,7 @@ from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
 from ops.models.lookup import catalog_of
@@ -27,14 +27,14 @@ DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
+def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     """Return one with a model `digits`, v1 the default, v2 on its way, v3 failed; and three data files."""
     bucket = tmp_path / "bucket"
     for name in ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json"):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
         (bucket / name).write_text("1\n")
     here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
-    made = Cluster(here, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
+    made = ClusterClient(here, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
     catalog = catalog_of(made)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)
@@ -47,13 +47,13 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     return made
 
 
-def asked(cluster: Cluster, **given: str | None) -> Asked:
+def asked(cluster: ClusterClient, **given: str | None) -> Asked:
     bucket = cluster.inventory.bucket
     named = {"model": None, "version": None, "pattern": f"{bucket}/data/in/*.json", "output": f"{bucket}/predicted", **given}
     return Asked(**{key: value.replace("BUCKET", bucket) if value else value for key, value in named.items()})
 
 
-def test_what_the_job_is(cluster: Cluster) -> None:
+def test_what_the_job_is(cluster: ClusterClient) -> None:
     bucket = cluster.inventory.bucket
     submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default", replicas="3"))
     job = submission.job
@@ -100,7 +100,7 @@ def test_what_the_job_is(cluster: Cluster) -> None:
         ({"job_id": "1"}, "'1'"),
     ],
 )
-def test_calls_that_are_refused(cluster: Cluster, given: dict[str, Any], says: str) -> None:
+def test_calls_that_are_refused(cluster: ClusterClient, given: dict[str, Any], says: str) -> None:
     bucket = Path(cluster.inventory.bucket)
     (bucket / "full").mkdir()
     (bucket / "full/x").write_text("1\n")
@@ -108,7 +108,7 @@ def test_calls_that_are_refused(cluster: Cluster, given: dict[str, Any], says: s
         prepare(cluster, asked(cluster, **given))
 
 
-def test_a_model_without_a_default(cluster: Cluster) -> None:
+def test_a_model_without_a_default(cluster: ClusterClient) -> None:
     catalog_of(cluster).change("digits", lambda record: replace(record, default=""))
     with pytest.raises(UsageError, match="model digits has no default: say --version; READY are v1"):
         prepare(cluster, asked(cluster))
@@ -130,11 +130,11 @@ def test_how_many_replicas_an_input_is_worth(size: int, there: int, shared: int 
     assert paid_for(size, there, shared) == count
 
 
-def replicas_of(cluster: Cluster, replicas: str | None = None) -> list[str]:
+def replicas_of(cluster: ClusterClient, replicas: str | None = None) -> list[str]:
     return list(prepare(cluster, asked(cluster, replicas=replicas)).part.replicas)
 
 
-def test_who_predicts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert replicas_of(cluster) == ["master-0"]
     assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
     assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
@@ -163,7 +163,7 @@ def test_who_predicts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys:
         ("data/in/*/*", ["data/in/deep/c.json"]),
     ],
 )
-def test_what_a_pattern_means(cluster: Cluster, pattern: str, names: list[str]) -> None:
+def test_what_a_pattern_means(cluster: ClusterClient, pattern: str, names: list[str]) -> None:
     bucket = cluster.inventory.bucket
     assert matching(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
 

@@ -20,7 +20,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import parse
 from ops.cluster.remote import Ran
@@ -71,7 +71,7 @@ class Job:
         self.fleet = Fleet()
         inventory = parse(inventory_json(bucket=str(self.bucket), operatorBucket=str(self.bucket)), tmp_path)
         files = open_bucket(str(self.bucket))
-        self.cluster = Cluster(inventory, self.fleet, files, self.ledger)  # type: ignore[arg-type]
+        self.cluster = ClusterClient(inventory, self.fleet, files, self.ledger)  # type: ignore[arg-type]
         self.becomes(JobState.FAILED, errorMessage="The replica worker 0 exited with a non-zero status of 137.\nand more")
         error = FirstError(NOON, "MemoryError: too much")
         killed = ReplicaRecord(

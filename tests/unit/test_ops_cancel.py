@@ -21,7 +21,7 @@ from jobs.states import JobState, ReplicaState
 from jobs.submitter import CancelledError, OvertakenError, Submitter
 from ops import client, terminal
 from ops.client import Client
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
 from ops.submit.end import cancel, wait
 
@@ -57,8 +57,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
-    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
+    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRecord:
@@ -86,7 +86,7 @@ def beats(ledger: Ledger) -> None:
 
 
 def test_a_leader_that_lives_ends_its_job_itself(
-    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(ledger, job(JobState.RUNNING))
     clock.ticks.append(lambda: beats(ledger))
@@ -100,7 +100,9 @@ def test_a_leader_that_lives_ends_its_job_itself(
     assert [entry.jobId for entry in ledger.queue().entries] == ["job01", "job02"], "the leader gives the hosts away"
 
 
-def test_who_is_waited_for_is_shown(cluster: Cluster, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_waited_for_is_shown(
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(ledger, job(JobState.RUNNING))
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
@@ -113,7 +115,7 @@ def test_who_is_waited_for_is_shown(cluster: Cluster, ledger: Ledger, clock: Clo
 
 
 @pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING, JobState.CANCELLING])
-def test_a_job_whose_hosts_are_gone(cluster: Cluster, ledger: Ledger, clock: Clock, state: JobState) -> None:
+def test_a_job_whose_hosts_are_gone(cluster: ClusterClient, ledger: Ledger, clock: Clock, state: JobState) -> None:
     put(ledger, job(state))
     assert cancel(cluster, "job01") == DONE
     assert 45 <= clock.now - 100 < 60, "three times that of a lease: its replicas would take over before"
@@ -124,7 +126,7 @@ def test_a_job_whose_hosts_are_gone(cluster: Cluster, ledger: Ledger, clock: Clo
 
 
 def test_a_queued_job_is_cancelled_at_once(
-    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_job(ledger, job(JobState.QUEUED, holder=""))
     ledger.change_queue(
@@ -140,7 +142,7 @@ def test_a_queued_job_is_cancelled_at_once(
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_job_that_is_being_submitted(cluster: Cluster, ledger: Ledger, clock: Clock, lives: bool) -> None:
+def test_a_job_that_is_being_submitted(cluster: ClusterClient, ledger: Ledger, clock: Clock, lives: bool) -> None:
     submitter = Submitter(ledger, JobRecord("job01", hosts=HOSTS), "ann@laptop/1")
     submitter.claim(may_wait=False)
 
@@ -162,7 +164,7 @@ def test_a_job_that_is_being_submitted(cluster: Cluster, ledger: Ledger, clock: 
         submitter.renew()
 
 
-def test_replicas_that_live_but_do_not_stop_are_told_of(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+def test_replicas_that_live_but_do_not_stop_are_told_of(cluster: ClusterClient, ledger: Ledger, clock: Clock) -> None:
     put(ledger, job(JobState.RUNNING))
     ledger.create_plan(Plan("job01", HOSTS, "task", [], {}, stopSeconds=60.0))
 
@@ -178,7 +180,7 @@ def test_replicas_that_live_but_do_not_stop_are_told_of(cluster: Cluster, ledger
     assert ledger.cancel_requested("job01")
 
 
-def test_a_job_that_ended_before_it_was_cancelled(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+def test_a_job_that_ended_before_it_was_cancelled(cluster: ClusterClient, ledger: Ledger, clock: Clock) -> None:
     put(ledger, job(JobState.RUNNING))
     clock.ticks.append(lambda: put_job(ledger, job(JobState.SUCCEEDED)))
     with pytest.raises(OpsError, match=r"^job job01 ended before it could be cancelled: it is SUCCEEDED$"):
@@ -186,7 +188,7 @@ def test_a_job_that_ended_before_it_was_cancelled(cluster: Cluster, ledger: Ledg
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: Cluster, ledger: Ledger, state: JobState) -> None:
+def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: ClusterClient, ledger: Ledger, state: JobState) -> None:
     put_job(ledger, job(state))
     with pytest.raises(UsageError, match=f"^job job01 is {state} already: there is nothing to cancel$"):
         cancel(cluster, "job01")
@@ -196,7 +198,7 @@ def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: Cluster, ledger: Ledg
 
 
 def test_the_only_job_that_goes_on_needs_no_name(
-    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match=r"^no job goes on: nothing to cancel$"):
         cancel(cluster, None)
@@ -230,7 +232,7 @@ def test_a_bucket_that_fails_for_a_while_is_waited_for(
     store = Failing(tmp_path)
     store.error = error
     ledger = Ledger(store)
-    cluster = Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+    cluster = ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     put(ledger, job(JobState.RUNNING))
     todo: list[Callable[[], None]] = [
         lambda: setattr(store, "away", 5),
@@ -255,7 +257,7 @@ def test_a_bucket_that_fails_for_a_while_is_waited_for(
     ("state", "code"), [(JobState.SUCCEEDED, DONE), (JobState.FAILED, FAILED), (JobState.CANCELLED, FAILED)]
 )
 def test_waiting_for_a_job(
-    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str], state: JobState, code: int
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str], state: JobState, code: int
 ) -> None:
     put_job(ledger, job(JobState.QUEUED))
     states = iter([JobState.PREPARING, JobState.RUNNING, state])
@@ -270,7 +272,9 @@ def test_waiting_for_a_job(
         wait(cluster, "nope", as_json=False)
 
 
-def test_a_job_whose_plan_is_damaged_can_be_cancelled(cluster: Cluster, ledger: Ledger, clock: Clock, tmp_path: Path) -> None:
+def test_a_job_whose_plan_is_damaged_can_be_cancelled(
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, tmp_path: Path
+) -> None:
     put(ledger, job(JobState.RUNNING))
     (tmp_path / paths.plan("job01")).write_bytes(b"{")
 

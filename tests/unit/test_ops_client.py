@@ -20,7 +20,7 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops import client as module
 from ops.client import Client
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
 from ops.logs import follow, read
 from ops.logs.follow import Note
@@ -38,11 +38,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
-    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
+    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
-def test_a_job_with_its_replicas(cluster: Cluster, ledger: Ledger) -> None:
+def test_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None:
     progress = JobProgress(5, 10)
     record = JobRecord(
         "job01", JobState.FAILED, candidates={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress
@@ -59,7 +59,9 @@ def test_a_job_with_its_replicas(cluster: Cluster, ledger: Ledger) -> None:
     assert Client(cluster).wait("job01") == job
 
 
-def test_a_job_is_waited_for_as_long_as_is_said(cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_waited_for_as_long_as_is_said(
+    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING))
     seconds = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
@@ -71,7 +73,7 @@ def test_a_job_is_waited_for_as_long_as_is_said(cluster: Cluster, ledger: Ledger
 
 @pytest.mark.parametrize("call", ["get", "wait", "cancel", "logs"])
 def test_whatever_fails_is_one_class_and_one_line(
-    cluster: Cluster, ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def called(job_id: str) -> Any:
         result = getattr(Client(cluster), call)(job_id)
@@ -91,11 +93,11 @@ def test_whatever_fails_is_one_class_and_one_line(
 
 
 def test_a_job_is_submitted(
-    cluster: Cluster, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: ClusterClient, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[tuple[Submission, bool]] = []
 
-    def hand_over(_: Cluster, submission: Submission, queue: bool) -> list[Any]:
+    def hand_over(_: ClusterClient, submission: Submission, queue: bool) -> list[Any]:
         seen.append((submission, queue))
         put_job(ledger, JobRecord(submission.job.id))
         return []
@@ -131,11 +133,11 @@ def test_submit_has_the_flags_of_fab_train() -> None:
     assert set(inspect.signature(Client.submit).parameters) - {"self", "job_id"} == flags - shown
 
 
-def test_logs_are_read_and_followed(cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_read_and_followed(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING, candidates={"master-0": ["master-0"]}))
     asked: list[Any] = []
 
-    def read_logs(_: Cluster, record: JobRecord, names: list[str], wanted: Any) -> dict[str, Any]:
+    def read_logs(_: ClusterClient, record: JobRecord, names: list[str], wanted: Any) -> dict[str, Any]:
         asked.append((record.jobId, names, wanted.lines))
         return {"master-0": iter(LINES)}
 

@@ -17,7 +17,7 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.submitter import Canceller
 from jobs.times import seconds_between
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.show import cost
 from ops.show.views import describe
@@ -69,7 +69,7 @@ def test_an_inventory_without_creation_times_is_read(inventory: Inventory, tmp_p
 
 
 def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost.cost(Cluster(priced), as_json=False) == 0
+    assert cost.cost(ClusterClient(priced), as_json=False) == 0
     shown = capsys.readouterr()
     roles, jobs = shown.out.split("\n\n")
     assert [line.split() for line in roles.splitlines()[1:]] == [
@@ -88,7 +88,7 @@ def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixt
 
 
 def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost.cost(Cluster(priced), as_json=True) == 0
+    assert cost.cost(ClusterClient(priced), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in ("stack", "hosts", "hourlyCost", "hoursUp", "accruedCost")} == {
         "stack": "test",
@@ -103,7 +103,7 @@ def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[s
 
 def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tuple(replace(host, create_time=None) for host in priced.hosts)
-    assert cost.cost(Cluster(replace(priced, hosts=hosts)), as_json=False) == 0
+    assert cost.cost(ClusterClient(replace(priced, hosts=hosts)), as_json=False) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1].split() == ["all", "5", "1.2500", "-", "-"]
     assert "run pulumi up" in shown.err
@@ -111,11 +111,11 @@ def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.Cap
 
 def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     """Its bucket is not opened: none of its hosts is there."""
-    assert cost.cost(Cluster(inventory), as_json=False) == 0
+    assert cost.cost(ClusterClient(inventory), as_json=False) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert "stack test has no prices: local hosts have none" in shown.err
-    assert cost.cost(Cluster(inventory), as_json=True) == 0
+    assert cost.cost(ClusterClient(inventory), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [found[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4
     assert found["roles"][0] == {"role": "ps", "hosts": 1, "hourlyCost": None, "hoursUp": None, "accruedCost": None}
@@ -132,7 +132,7 @@ def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
 
 
 def test_describe_shows_it(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(Cluster(priced), "job01", as_json=False)
+    describe(ClusterClient(priced), "job01", as_json=False)
     assert "cost:          1.2500 USD\n" in capsys.readouterr().out
-    describe(Cluster(priced), "job02", as_json=False)
+    describe(ClusterClient(priced), "job02", as_json=False)
     assert "cost:" not in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from opsdata import inventory_json
 
 from jobs.folder import open_bucket
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
 from ops.submit.data import data
@@ -23,13 +23,13 @@ def bucket(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(bucket: Path, tmp_path: Path) -> Cluster:
+def cluster(bucket: Path, tmp_path: Path) -> ClusterClient:
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    return Cluster(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
+    return ClusterClient(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
 
 
 def test_data_is_put_listed_and_removed(
-    cluster: Cluster, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "pictures"
     (mine / "train").mkdir(parents=True)
@@ -80,13 +80,15 @@ def test_data_is_put_listed_and_removed(
         ("put", __file__, "a/../../jobs", "'a/../../jobs' is no name below data/"),
     ],
 )
-def test_data_that_is_wrong(cluster: Cluster, bucket: Path, action: str, what: str | None, name: str | None, says: str) -> None:
+def test_data_that_is_wrong(
+    cluster: ClusterClient, bucket: Path, action: str, what: str | None, name: str | None, says: str
+) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         data(cluster, action, what, name, sure=True, as_json=False)
     assert not (bucket / "data").exists()
 
 
-def test_it_asks_before_data_goes(cluster: Cluster, bucket: Path) -> None:
+def test_it_asks_before_data_goes(cluster: ClusterClient, bucket: Path) -> None:
     (bucket / "data").mkdir()
     (bucket / "data" / "mine").write_bytes(b"1")
     with pytest.raises(UsageError, match=r"this would remove .*/data/mine, 1 file, 1 B: say --yes"):

@@ -18,7 +18,7 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import HostError, OpsError, UsageError
@@ -50,7 +50,7 @@ def bucket(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(bucket: Path, tmp_path: Path) -> Cluster:
+def cluster(bucket: Path, tmp_path: Path) -> ClusterClient:
     """Return a cluster with job00 to job03, the later the newer, each with a 3-byte model; job02 runs."""
     bucket.mkdir()
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
@@ -60,14 +60,16 @@ def cluster(bucket: Path, tmp_path: Path) -> Cluster:
         model = bucket / "jobs" / f"job0{n}" / "output" / "deep" / "model"
         model.parent.mkdir(parents=True)
         model.write_bytes(b"123")
-    return Cluster(inventory, FakeFleet(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
+    return ClusterClient(inventory, FakeFleet(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
 def there(bucket: Path) -> list[str]:
     return sorted(path.name for path in (bucket / "jobs").iterdir())
 
 
-def test_a_job_is_deleted_with_all_that_is_its(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_deleted_with_all_that_is_its(
+    cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert delete(cluster, "job00", sure=True) == 0
     assert there(bucket) == ["job01", "job02", "job03"]
     out, err = capsys.readouterr()
@@ -77,7 +79,7 @@ def test_a_job_is_deleted_with_all_that_is_its(cluster: Cluster, bucket: Path, c
     assert ("master-0", line) in cluster.fleet.asked  # type: ignore[attr-defined]
 
 
-def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: Cluster, bucket: Path) -> None:
+def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: ClusterClient, bucket: Path) -> None:
     """Anyone who trains can write to the bucket: a copy of a job, or an id that leads elsewhere, deletes nothing else."""
     (bucket / "data").mkdir()
     (bucket / "data" / "mine").write_bytes(b"1")
@@ -95,7 +97,9 @@ def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: Cluster, bucket: P
     assert (there(bucket), (bucket / "data" / "mine").exists()) == (before, True)
 
 
-def test_what_changes_while_the_user_thinks_counts(cluster: Cluster, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_while_the_user_thinks_counts(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def confirm(what: str) -> None:
         put_job(cluster.ledger, JobRecord("late", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
 
@@ -115,14 +119,14 @@ def test_what_changes_while_the_user_thinks_counts(cluster: Cluster, bucket: Pat
         ("job00", "this would delete job00 with logs and output, "),
     ],
 )
-def test_what_is_not_deleted(cluster: Cluster, bucket: Path, job: str | None, says: str) -> None:
+def test_what_is_not_deleted(cluster: ClusterClient, bucket: Path, job: str | None, says: str) -> None:
     cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("job03", ["master-0"])))
     with pytest.raises(UsageError, match=re.escape(says)):
         delete(cluster, job, sure=not says.startswith("this"))
     assert len(there(bucket)) == 4
 
 
-def test_the_record_goes_last(cluster: Cluster, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_goes_last(cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = Path.unlink
 
     def breaks_off(path: Path, missing_ok: bool = False) -> None:
@@ -141,7 +145,7 @@ def test_the_record_goes_last(cluster: Cluster, bucket: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])
-def test_it_asks_first(cluster: Cluster, bucket: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool) -> None:
+def test_it_asks_first(cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -156,7 +160,7 @@ def test_it_asks_first(cluster: Cluster, bucket: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("folder", ["output", "more", "output/deep", "/output", "./output"])
-def test_an_output_that_another_job_goes_on_in_stays(cluster: Cluster, bucket: Path, folder: str) -> None:
+def test_an_output_that_another_job_goes_on_in_stays(cluster: ClusterClient, bucket: Path, folder: str) -> None:
     put_job(cluster.ledger, JobRecord("later", JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/job00/{folder}"}))
     for n, elsewhere in enumerate((f"{bucket}/jobs/job001/output", "gs://b/jobs/job00/output", f"{bucket}/old/jobs/job00/x")):
         put_job(cluster.ledger, JobRecord(f"other{n}", JobState.FAILED, trainingInput={"jobDir": elsewhere}))
@@ -176,12 +180,12 @@ def test_an_output_that_another_job_goes_on_in_stays(cluster: Cluster, bucket: P
         ("9", ["job00", "job01", "job02", "job03"]),
     ],
 )
-def test_all_but_the_newest_that_have_ended(cluster: Cluster, bucket: Path, keep: str, left: list[str]) -> None:
+def test_all_but_the_newest_that_have_ended(cluster: ClusterClient, bucket: Path, keep: str, left: list[str]) -> None:
     assert prune(cluster, keep, sure=True) == 0
     assert there(bucket) == left
 
 
-def test_programs_are_told_what_went(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_are_told_what_went(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert delete(cluster, "job00", sure=True, as_json=True) == 0
     (told,) = json.loads(capsys.readouterr().out)["deleted"]
     assert (told["job"], told["bytes"] > 3) == ("job00", True)
@@ -192,7 +196,7 @@ def test_programs_are_told_what_went(cluster: Cluster, bucket: Path, capsys: pyt
     assert there(bucket) == ["job02", "job03"]
 
 
-def test_what_others_go_on_in_is_not_pruned(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_others_go_on_in_is_not_pruned(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
     assert prune(cluster, "0", sure=True) == 0
@@ -200,7 +204,7 @@ def test_what_others_go_on_in_is_not_pruned(cluster: Cluster, bucket: Path, caps
     assert "job00 stays, as job02 has its output there" in capsys.readouterr().err
 
 
-def test_who_stays_keeps_what_it_goes_on_in_all_along(cluster: Cluster, bucket: Path) -> None:
+def test_who_stays_keeps_what_it_goes_on_in_all_along(cluster: ClusterClient, bucket: Path) -> None:
     for job_id, into in (("job01", "job00/output"), ("job02", "job01/output/deep")):
         put_job(cluster.ledger, JobRecord(job_id, JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/{into}"}))
     put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job01/output/deep"}))
@@ -209,12 +213,12 @@ def test_who_stays_keeps_what_it_goes_on_in_all_along(cluster: Cluster, bucket: 
 
 
 @pytest.mark.parametrize(("keep", "says"), [(None, "how many are to stay?"), ("few", "--keep 'few' is no number of jobs")])
-def test_a_number_that_is_none(cluster: Cluster, keep: str | None, says: str) -> None:
+def test_a_number_that_is_none(cluster: ClusterClient, keep: str | None, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         prune(cluster, keep, sure=True)
 
 
-def test_a_job_that_goes_on_where_another_ended(cluster: Cluster, bucket: Path) -> None:
+def test_a_job_that_goes_on_where_another_ended(cluster: ClusterClient, bucket: Path) -> None:
     assert resumed(cluster, JobFlags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
     with pytest.raises(UsageError, match="job job02 is RUNNING, and two jobs cannot write to one output"):
         resumed(cluster, JobFlags("new", resume="job02"))

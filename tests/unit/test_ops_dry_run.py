@@ -13,7 +13,7 @@ from test_ops_dependencies import wheel
 
 from infra.inventory import Inventory
 from jobs.records import Plan
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import dependencies, runtimes
 from ops.submit.config import JobFlags
@@ -90,7 +90,7 @@ def test_no_python_is_built(
 ) -> None:
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
     (asked := tmp_path / "asked.txt").write_text("far\n")
-    cluster, flags = Cluster(local), JobFlags("job01", runtime=str(asked))
+    cluster, flags = ClusterClient(local), JobFlags("job01", runtime=str(asked))
     assert dry_run(cluster, flags, mine, as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["dependencies"] == []

@@ -15,7 +15,7 @@ from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError
 from ops.models import export as module
 from ops.package import package
@@ -67,11 +67,11 @@ def put(inventory: Inventory, path: str, content: bytes) -> None:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     """Return a cluster whose job01 has ended and has no output yet."""
     (tmp_path / "bucket").mkdir()
     changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
-    cluster = Cluster(changed, FakeFleet(changed))  # type: ignore[arg-type]
+    cluster = ClusterClient(changed, FakeFleet(changed))  # type: ignore[arg-type]
     put_job(
         cluster.ledger, JobRecord("job01", state=JobState.FAILED, trainingInput={"args": ["--model", "cnn"]}, manifest=MINE)
     )
@@ -79,7 +79,7 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return cluster
 
 
-def run(cluster: Cluster, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
+def run(cluster: ClusterClient, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
     assert module.export(cluster, "job01", dest, as_json=True) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -93,7 +93,7 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
             read_signatures(wrong)
 
 
-def test_the_newest_whole_model_is_fetched_whole(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_whole_model_is_fetched_whole(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in (("999", b"old"), ("1700000000", saved_model()), ("temp-1900000000", b"half")):
         put(cluster.inventory, f"export/Servo/{name}/saved_model.pb", content)
     put(cluster.inventory, "export/Servo/1700000000/variables/variables.index", b"i")
@@ -109,7 +109,7 @@ def test_the_newest_whole_model_is_fetched_whole(cluster: Cluster, capsys: pytes
         module.export(cluster, "job01", None, as_json=False)
 
 
-def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     put(cluster.inventory, "my model/saved_model.pb", saved_model())
     Path("empty").mkdir()
     assert run(cluster, capsys, "empty")["source"] == "/bucket/jobs/job01/output/my model"
@@ -119,14 +119,14 @@ def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Cluster, caps
         module.export(cluster, "job01", "file", as_json=False)
 
 
-def test_a_model_that_is_none_is_one_line(cluster: Cluster) -> None:
+def test_a_model_that_is_none_is_one_line(cluster: ClusterClient) -> None:
     put(cluster.inventory, "export/Servo/1/saved_model.pb", b"\xff")
     with pytest.raises(OpsError, match=r"^export/job01/1/saved_model.pb: not a SavedModel"):
         module.export(cluster, "job01", None, as_json=False)
 
 
 def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_packages_as_records(monkeypatch)
     put(cluster.inventory, "anywhere/model-7.index", b"")
@@ -157,7 +157,7 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
         ("RUNNING", r"^job job01 is RUNNING and exports at its end: wait for it, or fab cancel job01$"),
     ],
 )
-def test_nothing_to_export(cluster: Cluster, state: str, says: str) -> None:
+def test_nothing_to_export(cluster: ClusterClient, state: str, says: str) -> None:
     put_job(cluster.ledger, JobRecord("job01", state=JobState(state)))
     with pytest.raises(OpsError, match=says):
         module.export(cluster, "job01", None, as_json=False)

@@ -13,7 +13,7 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
 from ops.show.fetch import get
@@ -22,7 +22,7 @@ FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_mode
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     """Return a cluster with job00, without output, and job01, the newest, with FILES; in an empty folder."""
     bucket, here = tmp_path / "bucket", tmp_path / "here"
     here.mkdir()
@@ -36,7 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         file = bucket / "jobs" / "job01" / "output" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    return Cluster(inventory, object(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
+    return ClusterClient(inventory, object(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
 def there(folder: str = ".") -> dict[str, bytes]:
@@ -57,7 +57,7 @@ def there(folder: str = ".") -> dict[str, bytes]:
     ],
 )
 def test_what_is_fetched_and_where_to(
-    cluster: Cluster,
+    cluster: ClusterClient,
     capsys: pytest.CaptureFixture[str],
     job: str | None,
     path: str | None,
@@ -69,20 +69,20 @@ def test_what_is_fetched_and_where_to(
     assert capsys.readouterr().out.startswith(f"{terminal.plural(len(files), 'file')}, {sum(map(len, files.values()))} B: ")
 
 
-def test_a_file_into_a_folder_that_is_there(cluster: Cluster) -> None:
+def test_a_file_into_a_folder_that_is_there(cluster: ClusterClient) -> None:
     Path("mine").mkdir()
     Path("mine", "own").write_bytes(b"own")
     assert get(cluster, "job01", "checkpoint", "mine", as_json=False) == 0
     assert there() == {"mine/own": b"own", "mine/checkpoint": b"1"}
 
 
-def test_an_absolute_place(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_absolute_place(cluster: ClusterClient, tmp_path: Path) -> None:
     assert get(cluster, "job01", f"{tmp_path}/out", None, as_json=False) == 0
     assert there(f"{tmp_path}/out") == FILES
 
 
 @pytest.mark.parametrize(("path", "dest"), [(None, "mine"), ("mine", None), ("export", "mine"), ("checkpoint", "mine/own")])
-def test_nothing_is_merged_or_written_over(cluster: Cluster, path: str | None, dest: str | None) -> None:
+def test_nothing_is_merged_or_written_over(cluster: ClusterClient, path: str | None, dest: str | None) -> None:
     Path("mine").mkdir()
     Path("mine", "own").write_bytes(b"own")
     with pytest.raises(UsageError, match="is there already: remove it, or give another --dest"):
@@ -90,13 +90,13 @@ def test_nothing_is_merged_or_written_over(cluster: Cluster, path: str | None, d
     assert there() == {"mine/own": b"own"}
 
 
-def test_as_json(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_json(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert get(cluster, "job01", "export", "m", as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"jobId": "job01", "dest": "m", "files": ["export/Servo/17/saved_model.pb"], "bytes": 3}
 
 
-def test_what_is_not_there(cluster: Cluster) -> None:
+def test_what_is_not_there(cluster: ClusterClient) -> None:
     with pytest.raises(OpsError, match=r"job job00 \(SUCCEEDED\) has no output in "):
         get(cluster, "job00", None, None, as_json=False)
     with pytest.raises(

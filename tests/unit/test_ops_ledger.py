@@ -21,7 +21,7 @@ from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops.cluster.bucket import missing
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError, explain
 
@@ -51,7 +51,7 @@ class Ended:
 
 def test_what_ended_on_the_host_says_why(inventory: Inventory) -> None:
     fleet: Any = SimpleNamespace(any_connection=lambda: SimpleNamespace(create_session=Ended))
-    ledger = Cluster(replace(inventory, operator_bucket="sftp:///bucket"), fleet).ledger
+    ledger = ClusterClient(replace(inventory, operator_bucket="sftp:///bucket"), fleet).ledger
     with pytest.raises(BucketError, match="broke off: the host ended it: MemoryError: no room"):
         ledger.job("job01")
 
@@ -67,7 +67,7 @@ def test_what_is_not_there_in_full() -> None:
 
 def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="is no bucket") as error:
-        _ = Cluster(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
+        _ = ClusterClient(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
     assert explain(error.value) == (
         "the bucket fails: 'nope://b' is no bucket: valid are a folder, file:///folder, and gs://bucket",
         1,
@@ -75,7 +75,7 @@ def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: 
 
 
 def test_a_bucket_that_is_not_there_is_no_empty_one(inventory: Inventory, tmp_path: Path) -> None:
-    ledger = Cluster(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
+    ledger = ClusterClient(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
     with pytest.raises(OSError, match="is not there") as error:
         existing_job(ledger, "job01")
     assert explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
@@ -158,7 +158,7 @@ def test_replicas_of_a_record_of_an_older_version(ledger: Ledger) -> None:
 
 
 def test_what_is_given_to_a_cluster_is_used(inventory: Inventory, tmp_path: Path) -> None:
-    cluster = Cluster(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
+    cluster = ClusterClient(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
     put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
     item = cluster.bucket.read(paths.job("job01"))
     assert item is not None

@@ -21,7 +21,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from infra.inventory import Inventory
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.output import JobOutput
 from ops.submit import metrics
 
@@ -53,7 +53,7 @@ def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def ask(log: Log) -> dict[str, str]:
         lines = [SimpleNamespace(message=line) for line in log]
         monkeypatch.setattr(metrics, "read_logs", lambda *_: {"master-0": lines})
-        return metrics.final_metrics(Cluster(here, OneHost()), record)  # type: ignore[arg-type]
+        return metrics.final_metrics(ClusterClient(here, OneHost()), record)  # type: ignore[arg-type]
 
     return ask
 
@@ -104,7 +104,7 @@ def test_the_points_of_each_scalar(inventory: Inventory, tmp_path: Path, monkeyp
     monkeypatch.setattr(metrics, "PYTHON", sys.executable)
     points = [("loss", step, 1 / step) for step in range(1, 41)]
     summaries(tmp_path / "train", *points, ("accuracy", 8, 0.5))
-    cluster = Cluster(inventory, OneHost())  # type: ignore[arg-type]
+    cluster = ClusterClient(inventory, OneHost())  # type: ignore[arg-type]
     output = JobOutput(JobRecord("job01"), str(tmp_path), {"train/events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
     found = metrics.scalars(cluster, output, 10)
     assert found["train/accuracy"] == [(8, 0.5)]

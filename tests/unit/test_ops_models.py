@@ -22,7 +22,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.models import client, lookup, server, server_status, versions
@@ -91,7 +91,7 @@ class FakeServer:
         return status, said
 
 
-Deployed = Callable[..., tuple[Cluster, FakeServer]]
+Deployed = Callable[..., tuple[ClusterClient, FakeServer]]
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server_status, "_GONE_SECONDS", 0.1)
     monkeypatch.setattr(asking, "_POLL_SECONDS", 0.0)
 
-    def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
+    def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[ClusterClient, FakeServer]:
         fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
         for module in (server_status, asking):
             monkeypatch.setattr(module, "ServingClient", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
-        cluster = Cluster(here, fake, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))  # type: ignore[arg-type]
+        cluster = ClusterClient(here, fake, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
         if cluster.ledger.job("job01") is None:
             put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))
@@ -120,12 +120,12 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return make
 
 
-def deploy(cluster: Cluster, version: str = "v1", **given: Any) -> int:
+def deploy(cluster: ClusterClient, version: str = "v1", **given: Any) -> int:
     wanted = {"job_id": "job01", "origin": None, **given}
     return deploying.deploy(cluster, "mnist", version, wanted["job_id"], wanted["origin"])
 
 
-def found(cluster: Cluster, name: str = "v1") -> Version:
+def found(cluster: ClusterClient, name: str = "v1") -> Version:
     model = lookup.catalog_of(cluster).model("mnist")
     assert model is not None
     return model.version(name)

@@ -15,7 +15,7 @@ from infra.inventory import Inventory
 from infra.spec import SpecError
 from jobs.folder import open_bucket
 from jobs.ledger import Ledger
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
 from ops.package.trainer_config import Exchange, TrainerConfig, read
@@ -310,14 +310,14 @@ def test_a_job_is_compared_with_its_plan(
     ran(here, mine, "--stop-at", "9")
     log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(Cluster(here, NOBODY), "job01", True) == DONE
+    assert planned.check(ClusterClient(here, NOBODY), "job01", True) == DONE
     told = json.loads(capsys.readouterr().out)
     # One process had 10 steps/s of the two processors, and so have three that share them; the job had 9.
     assert told["measured"] == 9
     assert told["predicted"]["stepsPerSecond"] == pytest.approx(10)
     assert told["predicted"]["bound"] == "shared cpus"
     assert told["errorPercent"] == pytest.approx(11.1)
-    planned.check(Cluster(here, NOBODY), "job01", False)
+    planned.check(ClusterClient(here, NOBODY), "job01", False)
     assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
 
 
@@ -334,12 +334,12 @@ def test_the_way_to_a_target_is_compared_too(
     told[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
     log(monkeypatch, "Exchange every 2 steps: x", *told)
     capsys.readouterr()
-    planned.check(Cluster(here, NOBODY), "job01", True)
+    planned.check(ClusterClient(here, NOBODY), "job01", True)
     found = json.loads(capsys.readouterr().out)
     # Three replicas take 500 steps, at 10 steps/s; the job was there after 150 + 2/3 * 40 steps of 25 steps/s.
     assert found["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
     assert found["untilSeconds"] == pytest.approx((150 + 40 * 2 / 3) / 25, rel=0.01)
-    planned.check(Cluster(here, NOBODY), "job01", False)
+    planned.check(ClusterClient(here, NOBODY), "job01", False)
     shown = capsys.readouterr().out
     assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", shown, re.MULTILINE)
     assert re.search(r"^predicted .* 50\.\d s$", shown, re.MULTILINE)
@@ -376,16 +376,16 @@ def test_what_cannot_be_compared_is_one_line(
     (tmp_path / "bucket").mkdir()
     log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(Cluster(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(here, NOBODY), "job01", False)
     ran(here, mine)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(Cluster(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(here, NOBODY), "job01", False)
     plan.plan(call(mine), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to tell its speed"):
-        planned.check(Cluster(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(here, NOBODY), "job01", False)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
         fewer = tuple(host for host in here.hosts if host.name != "worker-1")
-        planned.check(Cluster(replace(here, hosts=fewer), NOBODY), "job01", False)
+        planned.check(ClusterClient(replace(here, hosts=fewer), NOBODY), "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
         planned.predict(Work(1, 1), here, "layers", 1, declared)
@@ -433,4 +433,4 @@ def test_a_manifest_that_a_job_damaged_is_one_line(inventory: Inventory, mine: P
     file = tmp_path / "bucket/jobs/job01/manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match="job job01 has a manifest of an older version"):
-        planned.check(Cluster(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(here, NOBODY), "job01", False)

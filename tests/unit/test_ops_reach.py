@@ -13,7 +13,7 @@ import paramiko
 import pytest
 
 from infra.inventory import Inventory
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import HostError, OpsError
 from ops.models import client, serve, server
@@ -28,7 +28,7 @@ UNHEARD: Answer = (404, {"error": "there is no such version"})
 class Asked(ServingClient):
     """Each server answers any path with the set answer; a host with an error cannot be reached."""
 
-    def __init__(self, cluster: Cluster, **answers: Answer | Exception) -> None:
+    def __init__(self, cluster: ClusterClient, **answers: Answer | Exception) -> None:
         super().__init__(cluster)
         self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
         self.asked: list[tuple[str, str]] = []
@@ -69,16 +69,16 @@ def fleet() -> FakeFleet:
 
 
 @pytest.fixture
-def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     monkeypatch.setattr(client, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(client, "_LISTEN_SECONDS", 0.1)
-    return Cluster(served, fleet)  # type: ignore[arg-type]
+    return ClusterClient(served, fleet)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "first", [SILENT, UNHEARD, LOADING, (500, {"error": "could not be loaded"}), HostError("serving-0", "is gone")]
 )
-def test_the_next_one_is_asked_and_stays(cluster: Cluster, first: Answer | Exception) -> None:
+def test_the_next_one_is_asked_and_stays(cluster: ClusterClient, first: Answer | Exception) -> None:
     servers = Asked(cluster, serving_0=first, serving_1=DONE)
     assert servers.ask("POST", PREDICT) == DONE
     assert servers.order() == ["serving-0", "serving-1"]
@@ -90,13 +90,13 @@ def test_the_next_one_is_asked_and_stays(cluster: Cluster, first: Answer | Excep
 
 
 @pytest.mark.parametrize("status", [200, 400, 408, 413, 504])
-def test_what_another_server_would_say_as_well_is_the_answer(cluster: Cluster, status: int) -> None:
+def test_what_another_server_would_say_as_well_is_the_answer(cluster: ClusterClient, status: int) -> None:
     servers = Asked(cluster, serving_0=(status, {}), serving_1=DONE)
     assert servers.ask("POST", PREDICT)[0] == status
     assert servers.order() == ["serving-0"]
 
 
-def test_of_bad_answers_the_most_telling_one(cluster: Cluster) -> None:
+def test_of_bad_answers_the_most_telling_one(cluster: ClusterClient) -> None:
     assert Asked(cluster, serving_0=SILENT, serving_1=LOADING).ask("POST", PREDICT) == LOADING
     assert Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=LOADING).ask("POST", PREDICT) == LOADING
     assert Asked(cluster, serving_0=UNHEARD, serving_1=LOADING).ask("POST", PREDICT) == LOADING
@@ -108,7 +108,7 @@ def test_of_bad_answers_the_most_telling_one(cluster: Cluster) -> None:
         Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=HostError("x", "y")).ask("POST", PREDICT)
 
 
-def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: Cluster, fleet: FakeFleet) -> None:
+def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: ClusterClient, fleet: FakeFleet) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=SILENT)
     servers.start()
     assert servers.ask("POST", PREDICT) == DONE
@@ -116,14 +116,14 @@ def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: Cluster,
     assert fleet.ran == [("serving-1", True), ("master-0", False)]
 
 
-def test_servers_that_are_there_are_left_alone(cluster: Cluster, fleet: FakeFleet) -> None:
+def test_servers_that_are_there_are_left_alone(cluster: ClusterClient, fleet: FakeFleet) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=LOADING)
     servers.start()
     servers.finish_start()
     assert fleet.ran == []
 
 
-def test_it_is_waited_for_until_it_listens(cluster: Cluster, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_waited_for_until_it_listens(cluster: ClusterClient, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_LISTEN_SECONDS", 60.0)
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     fleet.then = lambda name: servers.answers.update({name: DONE})
@@ -133,13 +133,13 @@ def test_it_is_waited_for_until_it_listens(cluster: Cluster, fleet: FakeFleet, m
     assert sorted(fleet.ran) == [("master-0", False), ("serving-0", True), ("serving-1", True)]
 
 
-def test_nobody_is_the_answer_of_one_that_never_listens(cluster: Cluster) -> None:
+def test_nobody_is_the_answer_of_one_that_never_listens(cluster: ClusterClient) -> None:
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     servers.start()
     assert servers.ask("POST", PREDICT)[0] == NOBODY
 
 
-def test_why_it_could_not_be_started(cluster: Cluster, fleet: FakeFleet) -> None:
+def test_why_it_could_not_be_started(cluster: ClusterClient, fleet: FakeFleet) -> None:
     def fails(name: str) -> None:
         raise HostError(name, "could not start its model server", 1, "no TensorFlow")
 
@@ -150,7 +150,7 @@ def test_why_it_could_not_be_started(cluster: Cluster, fleet: FakeFleet) -> None
         servers.ask("POST", PREDICT)
 
 
-def test_a_host_that_is_down_is_named(cluster: Cluster, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_down_is_named(cluster: ClusterClient, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=HostError("serving-1", "does not answer"))
     servers.start()
     servers.finish_start()
@@ -169,7 +169,7 @@ class Transport:
         return self
 
 
-def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: Cluster) -> None:
+def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: ClusterClient) -> None:
     first, second = Transport(False), Transport(True)
     transports = {"serving-0": first, "serving-1": second}
 
@@ -212,7 +212,7 @@ class Ssh(paramiko.ServerInterface):
 
 
 @pytest.fixture
-def ssh(cluster: Cluster) -> Iterator[tuple[Ssh, paramiko.Transport]]:
+def ssh(cluster: ClusterClient) -> Iterator[tuple[Ssh, paramiko.Transport]]:
     """Open a real SSH connection to serving-0; return it with the host's side."""
     ours, theirs = socket.socketpair()
     host, there, here = Ssh(), paramiko.Transport(theirs), paramiko.Transport(ours)
@@ -245,7 +245,7 @@ SAID = b"HTTP/1.1 200 OK\r\n%sContent-Length: 100000\r\n\r\n" + b"%99999d0" % 1
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
 def test_it_is_asked_through_a_channel_and_no_port(
-    cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], more: bytes, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("nobody may connect from here"))
     host, there = ssh
@@ -256,12 +256,14 @@ def test_it_is_asked_through_a_channel_and_no_port(
 
 
 @pytest.mark.parametrize("answer", [b"", (SAID % b"")[:50], (SAID % b"")[:5000]])
-def test_nobody_answers_where_it_ends_meanwhile(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], answer: bytes) -> None:
+def test_nobody_answers_where_it_ends_meanwhile(
+    cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], answer: bytes
+) -> None:
     answered(ssh[1], answer)
     assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)[0] == NOBODY
 
 
-def test_nobody_answers_where_nothing_listens(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport]) -> None:
+def test_nobody_answers_where_nothing_listens(cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport]) -> None:
     ssh[0].listens = False
     assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH) == (
         NOBODY,
@@ -270,14 +272,14 @@ def test_nobody_answers_where_nothing_listens(cluster: Cluster, ssh: tuple[Ssh, 
 
 
 def test_one_that_says_nothing_does_not_answer(
-    cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SECONDS", 0.1)
     with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
         ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)
 
 
-def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_for_as_long_as_a_host_can_be_reached(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Asked(cluster, serving_0=LOADING, serving_1=DONE)
     steps = iter(
         [

@@ -16,7 +16,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
@@ -25,8 +25,8 @@ from ops.screen.logs import show_logs
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
-    cluster = Cluster(inventory, object(), ledger=Ledger(FolderBucket(tmp_path)))  # type: ignore[arg-type]
+def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
+    cluster = ClusterClient(inventory, object(), ledger=Ledger(FolderBucket(tmp_path)))  # type: ignore[arg-type]
     for second, job_id in enumerate(("job01", "worker")):
         made = f"2026-01-31T12:00:0{second}.000Z"
         put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas), createTime=made))
@@ -46,11 +46,11 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
         ("job01", "job02", "job01", "job02"),
     ],
 )
-def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, replicas: str, of: str | None) -> None:
+def test_what_is_meant(cluster: ClusterClient, word: str | None, job: str | None, replicas: str, of: str | None) -> None:
     assert meant_by(cluster, word, job) == (replicas, of)
 
 
-def test_a_word_that_is_neither(cluster: Cluster) -> None:
+def test_a_word_that_is_neither(cluster: ClusterClient) -> None:
     with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
         show_logs(cluster, "job02", None, LogFilter(), follow=False, as_json=False)
     with pytest.raises(
@@ -59,7 +59,7 @@ def test_a_word_that_is_neither(cluster: Cluster) -> None:
         show_logs(cluster, "worker-7", None, LogFilter(), follow=False, as_json=False)
 
 
-def test_several_replicas(cluster: Cluster) -> None:
+def test_several_replicas(cluster: ClusterClient) -> None:
     record = JobRecord("job01", hosts=list(cluster.inventory.replicas))
     assert selected(record, "worker, ps-replica-0") == ["ps-0", "worker-0", "worker-1"]
     assert selected(record, "worker-1,all") == list(cluster.inventory.replicas)
@@ -79,7 +79,7 @@ class Gone:
 
 
 @pytest.fixture
-def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
+def ended(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     """Return a cluster whose job has ended, and whose hosts are deleted: 300 lines of each replica."""
     ledger = Ledger(FolderBucket(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
@@ -94,7 +94,7 @@ def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
             put_log(tmp_path / paths.log("job01", name), said[first : first + 50])
     error = FirstError("2026-01-31T12:00:50.000Z", "worker-0 50")
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, firstError=error), None)
-    return Cluster(inventory, Gone(), open_bucket(str(tmp_path)), ledger)  # type: ignore[arg-type]
+    return ClusterClient(inventory, Gone(), open_bucket(str(tmp_path)), ledger)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
     ],
 )
 def test_the_logs_of_a_cluster_that_is_gone(
-    ended: Cluster, wanted: LogFilter, shown: list[str], capsys: pytest.CaptureFixture[str]
+    ended: ClusterClient, wanted: LogFilter, shown: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show_logs(ended, "all", "job01", wanted, follow=False, as_json=True) == 0
     said = capsys.readouterr()
@@ -118,12 +118,12 @@ def test_the_logs_of_a_cluster_that_is_gone(
     assert "its lines are the bucket's copy" in said.err
 
 
-def test_what_is_followed_has_no_end_yet(ended: Cluster) -> None:
+def test_what_is_followed_has_no_end_yet(ended: ClusterClient) -> None:
     with pytest.raises(UsageError, match="--until is for what has been printed, --follow for what will be: say one of them"):
         show_logs(ended, "all", "job01", LogFilter(until="2026"), follow=True, as_json=False)
 
 
-def test_a_pattern_that_takes_too_long(ended: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_takes_too_long(ended: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
     put_log(tmp_path / paths.log("job01", "worker-0"), [LogLine("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):

@@ -28,7 +28,7 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops.cluster import remote, shell
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
@@ -262,7 +262,7 @@ def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
     put_log(tmp_path / "host" / "job01", said)
     put_log(bucket / "jobs/job01/logs/ps-0", said)
     put_log(bucket / "jobs/job01/logs/evaluator-0", said[:1])
-    up = Cluster(replace(cluster, operator_bucket=str(bucket)), fleet)
+    up = ClusterClient(replace(cluster, operator_bucket=str(bucket)), fleet)
     logs = read_logs(up, record, ["ps-0", "evaluator-0"], LogFilter())
     assert list(logs["evaluator-0"]) == said[:1]
     whole = logs["ps-0"]
@@ -281,7 +281,7 @@ def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
 
 def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
     there = cluster.folder / "bucket"
-    up = Cluster(replace(cluster, operator_bucket=f"sftp://{there}"), fleet)
+    up = ClusterClient(replace(cluster, operator_bucket=f"sftp://{there}"), fleet)
     ledger = up.ledger
     put_job(ledger, JobRecord("job01", labels={"é": "\udcff"}))
     before = ledger.job("job01")
@@ -309,7 +309,7 @@ def test_records_while_no_host_answers(cluster: Inventory) -> None:
     with pytest.raises(
         HostsError, match=r"^master-0 \(10.0.0.2\) does not answer: no other host can be reached either; run pulumi up"
     ):
-        Cluster(replace(cluster, operator_bucket="sftp:///bucket"), Fleet(cluster)).ledger.jobs()
+        ClusterClient(replace(cluster, operator_bucket="sftp:///bucket"), Fleet(cluster)).ledger.jobs()
 
 
 def test_shell(inventory: Inventory) -> None:

@@ -15,7 +15,7 @@ from opsdata import inventory_json
 from infra.inventory import Inventory
 from jobs.queue import place
 from jobs.records import HostFile, Plan
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
 from ops.package.package import Package
@@ -137,8 +137,8 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
     assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "replica")
     assert json.loads(file.content) == {"TOKEN": "s3cr3t-of-ann", "OTHER": " s3cr3t 'too'"}
     built = Package("trainer", {}, {}, b"")
-    dry_run(Cluster(inventory), flags, None, as_json=False)
-    dry_run(Cluster(inventory), flags, None, as_json=True)
+    dry_run(ClusterClient(inventory), flags, None, as_json=False)
+    dry_run(ClusterClient(inventory), flags, None, as_json=True)
     shown = capsys.readouterr().out
     assert "TOKEN=(secret)" in shown
     for told in (made.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):

@@ -16,7 +16,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
@@ -49,7 +49,7 @@ def bucket(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     """Return one with the job `job01`, which ended, and `waits`, which is QUEUED."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
@@ -72,7 +72,7 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
             paths.manifest(job_id),
             json.dumps({**MANIFEST, "args": ["--x", job_id]}).encode(),
         )
-    return Cluster(inventory, NoHost(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
+    return ClusterClient(inventory, NoHost(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
 def put(bucket: Path, name: str, content: bytes) -> None:
@@ -81,7 +81,7 @@ def put(bucket: Path, name: str, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_a_page_is_written_and_made_anew(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_and_made_anew(cluster: ClusterClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(cluster, ["job01"], None, json=False) == 0
     page = tmp_path / "report-job01.html"
     assert MARK in page.read_text()
@@ -92,7 +92,7 @@ def test_a_page_is_written_and_made_anew(cluster: Cluster, tmp_path: Path, capsy
     assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report-job01-job02.html", "report-job01.html"]
 
 
-def test_what_it_is_made_of_is_printed(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_is_made_of_is_printed(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, paths.output("job01") + "/evaluation.json", b'{"confusion": [[9, 1], [0, 10]]}')
     assert report(cluster, ["job01"], None, json=True) == 0
     told = json.loads(capsys.readouterr().out)
@@ -109,7 +109,7 @@ def test_what_it_is_made_of_is_printed(cluster: Cluster, bucket: Path, capsys: p
     assert [row["what"] for row in told["compared"] if not row["same"]] == ["--x"]
 
 
-def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_a_plan_had_said(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def told() -> Any:
         assert report(cluster, ["job01"], None, json=True) == 0
         return json.loads(capsys.readouterr().out)["planned"]
@@ -136,7 +136,7 @@ def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
         told()
 
 
-def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_a_note(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, paths.output("job01") + "/evaluation.json", b"{}")
     put(bucket, paths.manifest("job01"), b"{")
     shutil.rmtree(bucket / paths.log("job01", "master-0"))
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: p
     assert said in json.loads(capsys.readouterr().out)["notes"]
 
 
-def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp_path: Path) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
     for ids, output, as_json, kind, says in [
@@ -186,7 +186,7 @@ def test_as_many_as_can_be_told_apart() -> None:
     check_ids([])
 
 
-def test_a_folder_that_takes_nothing_is_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_nothing_is_one_line(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -195,7 +195,7 @@ def test_a_folder_that_takes_nothing_is_one_line(cluster: Cluster, monkeypatch: 
         report(cluster, ["job01"], "x.html", json=False)
 
 
-def test_half_a_page_is_not_left_behind(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_page_is_not_left_behind(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(1, "Operation not permitted")
 

@@ -19,7 +19,7 @@ from jobs.folder import open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
@@ -52,9 +52,9 @@ class Runs:
         return DONE if self.state == JobState.SUCCEEDED else FAILED
 
 
-def on(inventory: Inventory) -> Cluster:
+def on(inventory: Inventory) -> ClusterClient:
     """Return a cluster with a bucket that needs no host to be reached."""
-    return Cluster(inventory, object())  # type: ignore[arg-type]
+    return ClusterClient(inventory, object())  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 from jobs.submitter import NOT_HANDED_OVER, Submitter
 from ops.cluster import waking
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import newest_job
@@ -135,8 +135,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01)
 
 
-def on(fleet: FakeFleet, ledger: Ledger | None = None) -> Cluster:
-    return Cluster(fleet.inventory, fleet, ledger=ledger)  # type: ignore[arg-type]
+def on(fleet: FakeFleet, ledger: Ledger | None = None) -> ClusterClient:
+    return ClusterClient(fleet.inventory, fleet, ledger=ledger)  # type: ignore[arg-type]
 
 
 def found(ledger: Ledger, job_id: str = "job01") -> JobRecord:

@@ -24,7 +24,7 @@ from jobs.paths import PYTHON
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.forward import Forward
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
@@ -66,9 +66,9 @@ class FakeChannel:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
+def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     (tmp_path / "bucket").mkdir()
-    return Cluster(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
+    return ClusterClient(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
 
 
 def _program(inventory: Inventory, logdir: str, title: str) -> list[str]:
@@ -178,11 +178,11 @@ class FakeFleet:
         return SimpleNamespace(create_session=lambda: channel, transport=channel.transport)
 
 
-def _shown(cluster: Cluster, *channels: FakeChannel) -> str:
+def _shown(cluster: ClusterClient, *channels: FakeChannel) -> str:
     """Return the last output of `fab tensorboard --all`."""
     fleet: Any = FakeFleet(*channels)
     with pytest.raises(HostError) as caught:
-        module.tensorboard(Cluster(cluster.inventory, fleet), None, every_job=True, port=None)
+        module.tensorboard(ClusterClient(cluster.inventory, fleet), None, every_job=True, port=None)
     return str(caught.value)
 
 
@@ -191,7 +191,7 @@ def _serves(port: int, **how: Any) -> FakeChannel:
 
 
 def test_after_a_connection_that_broke_off_it_begins_again_behind_the_same_port(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = EOFError("reset")
     channels = [_serves(1001, exited=-1, error=lost), _serves(1002, exited=-1, error=lost)]
@@ -214,17 +214,17 @@ def test_after_a_connection_that_broke_off_it_begins_again_behind_the_same_port(
     ],
     ids=["broke off before it served", "and before it served again", "killed", "ended by itself"],
 )
-def test_what_else_ends_it_is_told(cluster: Cluster, channels: list[FakeChannel], says: str) -> None:
+def test_what_else_ends_it_is_told(cluster: ClusterClient, channels: list[FakeChannel], says: str) -> None:
     assert _shown(cluster, *channels).startswith(says)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
-def test_a_port_that_is_none(cluster: Cluster, port: str) -> None:
+def test_a_port_that_is_none(cluster: ClusterClient, port: str) -> None:
     with pytest.raises(UsageError, match="is no port; valid are 1 to 65535"):
         module.tensorboard(cluster, None, every_job=False, port=port)
 
 
-def test_which_job_is_shown(cluster: Cluster) -> None:
+def test_which_job_is_shown(cluster: ClusterClient) -> None:
     ledger = cluster.ledger
     with pytest.raises(UsageError, match="no job has run on this cluster yet"):
         module._logdir(cluster, None)

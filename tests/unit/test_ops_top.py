@@ -20,7 +20,7 @@ from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.screen.draw import Picture
 from ops.show import top as module
 from ops.show.overview import SnapshotReader, overview
@@ -202,7 +202,7 @@ def test_jobs_are_cut_before_hosts_until_they_have_a_third(
 
 
 def test_once_where_there_is_no_terminal(inventory: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+    cluster = ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     assert top(cluster, once=False, as_json=False) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[2].startswith("HOST")
@@ -239,7 +239,7 @@ def test_it_stays_until_ctrl_c_also_where_the_bucket_fails(
     monkeypatch.setattr(module, "Screen", Screen)
     monkeypatch.setattr(module, "leave", left.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
-    assert top(Cluster(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
+    assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
     assert [text.partition(":")[0] for text in shown] == ["", "the bucket does not answer (no answer)", ""]
     assert len(left) == 1
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from infra.inventory import Inventory
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
@@ -322,7 +322,7 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
 ) -> None:
     (tmp_path / "digits.py").write_text("import scaletier\n")
     flags = JobFlags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
-    assert train.dry_run(Cluster(inventory), flags, None, True) == 0
+    assert train.dry_run(ClusterClient(inventory), flags, None, True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["optionalRoles"]) == ("all", ["ps", "evaluator"])
     assert plan["args"][:2] == ["--strategy", "sync"]
@@ -390,8 +390,8 @@ def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventor
     digits.unlink()
     made = prepare(inventory, tmp_path)
     with pytest.raises(UsageError, match=r"^there is no digits to train on: run make digits, or name other data with --data$"):
-        train._check_data(Cluster(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
-    train._check_data(Cluster(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]
+        train._check_data(ClusterClient(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
+    train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]
 
 
 def test_old_keys_are_read_and_their_new_names_are_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from opsdata import inventory_json
 from test_ops_dependencies import project
 
 from jobs.folder import open_bucket
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.errors import UsageError
 from ops.package import dependencies, git, package, tree
@@ -74,7 +74,7 @@ def test_a_package_and_data_have_what_links_lead_to(linked: Path, tmp_path: Path
     assert "mine: links that leave the folder are followed: far -> ../elsewhere" in capsys.readouterr().err
     (bucket := tmp_path / "bucket").mkdir()
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
-    cluster = Cluster(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
+    cluster = ClusterClient(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
     assert data(cluster, "put", str(linked), None, sure=True, as_json=False) == 0
     assert (bucket / "data/mine/far/deep/b.py").read_text() == ""
     assert "links that lead nowhere are left out: gone -> ../nowhere" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from jobs.queue import Queue, QueueEntry
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.cluster.cluster import Cluster
+from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.remote import Ran
 from ops.errors import HostError, UsageError
@@ -38,8 +38,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
-    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
+    return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
 def facts(shown: str) -> dict[str, str]:
@@ -55,7 +55,7 @@ def rows(shown: str, head: str) -> list[list[str]]:
 
 
 def test_the_jobs_are_listed_and_the_unreadable_are_named(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert jobs(cluster, None, None, as_json=False) == 0
     assert capsys.readouterr().err == "no job was started on this cluster yet: fab train\n"
@@ -94,7 +94,7 @@ def test_the_jobs_are_listed_and_the_unreadable_are_named(
     ],
 )
 def test_the_jobs_that_are_wanted(
-    cluster: Cluster,
+    cluster: ClusterClient,
     ledger: Ledger,
     capsys: pytest.CaptureFixture[str],
     wanted: str | None,
@@ -121,13 +121,13 @@ def test_the_jobs_that_are_wanted(
         (None, "few", "--limit 'few' is invalid"),
     ],
 )
-def test_a_wish_that_is_none(cluster: Cluster, wanted: str | None, limit: str | None, says: str) -> None:
+def test_a_wish_that_is_none(cluster: ClusterClient, wanted: str | None, limit: str | None, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         jobs(cluster, wanted, limit, as_json=False)
 
 
 def test_the_newest_job_is_described_where_none_is_named(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match="no job has run on this cluster yet: start one with fab train"):
         describe(cluster, None, as_json=False)
@@ -144,7 +144,7 @@ def test_the_newest_job_is_described_where_none_is_named(
         describe(cluster, "jb01", as_json=False)
 
 
-def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_was_started_again(cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord(
         "job01",
         JobState.RUNNING,
@@ -184,7 +184,7 @@ def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: 
 
 
 def test_only_what_runs_is_heard_of(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "seconds_between", lambda *_: 2.5)
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0", "worker-0", "worker-1"], startTime=NOON.format(0))
@@ -203,7 +203,7 @@ def test_only_what_runs_is_heard_of(
     assert [row[-1] for row in rows(capsys.readouterr().out, "REPLICA")] == ["-", "-", "-"]
 
 
-def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_waits_says_for_whom(cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     host = ["master-0"]
     put_job(ledger, JobRecord("job03", hosts=host))
     waiting = [QueueEntry("job02", host, priority=2), QueueEntry("job03", host)]
@@ -218,7 +218,7 @@ def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys
     assert facts(capsys.readouterr().out)["state"] == "QUEUED"
 
 
-def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_failed_says_why(cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"], startTime=NOON.format(0))
     put_job(ledger, running.to(JobState.FAILED, endTime=NOON.format(9), errorMessage="out of memory\nlast lines\n"))
     error = FirstError(NOON.format(5), "ValueError: \x1b[2Jbad")
@@ -239,7 +239,7 @@ def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: py
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.CANCELLING, JobState.CANCELLED])
 def test_a_job_that_did_not_fail_has_no_first_error(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], state: JobState
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str], state: JobState
 ) -> None:
     put_job(ledger, JobRecord("job01", state, hosts=["master-0"]))
     error = FirstError(NOON.format(5), "KeyboardInterrupt")
@@ -264,7 +264,7 @@ def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsy
     ledger = Ledger(FolderBucket(tmp_path))
     part = QueueEntry("one", [], candidates={"master-0": ["worker-1", "master-0"]})
     ledger.change_queue(lambda queue: queue.added(part).added(QueueEntry("waits", ["worker-1"])))
-    cluster = Cluster(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]
+    cluster = ClusterClient(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
     listed = {line.split()[0]: line for line in out.splitlines()[1:]}
@@ -285,13 +285,13 @@ def test_hosts_of_which_none_answers(inventory: Inventory, capsys: pytest.Captur
             return Outcome({}, {name: HostError(name, "does not answer") for name in names})
 
     for as_json in (False, True):
-        assert hosts(Cluster(inventory, Fleet()), as_json) == 1  # type: ignore[arg-type]
+        assert hosts(ClusterClient(inventory, Fleet()), as_json) == 1  # type: ignore[arg-type]
         assert "ps-0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_what_a_job_wrote_beside_its_output_is_described(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], empty: bool
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str], empty: bool
 ) -> None:
     put_job(ledger, JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0", "worker-0"]))
     left = UnsavedFiles(True, ["model/a"], 3, 9, ["big (2.1 GB)"], 1, "it took too long") if empty else UnsavedFiles()
@@ -305,7 +305,7 @@ def test_what_a_job_wrote_beside_its_output_is_described(
     assert (f"worker-0 wrote beside JOB_DIR, {kept}; {more}" in out.splitlines()) is empty
 
 
-def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown(cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     progress = JobProgress(348, 5000, 200.4, 23.21, 0.7291234, {"accuracy": 0.834}, NOON.format(0))
     put_job(ledger, JobRecord("job01", JobState.RUNNING, progress=progress))
     assert describe(cluster, None, as_json=False) == 0
@@ -341,7 +341,7 @@ def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.Capt
     ],
 )
 def test_what_became_of_the_report_is_shown(
-    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], told: Notification, state: JobState, shows: str
+    cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str], told: Notification, state: JobState, shows: str
 ) -> None:
     put_job(ledger, JobRecord("job01", state, notification=told))
     assert describe(cluster, "job01", as_json=False) == 0

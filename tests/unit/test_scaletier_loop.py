@@ -14,7 +14,7 @@ from scaletier.loop import (
     DivergedError,
     EvalInterval,
     Progress,
-    Replica,
+    ReplicaLoop,
     Round,
     SyncPeriod,
     eval_line,
@@ -129,8 +129,8 @@ def test_the_chief_takes_no_step_past_the_last() -> None:
     assert progress.claim("master/0", 10, True) == 0
 
 
-def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float = 1.0) -> Replica:
-    return Replica(name, take, SyncPeriod(8, True), seconds, {name: emit}, name == "master/0")
+def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float = 1.0) -> ReplicaLoop:
+    return ReplicaLoop(name, take, SyncPeriod(8, True), seconds, {name: emit}, name == "master/0")
 
 
 def test_a_round_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> None:
@@ -182,7 +182,7 @@ def test_a_line_says_what_came_since_the_one_before_it(monkeypatch: pytest.Monke
         now += 0.5
         return state, Round(steps, position + 2 * steps, 1.0, {}, steps)
 
-    measured = Replica("master/0", take, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
+    measured = ReplicaLoop("master/0", take, SyncPeriod.of(None, 2, 10_000), 1.0, {"master/0": lines.append})
     rounds = train(measured, None, progress)
     for _ in range(4):
         next(rounds)
