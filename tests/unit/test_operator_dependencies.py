@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = frozenset({"infra", "jobs", "ops", "hosts", "scaletier", "trainer"})
 # Of the rooms for hosts, what runs here as well.
 SHARED = ("hosts/serving/catalog.py", "hosts/serving/download.py", "hosts/serving/records.py", "hosts/batch/request.py")
-RECORDS = ("records", "tfrecord", "mnist", "manifest", "own", "table", "images", "progress", "request")
+RECORDS = ("records", "tfrecord", "mnist", "custom_data", "images", "progress", "request")
 # Of the library what comes with its import, and that of TensorFlow.
-LIBRARY = ("__init__", "cluster", "estimator", "flags", "job", "run", "runtime")
+LIBRARY = ("__init__", "cluster", "flags", "job", "run", "runtime")
 HEAVY = {"tensorflow-cpu", "tensorflow", "numpy", "keras", "tensorboard", "optuna", "uvicorn", "pytest", "mypy"}
 
 
