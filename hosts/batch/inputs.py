@@ -208,6 +208,8 @@ def _tfrecords(file: InputFile, start: int) -> Iterator[Record]:
             end = byte + _LENGTH + _LENGTH_CRC + len(record) + _DATA_CRC
             yield byte, end, record
             byte = end
+        if byte < file.size:  # TensorFlow takes a file that is cut between two records for a whole one
+            raise _ShorterError(f"it is cut, and has {byte} bytes without gzip where it had {file.size}")
         yield byte, byte, None
         return
     reader = tensorflow().record_io.RandomRecordReader(file.path)
