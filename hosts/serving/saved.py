@@ -24,6 +24,8 @@ from hosts.serving.rest import Arrays, RestError, predict
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 
 _TAG = "serve"
+# The first line of TensorFlow's error for a graph.
+_NO_REASON = "Graph execution error:"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class SavedModel:
             outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))
             return {name: np.asarray(output) for name, output in outputs.items()}
         except (tensorflow().errors.InvalidArgumentError, ValueError, TypeError) as error:
-            raise RestError(400, f"the model refuses the input: {str(error).partition(chr(10))[0]}") from None
+            reason = str(error).removeprefix(_NO_REASON).strip().partition("\n")[0]
+            raise RestError(400, f"the model refuses the input: {reason}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
         """Return a signature's inputs for examples: serialized if it takes one text, else by name.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,25 @@ def test_an_output_that_does_not_answer(
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_packed_file_that_is_cut_between_two_records_says_so(tmp_path: Path, replicas: int) -> None:
+    """Without its end and its checksum; only stored blocks have a byte of the file for each byte of a record."""
+    records, path = tfrecords(tmp_path / "records", range(9)), tmp_path / "cut"
+    compressor = zlib.compressobj(0, wbits=31)
+    packed = compressor.compress(records[: len(records) // 9 * 5]) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    path.write_bytes(packed)
+    file, reader, tally = inputs.look(str(path)), inputs.InputReader(), Tally()
+    found, damages = list[bytes](), list[str]()
+    for shard in cut([file], replicas):
+        found += reader.read(file, shard)
+        if tally.add(shard, reader.count)[0]:
+            damages.append(reader.count.damage)
+    assert len(found) == 5
+    assert [damage for damage in damages if damage] == [
+        f"cannot be read from here on: it is cut, and has {len(records) // 9 * 5} bytes without gzip where it had {file.size}"
+    ]
+
+
 def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
     """Of four shards the second lacks some, and the fourth is behind what is damaged now."""
     packed = gzip.compress(lines(*range(40)))
@@ -482,6 +502,18 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
     assert {name: array.tolist() for name, array in found.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
     with pytest.raises(RestError, match="the model refuses the input"):
         saved.run("shout", {"word": np.zeros((2, 2), np.float32)})
+
+
+def test_a_refused_input_has_the_model_s_reason(tmp_path: Path) -> None:
+    def root(x: Any) -> Any:
+        tf.debugging.assert_non_negative(x, "x is negative")
+        return {"y": tf.sqrt(x)}
+
+    module = tf.Module()
+    module.root = tf.function(root, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+    tf.saved_model.save(module, str(tmp_path), signatures=module.root)
+    with pytest.raises(RestError, match=r"^the model refuses the input: assertion failed: \[x is negative"):
+        SavedModel(tmp_path).run(DEFAULT, {"x": np.array([-1.0], np.float32)})
 
 
 def test_a_model_without_a_signature(tmp_path: Path) -> None:
