@@ -33,6 +33,8 @@ _FORGOTTEN = (
     "Unable to find the relevant tensor remote_handle",
     "is neither a type of a primitive operation nor a name of a function registered",
 )
+# Of an all-reduce that a process of before has begun.
+_RESTARTED = "current incarnation doesn't match with one in the group"
 
 
 def server_library() -> tuple[Any, Any]:
@@ -73,15 +75,18 @@ def check_keras() -> None:
 def is_lost_host(error: Exception) -> bool:
     """Return True if an error means that another host of the cluster is lost, whatever its code.
 
-    A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, or does not know what this
-    process refers to. Operations that waited for it are Cancelled or DeadlineExceeded; half a message is Internal. Unknown is
-    the connection's own if no peer sent it: a peer sends it for an error of the program that makes the data.
+    A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, does not know what this
+    process refers to, or FailedPrecondition in an all-reduce. Operations that waited for it are Cancelled or DeadlineExceeded;
+    half a message is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for an error of the program
+    that makes the data.
     """
     errors, message = import_tensorflow().errors, str(error)
     if isinstance(error, errors.UnknownError):
         return _REMOTE in message and _SENT not in message
     if isinstance(error, errors.InvalidArgumentError | errors.NotFoundError):
         return any(text in message for text in _FORGOTTEN)
+    if isinstance(error, errors.FailedPreconditionError):
+        return _RESTARTED in message
     codes = "Unavailable", "Aborted", "Cancelled", "DeadlineExceeded", "Internal"
     return isinstance(error, tuple(getattr(errors, f"{code}Error") for code in codes))
 

@@ -31,6 +31,7 @@ ERRORS = {
     "InternalError": "Socket closed",
     "UnknownError": f"{REMOTE}UNKNOWN:Connection reset",
     "InvalidArgumentError": "Unable to find the relevant tensor remote_handle: Op ID: 28",
+    "FailedPreconditionError": f"Collective ops is aborted by: Device /job:worker/replica:0/task:0 {private._RESTARTED}.",
     "NotFoundError": "'f_8' is neither a type of a primitive operation nor a name of a function registered in binary",
 }
 # Of the program: the data's own Python code, on another host too, and what a batch holds.
@@ -72,6 +73,10 @@ def test_an_error_of_the_program_is_a_failure(
     assert capsys.readouterr().err.startswith("error: a batch of the job cannot be had")
 
 
+def test_a_precondition_of_the_program_is_no_lost_host() -> None:
+    assert not private.is_lost_host(tf.errors.FailedPreconditionError(None, None, "/data is a directory"))
+
+
 def test_a_single_host_loses_no_other(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +106,7 @@ def test_the_texts_of_a_restarted_peer_are_tensorflow_s_own() -> None:
     source = inspect.getsource(importlib.import_module("tensorflow.python.distribute.coordinator.cluster_coordinator"))
     source = re.sub(r'"\s*\n\s*"', "", source)
     assert all(text in source for text in (private._REMOTE, *private._FORGOTTEN))
+    assert private._RESTARTED.encode() in Path(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2").read_bytes()
 
 
 def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -> None:
