@@ -88,9 +88,9 @@ def _tensor(info: bytes) -> Tensor:
     (shape,) = _values(info, 3) or [b""]
     dtype = None if kind == _STRING else _TYPES.get(kind, f"type {kind}")
     if any(_values(shape, 3)):  # TensorShapeProto.unknown_rank
-        return Tensor(dtype, None, name.decode())
+        return Tensor(dtype, None, str(name, "utf-8"))
     sizes = [(_values(dim, 1) or [0])[0] for dim in _values(shape, 2)]
-    return Tensor(dtype, tuple(None if size >> 63 else size for size in sizes), name.decode())  # -1 is any size
+    return Tensor(dtype, tuple(None if size >> 63 else size for size in sizes), str(name, "utf-8"))  # -1 is any size
 
 
 def _entry(entry: bytes) -> tuple[str, bytes]:

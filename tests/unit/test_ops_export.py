@@ -88,7 +88,8 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
     assert read_signatures(saved_model()) == {
         "serve": Signature({"x": Tensor("float32", (None, 784))}, {"y": Tensor(None, None)}),
     }
-    for wrong in (b"\xff", b"\x0f\x01", saved_model()[:-3]):
+    number_for_a_name = field(2, field(5, field(1, b"serve") + field(2, tensor(1, b"x", b"\x08\x01"))))
+    for wrong in (b"\xff", b"\x0f\x01", saved_model()[:-3], number_for_a_name):
         with pytest.raises(ValueError, match="not a SavedModel"):
             read_signatures(wrong)
 
