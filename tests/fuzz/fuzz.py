@@ -28,7 +28,8 @@ _LONGEST = 4096
 def one(name: str, seconds: float, found: Path) -> tuple[int, str]:
     """Fuzz a parser; return the number of its cases, and the output of a failure, "" for none."""
     with tempfile.TemporaryDirectory() as corpus:
-        command = [sys.executable, __file__, f"--inside={name}", "--corpus", corpus, "--found", found, "--seconds", f"{seconds}"]
+        flags = {"inside": name, "corpus": corpus, "found": found, "seconds": seconds}
+        command = [sys.executable, __file__, *(f"--{flag}={value}" for flag, value in flags.items())]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     output = done.stdout + done.stderr
     counts = [int(first or second) for first, second in _DONE.findall(output)]
