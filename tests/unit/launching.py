@@ -74,6 +74,7 @@ class Host:
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
         text = text.replace("/run/scaletier-stop", f"{root}/run/stop")
+        text = text.replace('    _give_package(run["package"], user)\n', "")  # agent and trainer are one user here
         ended = (SCRIPT.parent / "post-stop").read_text().replace("/usr/bin/python3", sys.executable)
         enter = (SCRIPT.parent / "exec-program").read_text().replace("/usr/bin/python3", sys.executable)
         for name in ("host.json", "network"):
