@@ -51,7 +51,7 @@ class Cluster:
         self.write_job(JobState.PREPARING)
         self.write_queue(QueueEntry("job01", replicas, held=True))
         for name in replicas:
-            etc, home = self.host(name) / "etc", self.host(name) / "state" / "fetched" / "job01"
+            etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)
             (etc / "host.json").write_bytes(HostFile(name, url, 0.05, python).to_json())
             home.mkdir(parents=True)  # all hosts share one package, in which a test finds what a trainer wrote

@@ -65,8 +65,8 @@ class _Job:
 class JobFiles:
     """A job's files below `state`: the agent's `Site` on a real host.
 
-    They are `logs/<job>/`, `secrets/<job>.json`, and in `fetched/<job>` the job's package, from the bucket, with
-    `package.sha256` beside it once it is whole.
+    They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
+    `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
     """
 
     def __init__(
@@ -196,18 +196,18 @@ class JobFiles:
         return self._job.archive.finish()
 
     def _package(self, plan: Plan) -> Path:
-        """Return the trainer package, fetched from the bucket unless it is here."""
+        """Return the whole trainer package: as `fab train` pushed it, or else from the bucket."""
+        # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
         home = self._state / "fetched" / plan.jobId
-        folder, mark = home / "package", home / "package.sha256"
-        if mark.exists() and mark.read_text().strip() == plan.packageSha256:
-            return folder
+        for place in (self._state / "jobs" / plan.jobId, home):
+            folder, mark = place / "package", place / "package.sha256"
+            if mark.exists() and mark.read_text().strip() == plan.packageSha256:
+                return folder
         home.mkdir(parents=True, exist_ok=True)
         packed, unpacked = home / ".package.tar.gz", home / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise BucketError(f"{paths.package(plan.jobId)} is not there yet")
-        with packed.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if digest != plan.packageSha256:
+        if (digest := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
             raise BucketError(f"{paths.package(plan.jobId)} is damaged: sha256 {digest[:16]}…, not {plan.packageSha256[:16]}…")
         delete(unpacked)
         unpacked.mkdir()  # a package may be empty, where the program is the host's own

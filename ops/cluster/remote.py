@@ -180,17 +180,34 @@ class Fleet:
                 self._open[name] = connection
             return connection
 
-    def run(self, name: str, command: str, stdin: bytes = b"") -> Ran:
-        """Run a command line on a host over one channel."""
+    def run(
+        self,
+        name: str,
+        command: str,
+        stdin: bytes | tuple[bytes, ...] | None = None,
+        sent: Callable[[int], None] = lambda _: None,
+    ) -> Ran:
+        """Run a command line on a host over one channel.
+
+        Args:
+            name: the host.
+            command: the command line.
+            stdin: what the command reads; parts are sent one after the other, and not copied into one.
+            sent: is called with the number of bytes of each piece that has gone.
+        """
         connection = self.connection(name)
         try:
             channel = connection.create_session()
             with channel:
                 channel.set_combine_stderr(True)
                 channel.exec_command(command)
-                with contextlib.suppress(OSError):  # a command that ends before it has read all explains that by its exit code
-                    for start in range(0, len(stdin), _BURST):  # sendall copies all that it has left for each packet
-                        channel.sendall(stdin[start : start + _BURST])
+                if stdin is not None:
+                    # A command that ends before it has read all explains that by its exit code.
+                    with contextlib.suppress(OSError):
+                        for part in (stdin,) if isinstance(stdin, bytes) else stdin:
+                            for start in range(0, len(part), _BURST):  # sendall copies all that it has left for each packet
+                                channel.sendall(piece := part[start : start + _BURST])
+                                sent(len(piece))
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 if (exited := int(channel.recv_exit_status())) >= 0:
@@ -207,13 +224,20 @@ class Fleet:
         """Start a command line on a host, whose output is read as it comes."""
         return Stream(name, self.connection(name), command)
 
-    def must(self, name: str, command: str, what: str, stdin: bytes = b"") -> str:
+    def must(
+        self,
+        name: str,
+        command: str,
+        what: str,
+        stdin: bytes | tuple[bytes, ...] | None = None,
+        sent: Callable[[int], None] = lambda _: None,
+    ) -> str:
         """Return the output of a command that must succeed.
 
         Raises:
             HostError: with the end of its output, if it fails.
         """
-        ran = self.run(name, command, stdin)
+        ran = self.run(name, command, stdin, sent)
         if ran.exited:
             # sudo refuses a program that the host does not know.
             unknown = any(line.startswith("sudo: ") for line in ran.output.strip().splitlines()[-1:])

@@ -83,6 +83,7 @@ class Package:
     imports: dict[str, str]
     archive: bytes
     wheels: Mapping[str, bytes] = field(default_factory=dict)
+    executables: frozenset[str] = frozenset()
     installed: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
@@ -94,6 +95,11 @@ class Package:
     def declared(self) -> trainer_config.TrainerConfig:
         """Its declaration."""
         return trainer_config.read(self.files, self.name)
+
+    @property
+    def pushed(self) -> dict[str, bytes]:
+        """All files that go to the hosts, by their paths there."""
+        return {**self.wheels, **self.files}
 
 
 def build(
@@ -125,7 +131,7 @@ def build(
         archive = pack(files, source.executables)
     if len(archive) > LIMIT:
         raise _too_much(source.name, len(archive), {path: len(content) for path, content in files.items()})
-    return Package(name, source.files, imports, archive, wheels, installed or {}, source.left_out)
+    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.left_out)
 
 
 def unpack(
@@ -139,9 +145,10 @@ def unpack(
     """Read the package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
+        executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, installed or {})
+    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, installed or {})
 
 
 def find(folder: str | Path) -> PackageSource:
@@ -317,17 +324,26 @@ def _read(tree: Tree, name: str) -> dict[str, bytes]:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
+def mode(path: str, executables: Collection[str]) -> int:
+    """Return the permissions of a package's file, of a program or a text, whatever its owner's umask was."""
+    return 0o755 if path in executables else 0o644
+
+
+def compression(size: int) -> int:
+    """Return gzip's level for a size in bytes: large files get a fast level, for a tenth more bytes."""
+    return 6 if size < 20 * MEGABYTE else 1
+
+
 def pack(files: Mapping[str, bytes], executables: Collection[str] = ()) -> bytes:
     """Pack a package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
-    level = 6 if sum(map(len, files.values())) < 20 * MEGABYTE else 1  # fast, for a tenth more bytes
+    level = compression(sum(map(len, files.values())))
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for path in sorted(files):
             entry = tarfile.TarInfo(path)
-            entry.size = len(files[path])
-            entry.mode = 0o755 if path in executables else 0o644  # whatever its owner's umask was
+            entry.size, entry.mode = len(files[path]), mode(path, executables)
             tar.addfile(entry, io.BytesIO(files[path]))
     return packed.getvalue()

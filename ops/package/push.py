@@ -1,4 +1,4 @@
-"""Our own code and a host's files, sent to it over SSH: one compressed tar stream and one command to unpack it."""
+"""The content a host receives for a job: one compressed tar stream and one command to unpack it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import hashlib
 import io
 import shlex
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jobs.paths import CODE_DIR, PYTHON
 from ops.cluster import root_helper
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
+from ops.package.package import compression, mode
 
 READY, FAILED = "ready", "failed: "
-# Code arrives beside the present one, in a folder for root alone.
+# Code and a package arrive beside the present ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
 # The packages that run on a host, identified there by their version.
 CODE = ("jobs", "hosts", "hosts/agent", "hosts/tuner")
@@ -30,9 +31,12 @@ _STATE = (
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
-def take_in_command(version: str) -> str:
-    """Return the command that unpacks the stream from stdin, and starts the agent or wakes it."""
-    return root_helper.command("take-in", version)
+def take_in_command(version: str, job_id: str = "") -> str:
+    """Unpack the stream from stdin, that job's package where one is in it, and start the unit or wake it.
+
+    Needs one channel, and no file of its own on the host.
+    """
+    return root_helper.command("take-in", version, *([job_id] if job_id else []))
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
@@ -63,14 +67,27 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
     return free, " ".join(lines[len(directories) :]).split()
 
 
-def shared_stream(code: Mapping[str, bytes]) -> bytes:
-    """Return the part for all hosts, compressed once: a gzip member without tar's end mark; a host's own part follows it."""
+def shared_stream(
+    code: Mapping[str, bytes],
+    package: Mapping[str, bytes] | None = None,
+    mark: str = "",
+    executables: Collection[str] = (),
+) -> bytes:
+    """Return the part for all hosts, compressed once: the agent's code, and a job's package.
+
+    It is a gzip member without tar's end mark; a host's own part follows it. The hosts take a package that does not come this
+    way, or whose `mark` is another than the plan's packageSha256, from the bucket.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, content in sorted(code.items()):
             _add(tar, f"{NEW_DIR}/{path}", content)
+        if package is not None:
+            for path, content in sorted(package.items()):
+                _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables))
+            _add(tar, f"{NEW_DIR}/package.sha256", mark.encode())
         end = tar.offset
-    return gzip.compress(packed.getvalue()[:end], 6, mtime=0)
+    return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
 
 def host_stream(files: Iterable[RemoteFile]) -> bytes:
@@ -91,8 +108,8 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
     return {**files, VERSION: whole.encode()}, whole
 
 
-def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
     """Add a file; the host sets its owner and its permissions."""
     entry = tarfile.TarInfo(path.lstrip("/"))
-    entry.size = len(content)
+    entry.mode, entry.size = mode, len(content)
     tar.addfile(entry, io.BytesIO(content))

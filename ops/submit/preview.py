@@ -24,7 +24,7 @@ def show(submission: Submission, as_json: bool) -> int:
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.candidates, ())
     plan = render.plan(inventory, submission.job, built.sha256).placed(hosts)
-    sent = _sent(submission, len(hosts))
+    sent = _sent(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
     wheels = dependencies(built)
     if as_json:
@@ -51,11 +51,11 @@ def show(submission: Submission, as_json: bool) -> int:
     return DONE
 
 
-def _sent(submission: Submission, hosts: int) -> dict[str, int]:
+def _sent(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
     """Return the bytes that would be sent; some data may be in the bucket already."""
     built = submission.package
     code, _ = push.code(HERE)
-    each = len(push.shared_stream(code))
+    each = len(push.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
     data = sum(path.stat().st_size for path in submission.data.values())
     return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
 

@@ -19,14 +19,14 @@ from infra.templates import ROOT as HERE
 from jobs import lease as leases
 from jobs import paths
 from jobs.background import Background
-from jobs.bucket import Bucket, BucketError, Progress
+from jobs.bucket import Bucket, BucketError
 from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Lease
 from jobs.notification import Notification
 from jobs.notification import shown as shown_target
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
-from jobs.records import JobRecord
+from jobs.records import JobRecord, Plan
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from ops import terminal
 from ops.cluster import host_files
@@ -43,7 +43,6 @@ from ops.submit.config import JobSpec
 from ops.submit.part import would_do
 
 _PUSH_SECONDS = 300.0
-_UPLOAD_SECONDS = 3600.0
 _LARGE = 20_000_000
 _RENEW_SECONDS = leases.SECONDS / 5
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\..+")
@@ -123,9 +122,6 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
     try:
         ahead = _claim(cluster, submitter, may_wait)
         renewal.begin()
-        size = len(submission.package.archive)
-        step = terminal.Step(f"{job_id}: uploading {terminal.size(size)}", always=size > _LARGE)
-        uploads = Background(lambda: _upload_package(cluster.bucket, submission, terminal.sizer(step, size)))
         if submission.data and (data := submission.job.declared.data):
             _upload_data(cluster.bucket, submission, data)
         cluster.ledger.create_plan(plan)
@@ -133,11 +129,12 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         if not ahead:
             renewal.check()
             submitter.prepare()
-        _join(uploads, step)
+        uploads = Background(lambda: _upload_package(cluster, submission))
         what = "telling" if ahead else "starting"
         hosts = _concerned(inventory, submitter)
         with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
-            _push(cluster.fleet, submission, hosts, step)
+            _push(cluster.fleet, submission, plan, hosts, not ahead, step)
+            _joined(uploads)
         renewal.check()
         submitter.hand_over()
     except BaseException as error:
@@ -217,19 +214,28 @@ def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
     return OpsError(f"job {job_id} went on without this fab train, and is {record.state}{f': {why}' if why else ''}")
 
 
-def _push(fleet: Fleet, submission: Submission, hosts: Sequence[str], step: terminal.Step) -> None:
-    """Send every host its units, secrets and the agent's code, and wake it."""
+def _push(
+    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.Step
+) -> None:
+    """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
+    inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
-    shared = push.shared_stream(code)
-    files, secrets = host_files.render(submission.inventory), render.secret_files(submission.job)
+    # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
+    package = (submission.package.pushed if with_package else None) or None
+    shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
+    files, secrets = host_files.render(inventory), render.secret_files(submission.job)
+    command = push.take_in_command(version, job_id if package else "")
+    size = len(shared) * len(hosts)
+    # A large package is counted by bytes, as all hosts finish at once.
+    sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
+    advance = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
 
     def take_in(name: str) -> None:
-        stream = shared + push.host_stream([*files[name], *secrets])
-        fleet.must(name, push.take_in_command(version), "could not start its replica, it ended", stream)
+        stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
+        fleet.must(name, command, "could not start its replica, it ended", stream, sent)
 
-    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, terminal.counter(step, len(hosts)))
+    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
     if outcome.failures:
-        job_id = submission.job.id
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
 
@@ -313,16 +319,14 @@ def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     upload_missing(bucket, folder, submission.data, there, data.name)
 
 
-def _upload_package(bucket: Bucket, submission: Submission, progress: Progress) -> None:
-    """Upload the package, which the hosts fetch, and what it was made of."""
-    job_id = submission.job.id
-    bucket.create(paths.manifest(job_id), manifest.to_json(submission.manifest()))
-    bucket.upload(paths.package(job_id), submission.package.archive, progress)
+def _upload_package(cluster: ClusterClient, submission: Submission) -> None:
+    bucket = cluster.bucket
+    bucket.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 
-def _join(uploads: Background[None], step: terminal.Step) -> None:
+def _joined(uploads: Background[None]) -> None:
     try:
-        with step:
-            uploads.join(_UPLOAD_SECONDS)
+        uploads.join(_PUSH_SECONDS)
     except Exception as error:
-        raise OpsError(f"the package could not be put into the bucket: {one_line(error)}") from error
+        raise OpsError(f"the package could not be put into the bucket: {error}") from error

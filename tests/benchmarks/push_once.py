@@ -15,7 +15,10 @@ from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 from ops.errors import HostsError
 from ops.package import push
+from ops.submit.config import JobFlags
+from ops.submit.train import prepare
 
+JOB = "bench_push"
 _SECONDS = 300.0
 
 
@@ -27,8 +30,9 @@ def vary(file: RemoteFile) -> RemoteFile:
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit code; an error is raised as it is."""
     inventory = load()
+    submission = prepare(inventory, JobFlags(JOB), None)
     code, version = push.code(ROOT)
-    shared = push.shared_stream(code)
+    shared = push.shared_stream(code, submission.package.pushed, "bench")
     files = render(inventory)
 
     def stream(name: str) -> bytes:

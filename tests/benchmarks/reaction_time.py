@@ -158,7 +158,7 @@ def _restarted(stack: BenchStack) -> float:
 
 def make_host(root: Path) -> None:
     """Write a host and a bucket as directories, and a job of the tiny trainer that has this host."""
-    bucket, home, job = root / "bucket", root / "state" / "fetched" / "bench", "bench"
+    bucket, home, job = root / "bucket", root / "state" / "jobs" / "bench", "bench"
     config = {"cluster": {}, "task": {"type": "master", "index": 0}}
     task = Task(json.dumps(config), {"TYPE": "master", "INDEX": "0", "JOB_DIR": str(bucket / paths.output(job))})
     arguments = ["--seconds", "60", "--rate", "1"]
@@ -203,7 +203,7 @@ def worker_killed(stack: BenchStack) -> Figure:
 
 
 def _trains_again(stack: BenchStack, job: str, worker: str) -> float:
-    package = f"{STATE_DIR}/fetched/{job}/package"
+    package = f"{STATE_DIR}/jobs/{job}/package"
     time.sleep(_BEGUN_SECONDS)
     imports = float(stack.on(worker, _IMPORT.format(package=package, python=PYTHON)))
     pid = trainers(log_of(stack, job, worker))[worker]

@@ -281,7 +281,7 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
     job, plan = (cluster.job_folder / name for name in ("job.json", "plan.json"))
     (second / "job.json").write_text(job.read_text().replace("job01", "job02").replace("PREPARING", "QUEUED"))
     (second / "plan.json").write_text(plan.read_text().replace("job01", "job02"))
-    home = cluster.host("master-0") / "state" / "fetched"
+    home = cluster.host("master-0") / "state" / "jobs"
     (home / "job02").symlink_to(home / "job01")
     cluster.write_queue(QueueEntry("job01", ["master-0"], held=True), QueueEntry("job02", ["master-0"]))
     cluster.start()

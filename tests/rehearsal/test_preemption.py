@@ -80,9 +80,10 @@ class Job:
         return self.until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts, f"{replica} trains again")
 
     def succeeds(self) -> None:
-        folder = f"/var/lib/scaletier/fetched/{self.name}"
+        # Where its package is: as it was pushed, or out of the bucket.
+        folders = [f"/var/lib/scaletier/{place}/{self.name}" for place in ("jobs", "fetched")]
         self.cloud.machines.run(
-            self.machines["master-0"], "find", folder, "-type", "d", "-name", "output", "-exec", "touch", "{}/enough", ";"
+            self.machines["master-0"], "find", *folders, "-type", "d", "-name", "output", "-exec", "touch", "{}/enough", ";"
         )
         self.until(lambda: self.record["state"] == "SUCCEEDED", "succeeds")
 

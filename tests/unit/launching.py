@@ -63,18 +63,16 @@ class Host:
 
     def __init__(self, root: Path, caller: str = "") -> None:
         self.root, self.state, self.bucket = root, root / "state", root / "bucket"
-        self.package = self.state / "fetched/job01/package"
-        for folder in (self.package, self.state / "jobs", self.state / "trials", self.bucket / "jobs"):
+        self.package = self.state / "jobs/job01/package"
+        for folder in (self.package, self.state / "fetched", self.state / "trials", self.bucket / "jobs"):
             folder.mkdir(parents=True)
         for name in ("run", "bin", "transient", "etc"):
             (root / name).mkdir()
-        self.package.with_name("package.sha256").touch()
         (root / "etc/host.json").write_text(json.dumps({"name": "master-0", "bucket": str(self.bucket)}))
         user, script = getpass.getuser(), root / "launch"
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
         text = text.replace("/run/scaletier-stop", f"{root}/run/stop")
-        text = text.replace('    _give_package(run["package"], user)\n', "")  # agent and trainer are one user here
         ended = (SCRIPT.parent / "post-stop").read_text().replace("/usr/bin/python3", sys.executable)
         enter = (SCRIPT.parent / "exec-program").read_text().replace("/usr/bin/python3", sys.executable)
         for name in ("host.json", "network"):

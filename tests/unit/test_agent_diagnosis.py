@@ -146,7 +146,7 @@ def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_pat
     assert site.finish()  # of no job is there anything to say
     for job_id in ("job01", "job02"):
         store.create(paths.job(job_id), b"{}")
-        (place := tmp_path / "state" / "fetched" / job_id).mkdir(parents=True)
+        (place := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
         (place / "package.sha256").write_text("abc")
         site.prepare(Plan(job_id, ["master-0", "ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a/b"), "ps-0")
         store.goes.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -28,10 +27,10 @@ PLAN = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}")}, "abc")
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Return the folder of a host's files, with the package of job01; the bucket is beside it."""
+    """Return the folder of a host's files, with the pushed package of job01; the bucket is beside it."""
     (tmp_path / "bucket/jobs/job01").mkdir(parents=True)
-    (tmp_path / "state/fetched/job01").mkdir(parents=True)
-    (tmp_path / "state/fetched/job01/package.sha256").write_text("abc\n")
+    (tmp_path / "state/jobs/job01").mkdir(parents=True)
+    (tmp_path / "state/jobs/job01/package.sha256").write_text("abc\n")
     return tmp_path / "state"
 
 
@@ -59,7 +58,7 @@ def put_package(state: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Plan:
 
 
 def test_the_environment_of_the_trainer(state: Path) -> None:
-    package = f"{state}/fetched/job01/package"
+    package = f"{state}/jobs/job01/package"
     rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(processors())
     rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(state / "stop")}
     assert environment(state, with_environment()) == {"PYTHONPATH": package} | rest
@@ -77,7 +76,7 @@ def test_a_host_fills_in_arguments_and_environment(state: Path) -> None:
     assert assignment.argv[-2:] == ["--out", f"{state}/out/3"]
     assert assignment.environment["LOGS"] == f"{state}/out/logs"
     assert assignment.environment["PATTERN"] == "$HOME-${x}"
-    assert assignment.directory == state / "fetched/job01/package"
+    assert assignment.directory == state / "jobs/job01/package"
 
 
 class Launching:
@@ -179,7 +178,6 @@ def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(sta
     if damage == "task":
         plan = replace(plan, tasks={})
     else:
-        shutil.rmtree(state / damage, ignore_errors=True)
         (state / damage).write_text("a file")
     with pytest.raises(BucketError, match="cannot be laid out here"):
         job_files(state).prepare(plan, "ps-0")

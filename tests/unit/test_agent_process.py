@@ -180,8 +180,9 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
             tar.addfile(file, io.BytesIO(text.encode()))
     plan = replace(cluster.plan, packageSha256=hashlib.sha256(packed.read_bytes()).hexdigest())
     (cluster.job_folder / "plan.json").write_bytes(plan.to_json())
-    fetched = cluster.host("master-0") / "state" / "fetched"
-    (fetched / "job01" / "package").unlink()
+    jobs = cluster.host("master-0") / "state" / "jobs"
+    (jobs / "job01" / "package").unlink()
+    fetched = jobs.parent / "fetched"
     whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
     packed.write_bytes(damaged)
     cluster.start()

@@ -38,8 +38,8 @@ PLACES = ("/etc/", "/opt/", "/var/lib/")
 CODE = {"jobs/a.py": b"", "hosts/VERSION": b"1", "hosts/tuner/a.py": b""}
 MEMBER = st.one_of(
     st.text(),
-    st.sampled_from(["/etc/passwd", "../x", "opt/scaletier/.new/hosts/../../x", "opt/scaletier/.new/jobs/../../x.py"]),
-    st.builds("opt/scaletier/.new/{}{}".format, st.sampled_from(["", "jobs/", "hosts/agent/", "/"]), st.text()),
+    st.sampled_from(["/etc/passwd", "../x", "opt/scaletier/.new/package/../../x", "opt/scaletier/.new/jobs/../../x.py"]),
+    st.builds("opt/scaletier/.new/{}{}".format, st.sampled_from(["", "jobs/", "package/", "package/a/", "/"]), st.text()),
     st.builds("var/lib/scaletier/secrets/{}.json".format, st.text()),
 )
 
@@ -109,10 +109,14 @@ class Machine:
         version: str,
         code: Mapping[str, bytes],
         memory: int = 1,
+        package: Mapping[str, bytes] | None = None,
+        mark: str = "",
+        job: str = "job01",
         more: Iterable[RemoteFile] = (),
     ) -> tuple[list[str], set[str]]:
         """Return the calls of systemd, and the files of the code that are there afterwards."""
-        done = self.call("take-in", version, stdin=push.shared_stream(code) + push.host_stream(self.files(memory, more)))
+        stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
+        done = self.call("take-in", version, *([job] if package else []), stdin=stream)
         assert done.returncode == 0, done.stderr
         return self.told, self.code
 
@@ -207,10 +211,10 @@ def test_a_bucket_is_one(bucket: object) -> None:
     st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]),
     st.integers(0, 0o7777),
 )
-@example("opt/scaletier/.new/jobs/tool.py", tarfile.REGTYPE, 0o6755)
-@example("opt/scaletier/.new/jobs/link.py", tarfile.SYMTYPE, 0o777)
-@example("opt/scaletier/.new/jobs/../../../../../tmp/x.py", tarfile.REGTYPE, 0o644)
-@example("opt/scaletier/.new//jobs/x.py", tarfile.REGTYPE, 0o644)
+@example("opt/scaletier/.new/package/tool", tarfile.REGTYPE, 0o6755)
+@example("opt/scaletier/.new/package/link", tarfile.SYMTYPE, 0o777)
+@example("opt/scaletier/.new/package/a/../../../../../tmp/x", tarfile.REGTYPE, 0o644)
+@example("opt/scaletier/.new//package/x", tarfile.REGTYPE, 0o644)
 @example("opt/scaletier/.new/hosts/../x.py", tarfile.REGTYPE, 0o644)
 @example("var/lib/scaletier/secrets/../x.json", tarfile.REGTYPE, 0o644)
 @example("usr/lib/scaletier/root-helper", tarfile.REGTYPE, 0o755)
@@ -246,11 +250,11 @@ def test_a_member_is_a_file_in_its_place_or_refused(
 @pytest.mark.parametrize(
     "name",
     [
-        "/new/jobs/../x.py",
-        "/new/jobs//x.py",
-        "/new/jobs/./x.py",
-        "/new/package/x.py",
-        "/new/package.sha256",
+        "/new/package/../x",
+        "/new/package/a/../../x",
+        "/new/package//x",
+        "/new/package/./x",
+        "/new/package",
         "/new/jobs/a.pyc",
         "/new/jobs/a/b.py",
         "/new/other/a.py",
@@ -273,9 +277,9 @@ def test_a_place_that_is_none_is_refused_by_name(tmp_path: Path, name: str) -> N
 
 
 def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
-    files = [(member(f"{tmp_path}/{name}".lstrip("/")), b"1") for name in ("jobs/a.py", "hosts/VERSION")]
+    files = [(member(f"{tmp_path}/jobs/a.py".lstrip("/")), b"1"), (member(f"{tmp_path}/package.sha256".lstrip("/")), b"2")]
     host.unpack(packed(files), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True, known=True)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["VERSION"]
+    assert [path.name for path in tmp_path.iterdir()] == ["package.sha256"]
 
 
 @pytest.mark.parametrize(
@@ -312,9 +316,7 @@ def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
     with pytest.raises(host.Refused, match="too large"):
         host.checked(host.HOST, b" " * (host.LIMIT + 1))
     with pytest.raises(host.Refused, match="nothing that this host takes"):
-        host.unpack(
-            packed([(member(f"{tmp_path}/hosts/agent/a.py".lstrip("/")), b"")]), str(tmp_path), host.MODELS, {host.OF_SERVING}
-        )
+        host.unpack(packed([(member(f"{tmp_path}/package/a".lstrip("/")), b"")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
     with pytest.raises(host.Refused, match="nothing that this host takes"):
         host.unpack(packed([(member(host.HOST.lstrip("/")), b"{}")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
 
@@ -369,7 +371,7 @@ def test_what_is_no_id_of_a_job_reaches_nothing(name: str) -> None:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "_run", lambda *_: pytest.fail("it ran"))
-        for verb in (host.remove, host.forget):
+        for verb in (host.remove, host.forget, lambda job: host.take_in("ab", job) if job else host.forget(job)):
             with pytest.raises(host.Refused):
                 verb(name)
 
@@ -433,6 +435,24 @@ def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(machine: Machine
     assert not list(machine.units.rglob(".*")), "and no part of a file"
 
 
+def test_a_package_takes_the_place_of_another_whole_and_of_its_own_never(machine: Machine, tmp_path: Path) -> None:
+    home = machine.home / "jobs/job01"
+    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    (home / "package/mine/beside").touch()
+    (home / "home").mkdir()
+    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    assert (home / "package/mine/beside").exists(), "a program may run from it"
+    (tmp_path / "elsewhere").mkdir()
+    (home / "package/mine/old.py").unlink()
+    (home / "package/mine/deeper").symlink_to(tmp_path / "elsewhere")
+    machine.take_in("1", CODE, package={"mine/task.py": b"2", "mine/deeper/evil.py": b""}, mark="b")
+    assert not list((tmp_path / "elsewhere").iterdir()), "what a trainer has put there leads nowhere"
+    there = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert there == ["package.sha256", "package/mine/deeper/evil.py", "package/mine/task.py"]
+    assert ((home / "package.sha256").read_text(), (home / "package/mine/task.py").read_text()) == ("b", "2")
+    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o40775", "a program may write beside itself, and copy it"
+
+
 def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text("root")
     (machine.home / "secrets/job01.json").symlink_to(tmp_path / "shadow")
@@ -456,6 +476,12 @@ def test_a_stream_that_breaks_off_changes_nothing(machine: Machine, breaks: str)
     assert machine.told == ["stop scaletier.timer", "start --no-block scaletier.timer"]
     assert {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()} == before
     assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
+
+
+def test_a_job_s_package_has_to_come_along(machine: Machine) -> None:
+    done = machine.call("take-in", "1", "job01", stdin=push.shared_stream(CODE) + push.host_stream(machine.files()))
+    assert done.stderr == b"refused: the package did not come along\n"
+    assert not (machine.root / "opt/scaletier/.new").exists()
 
 
 def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) -> None:

@@ -83,7 +83,7 @@ def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
     assert stored is not None
     assert stored.record.lease.free
     assert plan.replicas == stored.record.hosts == [host.name]
-    home = tmp_path / "state" / "fetched" / plan.jobId
+    home = tmp_path / "state" / "jobs" / plan.jobId
     assert (home / "package" / "tiny" / "task.py").is_file()
     assert (home / "package.sha256").read_text() == plan.packageSha256
 

@@ -40,12 +40,11 @@ from jobs.records import Plan
 
 launch, at_the_end = module("launch"), module("post-stop")
 HOME = "/var/lib/scaletier/jobs/job01"
-PACKAGE = "/var/lib/scaletier/fetched/job01/package"
 GOOD: dict[str, Any] = {
     "job": "job01",
     "argv": ["python", "-m", "task"],
     "env": {"A": "b"},
-    "cwd": PACKAGE,
+    "cwd": f"{HOME}/package",
     "output": "/bucket/jobs/job01/output",
     "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
     "scratch": "",
@@ -97,7 +96,7 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
         'TemporaryFileSystem="/bucket":ro',
         'BindReadOnlyPaths=-"/bucket/data":"/bucket/data"',
         'BindReadOnlyPaths=-"/bucket/jobs/old/output":"/bucket/jobs/old/output"',
-        f'BindPaths="{PACKAGE}":"{PACKAGE}"',
+        f'BindPaths="{HOME}/package":"{HOME}/package"',
         f'BindPaths="{HOME}/home":"{HOME}/home"',
         'BindPaths="/bucket/jobs/job01/output":"/bucket/jobs/job01/output"',
         f'BindPaths="{HOME}/tmp":"/tmp"',
@@ -168,10 +167,9 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
         ({"env": {"A": None}}, "no mapping"),
         ({"env": ["A"]}, "no mapping"),
         ({"cwd": "/etc"}, "not in the package"),
-        ({"cwd": f"{PACKAGE}/../../job02/package"}, "not in the package"),
+        ({"cwd": f"{HOME}/package/../../job02/package"}, "not in the package"),
         ({"cwd": f"{HOME}/home"}, "not in the package"),
-        ({"cwd": "/var/lib/scaletier/fetched/job02/package"}, "not in the package"),
-        ({"cwd": f"{HOME}/package"}, "not in the package"),
+        ({"cwd": "/var/lib/scaletier/jobs/job02/package"}, "not in the package"),
         ({"output": "/bucket/jobs/job01"}, "no place for the output"),
         ({"output": "/bucket/jobs/job01/output/../.."}, "no place for the output"),
         ({"output": "/bucket/cluster"}, "no place for the output"),
@@ -224,7 +222,7 @@ def test_peers_are_hosts_of_the_cluster_that_this_one_was_made_in() -> None:
 
 
 def test_a_folder_may_have_any_name_that_folders_have() -> None:
-    found = launch.run_of({**GOOD, "cwd": f"{PACKAGE}/it's 100 %", "output": "/bucket/it's (né)"}, "/bucket")
+    found = launch.run_of({**GOOD, "cwd": f"{HOME}/package/it's 100 %", "output": "/bucket/it's (né)"}, "/bucket")
     assert 'BindPaths="/bucket/it\'s (né)":"/bucket/it\'s (né)"' in launch.command(found, "/bucket", "")
 
 
@@ -245,7 +243,7 @@ def test_no_path_becomes_a_property_of_its_own(text: str) -> None:
             assert name in ("TemporaryFileSystem", "BindReadOnlyPaths", "BindPaths")
             assert not set("\n%\\") & set(value)
             folder = shlex.split(value.removeprefix("-").replace(":", " "))[0]
-            assert folder in ("/var/lib/scaletier", "/bucket") or folder.startswith(("/bucket/", f"{HOME}/", PACKAGE))
+            assert folder in ("/var/lib/scaletier", "/bucket") or folder.startswith(("/bucket/", f"{HOME}/"))
 
 
 @given(
@@ -763,7 +761,7 @@ def test_what_jobs_have_left_is_taken_away(host: Host) -> None:
         (host.state / name).mkdir(parents=True)
     (host.state / "jobs/job03/home").symlink_to(elsewhere)
     tidy(host, "job01", "job02")
-    until(lambda: left(host) == ["fetched/job01", "fetched/job02", "jobs/job02"])
+    until(lambda: left(host) == ["fetched/job02", "jobs/job01", "jobs/job02"])
     assert (elsewhere / "kept").is_dir()
 
 
@@ -772,7 +770,7 @@ def test_what_trials_have_left_is_taken_away(host: Host) -> None:
     (host.state / "trials/trial-0abc/own/file").touch()
     (host.state / "trials/trial-0abc/own").chmod(0o700)
     tidy(host, "job01")
-    until(lambda: left(host) == ["fetched/job01"])
+    until(lambda: left(host) == ["jobs/job01"])
 
 
 def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path: Path) -> None:
@@ -780,7 +778,7 @@ def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path
         (host.state / name).mkdir(parents=True)
     trial = replace(run(host, "print(1)"), scratch=host.state / "trials/trial-new")
     assert finished(trainer(host, tmp_path, trial)) == 0
-    until(lambda: left(host) == ["fetched/job01", "jobs/job01", "trials/trial-new"])
+    until(lambda: left(host) == ["jobs/job01", "trials/trial-new"])
     assert not list((host.state / "jobs/job01/tmp").iterdir()), "no trial goes on from a checkpoint of another's in /tmp"
     assert (host.state / "jobs/job01/home/kept").is_dir()
 
@@ -789,7 +787,7 @@ def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path
 def test_no_depth_of_folders_stays(host: Host, place: str) -> None:
     subprocess.run(["mkdir", "-p", host.state / place / "/".join("d" * 1200)], check=True)
     tidy(host, "job01")
-    until(lambda: left(host) == ["fetched/job01"])
+    until(lambda: left(host) == ["jobs/job01"])
 
 
 def test_a_program_starts_while_it_is_deleted_what_others_have_left(host: Host, tmp_path: Path) -> None:
@@ -798,18 +796,18 @@ def test_a_program_starts_while_it_is_deleted_what_others_have_left(host: Host, 
         (host.state / "jobs" / job).mkdir()
         tidy(host, "job01")
     assert finished(started(host, tmp_path, "print(1)")) == 0
-    assert [name[:6] for name in left(host)] == [".gone-", ".gone-", "fetche", "jobs/j"]
+    assert [name[:6] for name in left(host)] == [".gone-", ".gone-", "jobs/j"]
     until(lambda: host.served[1].poll() is not None)
     assert host.served[0].poll() is None, "one deletes, and the next one leaves it to that"
     go.touch()
-    until(lambda: left(host) == ["fetched/job01", "jobs/job01"])
+    until(lambda: left(host) == ["jobs/job01"])
     assert host.served[0].wait() == 0
 
 
 def test_what_a_loss_of_power_has_left_goes_with_the_next(host: Host) -> None:
     (host.state / ".gone-1-0/deep").mkdir(parents=True)
     tidy(host, "job01")
-    until(lambda: left(host) == ["fetched/job01"])
+    until(lambda: left(host) == ["jobs/job01"])
 
 
 def test_a_deletion_that_fails_is_said(host: Host) -> None:
@@ -830,7 +828,7 @@ def test_what_nobody_waits_for_any_more_is_not_done(host: Host, tmp_path: Path) 
                 launcher_client._ask(channel, asked, descriptors)
     until(lambda: len(host.served) == 2)
     assert [each.wait(PATIENCE) for each in host.served] == [0, 0]
-    assert left(host) == ["fetched/job01", "jobs/job02"]
+    assert left(host) == ["jobs/job01", "jobs/job02"]
     assert not host.asked
 
 

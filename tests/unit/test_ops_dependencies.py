@@ -154,6 +154,7 @@ def test_a_dependency_goes_along(tmp_path: Path, index: Path, monkeypatch: pytes
     brought = {path for path in built.wheels if ".dist-info/" not in path}
     assert brought == {"far/__init__.py", "near.py", "deep/x.txt"}
     assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
+    assert built.pushed.keys() == built.wheels.keys() | built.files.keys()
     assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
     monkeypatch.setattr(dependencies, "install", no_uv)
     assert package.build(root, "mine.task") == built

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops.errors import UsageError
-from ops.package import package
+from ops.package import package, push
 from ops.package.imports import missing_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,10 +53,15 @@ def test_programs_stay_programs(tmp_path: Path) -> None:
     (root / "run.sh").chmod(0o700)
     (root / "tool").chmod(0o4755)
     built = package.build(root, "mine.task")
+    assert built.executables == {"mine/run.sh", "mine/tool"}
     with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
         modes = {entry.name: entry.mode for entry in tar}
     assert modes == {"mine/__init__.py": 0o644, "mine/run.sh": 0o755, "mine/task.py": 0o644, "mine/tool": 0o755}
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
+    pushed = push.shared_stream({}, built.pushed, "", built.executables) + push.host_stream([])
+    with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
+        sent = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
+    assert sent | modes == sent
 
 
 def test_the_tiny_trainer_needs_nothing() -> None:

@@ -58,7 +58,7 @@ def test_a_script_of_a_folder(inventory: Inventory, folder: Path) -> None:
     built = package.build(found.source, "", found.script)
     assert built.imports == {"numpy": "work/train.py:5", "pandas": "work/helper.py:1"}
     again = package.unpack(built.archive, "work", set(built.files), "", found.script)
-    assert again.imports == built.imports
+    assert (again.imports, again.executables) == (built.imports, built.executables)
     assert program.find(str(folder), None, str(folder / "train.py"), None) == found, "told with its folder"
 
 

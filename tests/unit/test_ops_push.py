@@ -20,6 +20,7 @@ ROOT = Path(push.__file__).parents[2]
 
 
 def test_the_command_that_takes_a_job_in() -> None:
+    assert push.take_in_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
     assert push.take_in_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
 
 
@@ -67,18 +68,37 @@ def test_reading_what_the_check_says(tmp_path: Path) -> None:
 
 
 def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
-    code = {"hosts/agent/__main__.py": b"1", "jobs/__init__.py": b""}
-    shared = push.shared_stream(code)
+    code, package = {"hosts/agent/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
+    shared = push.shared_stream(code, package, "ab12")
     own = push.host_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
     # GNU tar takes it as well, through gzip's two members.
     subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path), "--no-same-owner"], input=shared + own, check=True)
-    assert (tmp_path / "opt/scaletier/.new/hosts/agent/__main__.py").read_bytes() == b"1"
+    home = tmp_path / "opt/scaletier/.new"
+    assert (home / "package/mine/task.py").read_text() == "x = 1\n"
+    assert (home / "package.sha256").read_text() == "ab12"
+    assert (tmp_path / "opt/scaletier/.new/hosts/agent/__main__.py").read_bytes() == b""
     assert (tmp_path / "etc/scaletier/host.json").read_text() == "é{}"
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(shared + own))) as tar:
         entries = {entry.name: (entry.type, oct(entry.mode), entry.mtime) for entry in tar}
-    names = ("opt/scaletier/.new/jobs/__init__.py", "opt/scaletier/.new/hosts/agent/__main__.py", "etc/scaletier/host.json")
-    assert entries == dict.fromkeys(names, (tarfile.REGTYPE, "0o644", 0))
-    assert shared == push.shared_stream(code)
+    kind = tarfile.REGTYPE
+    assert entries == {
+        "opt/scaletier/.new/jobs/__init__.py": (kind, "0o644", 0),
+        "opt/scaletier/.new/hosts/agent/__main__.py": (kind, "0o644", 0),
+        "opt/scaletier/.new/package/mine/task.py": (kind, "0o644", 0),
+        "opt/scaletier/.new/package.sha256": (kind, "0o644", 0),
+        "etc/scaletier/host.json": (kind, "0o644", 0),
+    }
+    # Half a package has no mark, as that comes last.
+    assert list(entries).index("opt/scaletier/.new/package.sha256") > max(
+        index for index, name in enumerate(entries) if "package/" in name
+    )
+    assert shared == push.shared_stream(code, package, "ab12")
+
+
+def test_a_job_that_waits_sends_no_package() -> None:
+    stream = push.shared_stream({"hosts/agent/__main__.py": b""}) + push.host_stream([])
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
+        assert tar.getnames() == ["opt/scaletier/.new/hosts/agent/__main__.py"]
 
 
 def test_what_runs_on_hosts_is_all_that_goes_along() -> None:

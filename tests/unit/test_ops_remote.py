@@ -88,6 +88,9 @@ def test_a_command_and_its_exit_code(fleet: Fleet) -> None:
 
 def test_a_command_that_reads_nothing_of_much(fleet: Fleet) -> None:
     assert fleet.run("master-0", "exit 5", b"x" * 5_000_000).exited == 5
+    pieces = list[int]()
+    assert fleet.run("master-0", "cat", (b"one ", b"two"), pieces.append).output == "one two"
+    assert pieces == [4, 3]
 
 
 def test_several_at_once_and_each_failure_named(fleet: Fleet) -> None:

@@ -57,17 +57,21 @@ class FakeFleet:
         self.inventory, self.answers = inventory, answers
         self.told: list[tuple[str, str]] = []
         self.sent: dict[str, bytes] = {}
+        self.parts: list[tuple[bytes, ...]] = []
         self._lock = threading.Lock()
 
-    def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
+    def run(self, name: str, command: str, stdin: bytes | tuple[bytes, ...] | None = None) -> Ran:
         with self._lock:
             self.told.append((name, command))
             if stdin is not None:
-                self.sent[name] = stdin
+                self.parts.append((stdin,) if isinstance(stdin, bytes) else stdin)
+                self.sent[name] = b"".join(self.parts[-1])
         return self.answers(name, command) or Ran(name, 0, "")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+    def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
         ran = self.run(name, command, stdin)
+        if sent:
+            sent(len(self.sent.get(name, b"")))
         if ran.exited:
             raise HostError(name, what, ran.exited, ran.output)
         return ran.output
@@ -165,7 +169,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     fleet = FakeFleet(submission.inventory)
     assert submit(on(fleet, ledger), submission, may_wait=True) == []
     _, version = push.code(ROOT)
-    assert sorted(fleet.told) == sorted((name, push.take_in_command(version)) for name in submission.inventory.names)
+    assert sorted(fleet.told) == sorted((name, push.take_in_command(version, "job01")) for name in submission.inventory.names)
     record = found(ledger)
     assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
     assert record.lease.free, "the job is its replicas'"
@@ -179,7 +183,11 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     for name in submission.inventory.names:
         files = unpacked(fleet.sent[name])
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
+        assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
         assert files["opt/scaletier/.new/hosts/VERSION"].decode() == version
+    whole = [parts for parts in fleet.parts if len(parts) > 1]
+    assert len(whole) == len(submission.inventory.names)
+    assert len({id(shared) for shared, _ in whole}) == 1, "the package is in memory once, however many hosts there are"
 
 
 def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +202,7 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
 
     class Spied(FolderBucket):
         def upload(self, name: str, *args: Any) -> None:
-            time.sleep(0.1)  # longer than the records take
+            time.sleep(0.1)  # longer than the hosts take
             super().upload(name, *args)
             events.append(name)
 
@@ -207,11 +215,8 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
     cluster.bucket = Spied(Path(submission.inventory.operator_bucket))
     submit(cluster, submission, may_wait=True)
     started = sorted(name for name in submission.inventory.names)
-    uploaded = events.index("jobs/job01/package.tar.gz")
-    records = [event for event in events[:uploaded] if event != "jobs/job01/manifest.json"]
-    assert records == [paths.QUEUE, "jobs/job01/job.json QUEUED", "jobs/job01/plan.json", "jobs/job01/job.json PREPARING"]
-    assert events.index("jobs/job01/manifest.json") < uploaded
-    assert sorted(events[uploaded + 1 : -1]) == started, "a host is told once the package is there"
+    assert events[:4] == [paths.QUEUE, "jobs/job01/job.json QUEUED", "jobs/job01/plan.json", "jobs/job01/job.json PREPARING"]
+    assert sorted(events[4:-1]) == sorted([*started, "jobs/job01/manifest.json", "jobs/job01/package.tar.gz"])
     assert events[-1] == "jobs/job01/job.json PREPARING free"
 
 
@@ -260,7 +265,7 @@ class Interrupted(FakeFleet):
         raise KeyboardInterrupt
 
 
-def test_a_large_package_is_counted_by_bytes(
+def test_what_is_large_is_counted_by_bytes(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
@@ -268,7 +273,7 @@ def test_a_large_package_is_counted_by_bytes(
     monkeypatch.setattr(module, "_LARGE", 1000)
     job = replace(submission.job, id="job02")
     submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
-    said = re.match(r"job02: uploading \S+ kB (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
+    said = re.match(r"job02: \w+ 5 hosts (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
     assert said
     assert said[1] == said[2]
 
