@@ -7,11 +7,13 @@ objects, such as packages and logs, have one writer each, and are written withou
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from jobs.background import Background
 
@@ -113,12 +115,32 @@ def pieces(content: bytes | Path) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
         return
+    with file_errors(content), content.open("rb") as source:
+        while piece := source.read(PIECE):
+            yield piece
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Yield a new file, which takes the place of the target at the end of the block, unless that fails."""
+    part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
     try:
-        with content.open("rb") as source:
-            while piece := source.read(PIECE):
-                yield piece
+        with part.open("wb") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_errors(path: object) -> Iterator[None]:
+    """Raise the errors of a file of this machine as BucketError."""
+    try:
+        yield
+    except BucketError:
+        raise
     except OSError as error:
-        raise BucketError(error.errno, f"{content}: {error.strerror}") from error
+        raise BucketError(error.errno, f"{path}: {error.strerror or error}") from error
 
 
 class TimeLimited:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, ignore, pieces
+from jobs.bucket import PIECE, Bucket, BucketError, Conflict, Item, Progress, file_errors, ignore, pieces, replacing
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
@@ -39,7 +39,7 @@ class FolderBucket:
         self._seconds = seconds
 
     def read(self, name: str) -> Item | None:
-        with self._errors():
+        with file_errors(self._root):
             try:
                 content = (self._root / name).read_bytes()
             except _NOTHING:
@@ -51,7 +51,7 @@ class FolderBucket:
         return {name: item for name in names if (item := self.read(name)) is not None}
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        with self._errors():
+        with file_errors(self._root):
             self._check_there()
             with suppress(*_NOTHING):  # glob takes a folder that may not be read for one that is empty
                 next((self._root / pattern.partition("*")[0]).iterdir(), None)
@@ -64,7 +64,7 @@ class FolderBucket:
 
     def create(self, name: str, content: bytes) -> str:
         target = self._root / name
-        with self._errors(), self._part(target, [content]) as part:
+        with file_errors(self._root), self._part(target, [content]) as part:
             try:
                 os.link(part, target)
             except FileExistsError:
@@ -76,7 +76,7 @@ class FolderBucket:
     def replace(self, name: str, content: bytes, version: str) -> str:
         target = self._root / name
         new = version_of(content)
-        with self._errors(), self._locked(target.parent, name):
+        with file_errors(self._root), self._locked(target.parent, name):
             try:
                 there = version_of(target.read_bytes())
             except _NOTHING:
@@ -92,7 +92,7 @@ class FolderBucket:
 
     def open(self, name: str) -> BinaryIO | None:
         """Open an object for reading, which shows one version of it; None if there is none."""
-        with self._errors():
+        with file_errors(self._root):
             try:
                 return (self._root / name).open("rb")
             except _NOTHING:
@@ -100,7 +100,7 @@ class FolderBucket:
                 return None
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
-        with self._errors():
+        with file_errors(self._root):
             if (source := self.open(name)) is None:
                 return b""
             with source:
@@ -114,26 +114,21 @@ class FolderBucket:
         """Write an object piece by piece; nothing of it is seen before all is there."""
         target = self._root / name
         job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
-        with self._errors(), self._part(target, content, job) as part:
+        with file_errors(self._root), self._part(target, content, job) as part:
             part.replace(target)
             _sync(target.parent)
 
     def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
-        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
-        with self._errors():
+        with file_errors(self._root):
             if (source := self.open(name)) is None:
                 return False
-            try:
-                with source, part.open("wb") as copy:
-                    for piece in _counted(iter(lambda: source.read(PIECE), b""), progress):
-                        copy.write(piece)
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            with source, replacing(target) as copy:
+                for piece in _counted(iter(lambda: source.read(PIECE), b""), progress):
+                    copy.write(piece)
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with self._errors():
+        with file_errors(self._root):
             try:
                 paths = list((self._root / folder).iterdir())
             except _NOTHING:
@@ -144,7 +139,7 @@ class FolderBucket:
 
     def walk(self, folder: str) -> dict[str, int]:
         top = self._root / folder
-        with self._errors():
+        with file_errors(self._root):
             self._check_there()
             sizes = {"": _size(top)}
             for parent, _, names in os.walk(top, onerror=_raise_unless_gone):
@@ -153,7 +148,7 @@ class FolderBucket:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def delete(self, name: str) -> None:
-        with self._errors():
+        with file_errors(self._root):
             try:
                 (self._root / name).unlink()
             except _NOTHING:
@@ -161,7 +156,7 @@ class FolderBucket:
 
     def remove(self, folder: str, last: str = "") -> None:
         top, last_path = self._root / folder, self._root / last if last else None
-        with self._errors():
+        with file_errors(self._root):
             self._check_there()
             if not top.is_dir() or top.is_symlink():  # of a link what it leads to stays
                 top.unlink(missing_ok=True)
@@ -226,15 +221,6 @@ class FolderBucket:
             yield
         finally:
             os.close(descriptor)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BucketError:
-            raise
-        except OSError as error:
-            raise BucketError(error.errno, f"{self._root}: {error.strerror or error}") from error
 
 
 def open_bucket(url: str) -> Bucket:

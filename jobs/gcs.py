@@ -29,7 +29,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from jobs.background import Background
-from jobs.bucket import BucketError, Conflict, Item, Progress, ignore
+from jobs.bucket import BucketError, Conflict, Item, Progress, file_errors, ignore, replacing
 
 _T = TypeVar("_T")
 
@@ -136,46 +136,26 @@ class GcsBucket:
         return self._run(work) if end > start else b""
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = ignore) -> None:
-        try:
-            source = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
-            with source:
-                size = source.seek(0, os.SEEK_END)
-                source.seek(0)
-                self._run(lambda call: self._send(call, name, source, size, None, progress), self._seconds + size / _SLOWEST)
-        except BucketError:
-            raise
-        except OSError as error:
-            raise BucketError(error.errno, f"{content!s}: {error.strerror}") from error
+        with file_errors(content), io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+            size = source.seek(0, os.SEEK_END)
+            source.seek(0)
+            self._run(lambda call: self._send(call, name, source, size, None, progress), self._seconds + size / _SLOWEST)
 
     def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
-        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
-
         def find(call: _Call) -> int | None:
             if (blob := call.bucket.get_blob(self._prefix + name, **call.options)) is None:
                 self._check_there(call)
                 return None
             return int(blob.size)
 
-        def fetch(call: _Call) -> bool:
-            try:
-                with part.open("wb") as file:
-                    self._blob(call, name).download_to_file(_Timed(file, call.deadline, progress), **call.options)
-            except NotFound:
-                return False
-            return True
+        def fetch(call: _Call) -> None:
+            self._blob(call, name).download_to_file(_Timed(file, call.deadline, progress), **call.options)
 
         if (size := self._run(find)) is None:
             return False
-        try:
-            if whole := self._run(fetch, self._seconds + size / _SLOWEST):
-                part.replace(target)
-        except BucketError:
-            raise
-        except OSError as error:
-            raise BucketError(error.errno, f"{target}: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
-        return whole
+        with file_errors(target), replacing(target) as file:
+            self._run(fetch, self._seconds + size / _SLOWEST)
+        return True
 
     def sizes(self, folder: str) -> dict[str, int]:
         prefix = f"{self._prefix}{folder}/"
@@ -184,8 +164,6 @@ class GcsBucket:
     def walk(self, folder: str) -> dict[str, int]:
         def work(call: _Call) -> dict[str, int]:
             sizes = self._sizes(call, f"{self._prefix}{folder}/" if folder else self._prefix)
-            # TensorFlow marks a folder by an object whose name ends in /.
-            sizes = {name: size for name, size in sizes.items() if not name.endswith("/")}
             blob = call.bucket.get_blob(self._prefix + folder, **call.options) if folder and not sizes else None
             return {"": int(blob.size)} if blob else sizes
 
@@ -200,9 +178,8 @@ class GcsBucket:
 
     def remove(self, folder: str, last: str = "") -> None:
         def work(call: _Call) -> None:
-            prefix = f"{folder}/" if folder else ""
-            names = [f"{prefix}{name}" for name in self._sizes(call, self._prefix + prefix, marks=True)]
-            self._each(call, self._delete, [name for name in (*names, *([folder] if folder else [])) if name != last])
+            names = [blob.name.removeprefix(self._prefix) for blob in call.list(f"{self._prefix}{folder}/", "name")]
+            self._each(call, self._delete, [name for name in (*names, folder) if name != last])
             if last:
                 self._delete(call, last)
 
@@ -231,10 +208,10 @@ class GcsBucket:
             return False
         return True
 
-    def _sizes(self, call: _Call, prefix: str, marks: bool = False, **more: Any) -> dict[str, int]:
-        """Return the sizes below a prefix by the rest of the name; with `marks` also of the folder's own mark."""
+    def _sizes(self, call: _Call, prefix: str, **more: Any) -> dict[str, int]:
+        """Return the sizes below a prefix by the rest of the name; TensorFlow marks a folder by a name that ends in /."""
         sizes = {blob.name.removeprefix(prefix): int(blob.size) for blob in call.list(prefix, "name,size", **more)}
-        return {name: size for name, size in sizes.items() if name or marks}
+        return {name: size for name, size in sizes.items() if name and not name.endswith("/")}
 
     def _each(self, call: _Call, work: Callable[[_Call, str], _T], names: list[str]) -> dict[str, _T]:
         """Do the same for each of the names, several at once; TimeoutError if there is no time for all of them."""
@@ -293,7 +270,7 @@ class GcsBucket:
         except (TimeoutError, exceptions.RetryError) as error:
             raise BucketError(f"{self._url} did not answer within {limit:g} s") from error
         except NotFound as error:
-            raise BucketError(f"{self._url}: there is no such bucket") from error
+            raise BucketError(f"{self._url}: there is no such bucket, or the object was deleted meanwhile") from error
         except BucketError:
             raise
         except _FAILURES as error:

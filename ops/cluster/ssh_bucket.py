@@ -11,12 +11,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from jobs import background, bucket, folder
-from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, ignore, pieces
+from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, ignore, pieces, replacing
 
 T = TypeVar("T")
 
@@ -108,24 +108,13 @@ class SshBucket:
         self._call(_plain, "upload", name, content=content, progress=progress)
 
     def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
-        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
-
         def take(size: int | None, read: _Reader) -> bool:
             if size is None:
                 return False
-            try:
-                with _local(target):
-                    copy = part.open("wb")
-                with copy:
-                    for piece in read.pieces(size):
-                        with _local(target):
-                            copy.write(piece)
-                            copy.flush()
-                        progress(len(piece))
-                with _local(target):
-                    part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            with file_errors(target), replacing(target) as copy:
+                for piece in read.pieces(size):
+                    copy.write(piece)
+                    progress(len(piece))
             return True
 
         return self._call(take, "download", name)
@@ -159,7 +148,7 @@ class SshBucket:
             progress: is called with the bytes of each piece of that.
             seconds: the time limit of the answer, by default the bucket's.
         """
-        with _local(content):
+        with file_errors(content):
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
         request = json.dumps([method, arguments, size]).encode() + b"\n"
         limit = (seconds or self._seconds) + size / _SLOWEST
@@ -208,7 +197,12 @@ class _Reader:
 
     def pieces(self, size: int) -> Iterator[bytes]:
         while size:
-            piece = self._channel.read(min(size, PIECE), self._seconds)
+            try:
+                piece = self._channel.read(min(size, PIECE), self._seconds)
+            except TimeoutError:
+                raise BucketError(f"the bucket does not answer within {self._seconds:g} s") from None
+            except OSError as error:
+                raise EOFError(str(error)) from error  # and is not taken for one of a file that is written
             size -= len(piece)
             yield piece
 
@@ -218,15 +212,6 @@ class _Reader:
 
 def _plain(result: Any, _: _Reader) -> Any:
     return result
-
-
-@contextmanager
-def _local(path: object) -> Iterator[None]:
-    """Raise this machine's error with a file as the bucket's."""
-    try:
-        yield
-    except OSError as error:
-        raise BucketError(error.errno, f"{path}: {error.strerror}") from error
 
 
 def _send(channel: Channel, content: bytes | Path, size: int, progress: Progress) -> None:

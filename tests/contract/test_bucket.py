@@ -288,16 +288,15 @@ def test_a_removal_whose_time_is_over_leaves_the_last_object(bucket: str, monkey
     store = GcsBucket(f"gs://{bucket}", limit())
     for name in (JOB, "jobs/job01/z.json"):
         store.create(name, b"1")
-    sizes, join = store._sizes, Background.join
+    each, join = store._each, Background.join
 
-    def slow_sizes(call: Any, *arguments: Any, **more: Any) -> dict[str, int]:
-        listed = sizes(call, *arguments, **more)
+    def late(call: Any, *arguments: Any) -> dict[str, Any]:
         call.deadline = time.monotonic() - 1
-        return listed
+        return each(call, *arguments)
 
-    monkeypatch.setattr(store, "_sizes", slow_sizes)
-    monkeypatch.setattr(Background, "join", lambda self, seconds: join(self, limit()))
-    with pytest.raises(BucketError, match="did not answer"):
+    with monkeypatch.context() as patch, pytest.raises(BucketError, match="did not answer"):
+        patch.setattr(store, "_each", late)
+        patch.setattr(Background, "join", lambda self, seconds: join(self, limit()))
         store.remove("jobs/job01", last=JOB)
     assert store.read(JOB)
 
