@@ -35,9 +35,7 @@ def install(extra: str) -> int:
     options = settings.of_pip()
     uv = str(Path(sys.executable).with_name("uv"))
     arguments = (*_CONSTRAINTS, "--editable", f".[{extra}]")
-    if not settings.lacking(options) and not run(
-        *pip, "install", "-q", _QUIET, "--only-binary=:all:", "-r", "setup/requirements-uv.txt"
-    ):
+    if not settings.lacking(options) and not run(*pip, "install", "-q", _QUIET, "--only-binary=:all:", *_CONSTRAINTS, "uv"):
         if not run(
             uv, "pip", "install", "--python", sys.executable, *arguments, environment=settings.translate(options, os.environ)
         ):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from setup_scripts import load
+from setup_scripts import SETUP, load
 
 from infra.runtime import settings
 
@@ -59,7 +60,7 @@ def test_a_setting_that_uv_lacks_is_named() -> None:
     ("listed", "failing", "ran"),
     [
         ("", "", ["pip", "uv"]),
-        ("", "uv", ["pip", "uv", "pip"]),
+        ("", "/uv", ["pip", "uv", "pip"]),
         ("", "--only-binary=:all:", ["pip", "pip"]),
         ("global.require-hashes='1'", "", ["pip"]),
     ],
@@ -82,6 +83,8 @@ def test_pip_installs_what_uv_cannot(
     assert ["uv" if command[0].endswith("uv") else "pip" for command in commands] == ran
     assert commands[-1][-2:] == ("--editable", ".[image]")
     assert all("--python" in command for command in commands if command[0].endswith("uv"))
+    files = {word for command in commands for before, word in pairwise(command) if before in ("-r", "--constraint")}
+    assert all((SETUP.parent / file).is_file() for file in files)
 
 
 def test_the_script_fab_is_this_projects(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
