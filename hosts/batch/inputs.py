@@ -100,7 +100,7 @@ class InputReader:
         self._ahead: Record | None = None
         self._at = self._end = 0
         self.count = Count(0, 0, 0)
-        """What the last shard had, once all of it was read."""
+        """The records of the last shard, once it was read to its end."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
         """Yield the records of a shard, or its lines without their ends, up to damage.
@@ -165,8 +165,7 @@ def records(file: InputFile, start: int) -> Iterator[Record]:
 
     Raises an error for damage.
     """
-    found = _tfrecords(file, start) if file.records else _lines(file, start)
-    for begin, end, content in found:
+    for begin, end, content in _tfrecords(file, start) if file.records else _lines(file, start):
         if begin >= start:
             yield begin, end, content
 
