@@ -50,16 +50,15 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
     if mine is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
     preempted = mine.preempted
-    mine = replace(
-        mine, preempted=False, terminationReason=PREEMPTED if preempted else mine.terminationReason.replace(PREEMPTED, "")
-    )
+    reason = PREEMPTED if preempted else ""
+    mine = replace(mine, preempted=False, terminationReason=reason or mine.terminationReason.replace(PREEMPTED, ""))
     if outdated(plan, mine, attempt):
         return again(mine, attempt)
     if mine.state is ReplicaState.RUNNING:
-        ended = replace(_with_end(mine, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="")
+        ended = replace(_with_end(mine, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
     if mine.state is ReplicaState.EXITED and not mine.crashLooping and (mine.exitCode is None or mine.killed):
-        ended = mine if mine.exitCode else _with_end(mine, SIGKILL_STATUS, mine.endTime)
+        ended = mine if mine.exitCode else replace(_with_end(mine, SIGKILL_STATUS, mine.endTime), terminationReason=reason)
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return mine
 

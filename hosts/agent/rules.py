@@ -238,17 +238,19 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
     if not failed:
         return None
+    culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
     if disturber := _disturber(view, failed):
         record = view.replicas.get(disturber)
         preempted = record is not None and record.terminationReason == PREEMPTED
-        cause = f"{_name(disturber)} was {'preempted' if preempted else 'killed'}, and the others could not go on without it"
-        return _again(job, view, cause, counts=not preempted, fault=record is not None and record.faults > 0)
+        how = "was preempted" if preempted else f"ended ({_code_of(record)})" if _code_of(record) else "was killed"
+        cause = f"{_name(disturber)} {how}, and the others could not go on without it"
+        fault = record is not None and record.faults > 0
+        return _again(job, view, cause, counts=not preempted, fault=fault, follows=exit_message(culprit))
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
     if max(view.exited.get(r.name, 0.0) for r in failed) < min(VERDICT_SECONDS, view.plan.heartbeatSeconds):
         return None
-    culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
     return _end(job, view, JobState.FAILED, _of_study(view.plan, culprit) or exit_message(culprit))
 
 
@@ -259,14 +261,25 @@ def _of_study(plan: Plan, record: ReplicaRecord) -> str:
 
 
 def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
-    """Return the replica whose kill caused the exits."""
+    """Return the replica whose kill caused the exits.
+
+    A kill may be seen later than the exits that follow from it. A restart code that is seen later follows from them: a program
+    that misses its peer asks for a restart.
+    """
     since = max(view.exited.get(r.name, 0.0) for r in failed)
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
         ago = view.killed.get(name, math.inf)
-        if name not in exited and ago - since <= CONSEQUENCE_SECONDS and not view.lost(name):
+        follows = ago < since and _code_of(view.replicas.get(name))
+        if name not in exited and ago - since <= CONSEQUENCE_SECONDS and not follows and not view.lost(name):
             return name
     return None
+
+
+def _code_of(record: ReplicaRecord | None) -> str:
+    """Return `status 42` for a replica that last ended by itself, and is to start again; empty if it was killed."""
+    reason = record.terminationReason if record is not None else ""
+    return reason if reason.startswith("status ") else ""
 
 
 def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
@@ -369,20 +382,27 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
 
 
 def _again(
-    job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None, counts: bool = True, fault: bool = False
+    job: JobRecord,
+    view: View,
+    cause: str,
+    record: ReplicaRecord | None = None,
+    counts: bool = True,
+    fault: bool = False,
+    follows: str = "",
 ) -> JobRecord:
     """Restart the whole job from its last checkpoint, within its limit.
 
     If the job ran well for a while, only its own faults before are counted. `record` is that of the replica whose end is the
-    cause. It is a `fault` if the program caused it, or any restart of this replica.
+    cause. It is a `fault` if the program caused it, or any restart of this replica. `follows` is the error of a peer that could
+    not go on: the job's last message has it too.
     """
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
     fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
     spent = job.faults if view.in_state >= GOOD_SECONDS else job.restartsUsed
     if counts and spent >= limit:
-        more = f", and the job was started again {limit} times"
-        message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}."
+        more = f", and the job was started again {limit} time{'s' if limit != 1 else ''}"
+        message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}. {follows}".rstrip()
         return _end(job, view, JobState.FAILED, message)
     faults, events = job.faults + (counts and fault), with_events(job.events, Event(view.now, cause))
     return replace(job, attempt=job.attempt + 1, restartsUsed=spent + counts, faults=faults, droppedReplicas=[], events=events)

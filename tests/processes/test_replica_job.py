@@ -52,7 +52,7 @@ def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -
     cluster = make("PER, KILLS = 2, [9, 15]\n" + KILLS_ITSELF, "master-0", "worker-0", maxRestarts=1, maxRetries=1)
     cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
-    said = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 times."
+    said = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 time."
     assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {said}"
     started = {name: sum(line.startswith("started") for line in cluster.log(name)) for name in ("master-0", "worker-0")}
     assert started == {"master-0": 2, "worker-0": 4}
@@ -141,7 +141,7 @@ def test_a_job_that_prints_nothing_is_started_again(make: Make) -> None:
     cluster = make(SLEEPS, stallTimeout=0.3, maxRetries=1)
     cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
-    said = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 times."
+    said = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 time."
     assert cluster.job.errorMessage == said
 
 

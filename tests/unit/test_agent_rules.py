@@ -212,6 +212,26 @@ def test_an_exit_soon_after_a_kill_follows_from_it(exited: float, killed: float,
         assert new.state == "FAILED"
 
 
+@pytest.mark.parametrize("plan", [PLAN, WHOLE])
+def test_a_restart_code_that_is_seen_after_an_exit_follows_from_it(plan: Plan) -> None:
+    failed = record("master-0", "EXITED", 1, errorMessage="no such column")
+    asks = record("worker-0", "EXITED", 42, killed=True, terminationReason="status 42")
+    late = view(failed, asks, plan=plan, exited={"master-0": 5.0, "worker-0": 4.9}, killed={"worker-0": 4.9})
+    assert decided(job(), late).errorMessage == "The replica master 0 exited with a non-zero status of 1.\nno such column"
+    first = replace(late, killed={"worker-0": 5.0})
+    again = decided(job(), first)
+    assert (again.state, again.attempt) == ("RUNNING", 1)
+    assert again.events == [Event(NOW, "worker 0 ended (status 42), and the others could not go on without it")]
+    spent = decided(job(restartsUsed=2), first)
+    assert spent.errorMessage == (
+        "Worker 0 ended (status 42), and the others could not go on without it, and the job was started again "
+        f"{2 if plan.whole else 1} time{'s' if plan.whole else ''}. "
+        "The replica master 0 exited with a non-zero status of 1.\nno such column"
+    )
+    killed = replace(asks, terminationReason="signal 9 (SIGKILL)")
+    assert decided(job(), view(failed, killed, plan=plan, exited={"master-0": 5.0}, killed={"worker-0": 0.0})).attempt == 1
+
+
 def test_who_exits_does_not_follow_from_its_own_kill() -> None:
     seen = view(record("worker-0", "EXITED", 1, restarts=1), exited={"worker-0": 2.0}, killed={"worker-0": 5.0})
     assert decided(job(), seen).state == "FAILED"
@@ -262,7 +282,7 @@ def test_kills_beyond_the_restarts_start_the_job_again_and_then_fail_it() -> Non
     assert again.events == [Event(NOW, "ps 0 ended (signal 9 (SIGKILL)) after 2 restarts")]
     assert decide(again, view(killed)) is None
     failed = decided(again, view(replace(killed, attempt=1)))
-    said = "a non-zero status of 137 (signal 9 (SIGKILL)), and the job was started again 1 times.\nlast line"
+    said = "a non-zero status of 137 (signal 9 (SIGKILL)), and the job was started again 1 time.\nlast line"
     assert (failed.state, failed.errorMessage) == ("FAILED", f"The replica ps 0 exited with {said}")
     starved = decided(again, view(replace(killed, attempt=1, outOfMemory=True)))
     assert "137 (signal 9 (SIGKILL), out of memory), and the job" in starved.errorMessage
@@ -417,7 +437,7 @@ def test_a_job_that_stands_still_starts_again() -> None:
     new = decided(job(), view(plan=plan, still=60.0))
     assert (new.attempt, new.events[0].cause) == (1, "no replica printed a line for 60 s (stallTimeout)")
     failed = decided(job(restartsUsed=1), view(plan=plan, still=60.0))
-    assert failed.errorMessage == "No replica printed a line for 60 s (stallTimeout), and the job was started again 1 times."
+    assert failed.errorMessage == "No replica printed a line for 60 s (stallTimeout), and the job was started again 1 time."
     lost = decide(job(), view(plan=plan, still=60.0, silence={"ps-0": 70.0}))
     assert lost is None or lost.attempt == 0
 
