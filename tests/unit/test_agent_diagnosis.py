@@ -29,11 +29,14 @@ from jobs.states import JobState
 
 SECRET = "correct horse battery staple"
 RAISES = (
-    "import os, time\n"
+    "import os, pathlib, time\n"
     "print('up', flush=True)\n"
     "if 'worker' in os.environ['TF_CONFIG']:\n"
+    "    while not pathlib.Path('up').exists():\n"
+    "        time.sleep(0.02)\n"
     "    print('my token is', os.environ['TOKEN'], flush=True)\n"
     "    raise ValueError('no such column, with ' + os.environ['TOKEN'])\n"
+    "pathlib.Path('up').touch()\n"
     "time.sleep(600)\n"
 )
 
