@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 _REFUSAL = "refusal"
@@ -25,9 +25,15 @@ _WORDS = {
 
 
 class Section(BaseModel):
-    """A mapping of known keys; a key without a value counts as not given."""
+    """A mapping of known keys; a key without a value counts as not given.
+
+    Old keys in the input are added to the validation context, if that is a dict: their old names by the present ones.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    old_names: ClassVar[Mapping[str, str]] = {}
+    """Old names of keys by the present ones; a key is read by either."""
 
     @classmethod
     def valid_keys(cls) -> list[str]:
@@ -37,13 +43,20 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_keys(cls, value: Any) -> Any:
+    def _check_keys(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, cls):
             return value
         valid = ", ".join(cls.valid_keys())
         if not isinstance(value, dict | None):
             raise refusal(f"is not a mapping of keys to values; valid keys are {valid}")
-        value = cls.with_present_names(value or {})
+        value = dict(value or {})
+        for new, old in cls.old_names.items():
+            if old in value and new in value:
+                raise refusal(f"is the old name of {new}, which is there too: remove it", old)
+            if old in value:
+                value[new] = value.pop(old)
+                if info.context is not None:
+                    info.context[new] = old
         given = {key: item for key, item in value.items() if item is not None}
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         if unknown := [str(key) for key in value if key not in fields]:
@@ -51,11 +64,6 @@ class Section(BaseModel):
         if missing := [key for key, field in fields.items() if field.is_required() and key not in given]:
             raise refusal(f"is missing: {fields[missing[0]].description}", missing[0])
         return given
-
-    @classmethod
-    def with_present_names(cls, value: dict[Any, Any]) -> dict[Any, Any]:
-        """Return these keys by their present names, for a class that had others before."""
-        return value
 
     def given(self) -> dict[str, Any]:
         """Return the keys that were given, with their values."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
@@ -37,16 +36,24 @@ def read_yaml(content: bytes, path: str) -> Any:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
-def validate(model: type[Model], data: Any, path: str) -> Model:
+def validate(model: type[Model], data: Any, path: str, report_old_keys: bool = False) -> Model:
     """Check a value of YAML by its model.
+
+    Args:
+        path: where the value is, for messages.
+        report_old_keys: print a line for each key by an old name; only for files that a user can change.
 
     Raises:
         UsageError: with the path of each wrong key below this one.
     """
+    old_keys: dict[str, str] = {}
     try:
-        return model.model_validate(data)
+        section = model.model_validate(data, context=old_keys)
     except ValidationError as error:
         raise UsageError(one_line(error, path, "." if ": " in path else ": ")) from None
+    for new, old in old_keys.items() if report_old_keys else ():
+        terminal.note(f"{path}: the key {old} is called {new} now: rename it, as the next release reads that alone")
+    return section
 
 
 def no_truth(value: Any) -> Any:
@@ -130,23 +137,7 @@ LosableRole = Literal["worker", "ps", "evaluator"]
 _ExitCodes = Annotated[list[Annotated[int, PlainValidator(_exit_code)]], AfterValidator(lambda codes: sorted(set(codes)))]
 
 
-class Renamed(Section):
-    """A mapping of keys that is also read by the names that some of them had before; `old_names` maps those to the new ones."""
-
-    old_names: ClassVar[Mapping[str, str]] = {}
-
-    @classmethod
-    def with_present_names(cls, value: dict[Any, Any]) -> dict[Any, Any]:
-        for old, new in cls.old_names.items():
-            if old in value and new in value:
-                raise refusal(f"is the old name of {new}, which is there too: remove it", old)
-            if old in value:
-                terminal.note(f"the key {old} is called {new} now: rename it, as the next release reads that alone")
-                value = {(new if key == old else key): item for key, item in value.items()}
-        return value
-
-
-class JobEnd(Renamed):
+class JobEnd(Section):
     """The keys for the end of a job, in the names of `jobs.records.Plan`."""
 
     restartCodes: _ExitCodes | None = None

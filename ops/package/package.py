@@ -92,11 +92,6 @@ class Package:
         return hashlib.sha256(self.archive).hexdigest()
 
     @property
-    def declared(self) -> trainer_config.TrainerConfig:
-        """Its declaration."""
-        return trainer_config.read(self.files, self.name)
-
-    @property
     def pushed(self) -> dict[str, bytes]:
         """All files that go to the hosts, by their paths there."""
         return {**self.wheels, **self.files}

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.spec import Role
 from infra.validation import Section
-from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, Renamed, RestartPolicy, Truth, read_yaml, validate
+from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 
@@ -65,7 +65,7 @@ class Strategy(JobEnd):
         exchange: how replicas meet: each for itself with the parameter servers, or all together; None if it is unknown.
     """
 
-    old_names: ClassVar[Mapping[str, str]] = {"needs": "requiredRoles", "together": "allOrNone", "expendable": "optionalRoles"}
+    old_names: ClassVar[Mapping[str, str]] = {"requiredRoles": "needs", "allOrNone": "together", "optionalRoles": "expendable"}
 
     requiredRoles: tuple[Literal["worker", "ps"], ...] = ()
     replicas: tuple[_JobRole, ...] | None = None
@@ -102,7 +102,7 @@ class Data(Section):
         return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
-class PlanFlags(Renamed):
+class PlanFlags(Section):
     """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
 
     Each is None if there is none; the first and the last count the steps of all replicas. `defaultSteps` counts if the flag is
@@ -111,9 +111,9 @@ class PlanFlags(Renamed):
     """
 
     old_names: ClassVar[Mapping[str, str]] = {
-        "usualSteps": "defaultSteps",
-        "usualPeriod": "defaultSyncPeriod",
-        "wireBits": "parameterBits",
+        "defaultSteps": "usualSteps",
+        "defaultSyncPeriod": "usualPeriod",
+        "parameterBits": "wireBits",
     }
 
     steps: Flag | None = None
@@ -156,8 +156,13 @@ class TrainerConfig(JobEnd):
         return self.data
 
 
-def read(files: Mapping[str, bytes], package: str) -> TrainerConfig:
-    """Parse a package's declaration; `files` maps a path such as `trainer/task.py` to its content.
+def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False) -> TrainerConfig:
+    """Parse a package's declaration.
+
+    Args:
+        files: the content of the package's files by a path such as `trainer/task.py`.
+        package: its name.
+        report_old_keys: as for `validate`.
 
     Raises:
         UsageError: if it is invalid.
@@ -165,7 +170,7 @@ def read(files: Mapping[str, bytes], package: str) -> TrainerConfig:
     path, keys = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
         if place in files:
-            one = validate(TrainerConfig, read_yaml(files[place], place), place)
+            one = validate(TrainerConfig, read_yaml(files[place], place), place, report_old_keys)
             keys |= {key: getattr(one, key) for key in one.model_fields_set}
     declared = validate(TrainerConfig, keys, path)
     if declared.strategy is not None and declared.strategy not in declared.strategies:

@@ -23,7 +23,7 @@ from ops import terminal
 from ops.checks import validate
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
-from ops.package import package
+from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig
 from ops.plan import learning, rehearsal, runs
 from ops.plan.learning import AccuracyTarget, Learned
@@ -118,14 +118,14 @@ def plan(call: Call, as_json: bool) -> int:
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
         terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
     built = package.build(source, module)
-    declared = built.declared
+    declared = trainer_config.read(built.files, built.name, report_old_keys=True)
     if (data := declared.data_for(args)) and not data.local_files(ROOT):
         raise data.missing()
     if call.until:
         strategy_of(declared, chosen_strategy(args))
         _check_declared(built.name, declared.plan)
-    work = measure(built, module, args, call)
-    until = measure_learning(built, module, args, call.until) if call.until else None
+    work = measure(built, declared, module, args, call)
+    until = measure_learning(built, declared, module, args, call.until) if call.until else None
     learned = Learned.of(until) if until else None
     content = {
         "module": module,
@@ -153,9 +153,9 @@ def plan(call: Call, as_json: bool) -> int:
     return DONE
 
 
-def measure(built: package.Package, module: str, args: Sequence[str], call: Call) -> Work:
+def measure(built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], call: Call) -> Work:
     """Measure the cost of a step by running the job here; see ops.plan.rehearsal for the errors."""
-    declared, pace = built.declared, built.declared.plan
+    pace = declared.plan
     with _unpacked(built) as folder:
         output = folder / "output"
         env = {**_environment(folder, output, declared), "TYPE": str(Role.MASTER), "INDEX": "0"}
@@ -170,12 +170,14 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
     return Work(seconds * cpus, size, period_of(args, lines, pace), pace.parameterBits / _FLOAT_BITS)
 
 
-def measure_learning(built: package.Package, module: str, args: Sequence[str], until: Until) -> dict[str, Any]:
+def measure_learning(
+    built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: Until
+) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, for the `until` of a plan.
 
     See ops.plan.runs for the errors.
     """
-    declared, pace, goal = built.declared, built.declared.plan, until.target
+    pace, goal = declared.plan, until.target
     strategy = strategy_of(declared, chosen_strategy(args))
     most = steps(args, pace)
     every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)

@@ -122,7 +122,7 @@ def read_config(path: str | None) -> dict[str, Any]:
         raise UsageError(f"there is no file {path}: give --config the path of a config.yaml") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    return validate(JobConfig, read_yaml(content, path), path).given()
+    return validate(JobConfig, read_yaml(content, path), path, report_old_keys=True).given()
 
 
 def split_args(text: str | None) -> list[str]:
@@ -352,7 +352,7 @@ def build_job(
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     asked_files = readers(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
-    declared = trainer_config.read(files or {}, module.partition(".")[0] or package)
+    declared = trainer_config.read(files or {}, module.partition(".")[0] or package, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
     has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
     job_dir_flag = _job_dir_flag(args, declared, asked_files, has_job_dir)

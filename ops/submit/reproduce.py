@@ -26,7 +26,7 @@ from ops.cluster.bucket import read_whole
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
-from ops.package import runtimes
+from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
 from ops.submit import compare, manifest, part, train, tuning
@@ -160,7 +160,7 @@ def build_job(
     Raises:
         UsageError: if a secret is not set.
     """
-    declared = package.declared
+    declared = trainer_config.read(package.files, package.name)
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
     decided = validate(Scheduling, config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling").given()

@@ -190,7 +190,7 @@ class Hyperparameters(Section):
 class Scheduling(JobEnd):
     """`trainingInput.scheduling`."""
 
-    old_names: ClassVar[Mapping[str, str]] = {"expendable": "optionalRoles"}
+    old_names: ClassVar[Mapping[str, str]] = {"optionalRoles": "expendable"}
 
     maxRestarts: Count | None = None
     maxRetries: Count | None = None

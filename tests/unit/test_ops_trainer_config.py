@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
+from ops.plan import plan
 from ops.submit import render, train
 from ops.submit.arguments import steps
 from ops.submit.config import JobFlags
@@ -38,6 +40,10 @@ export: mine.sub.saved
 def read(text: str | bytes) -> TrainerConfig:
     content = text.encode() if isinstance(text, str) else text
     return trainer_config.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
+
+
+def declared(built: package.Package) -> TrainerConfig:
+    return trainer_config.read(built.files, built.name)
 
 
 def test_everything_that_can_be_declared() -> None:
@@ -196,8 +202,8 @@ def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path)
         (tmp_path / "mine" / path).write_text("")
     (tmp_path / "mine" / FILE).write_text(ALL)
     built = package.build(tmp_path / "mine", "mine.task")
-    assert built.declared == trainer_config.read_archive(built.archive, "mine") == read(ALL)
-    assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == read(ALL)
+    assert declared(built) == trainer_config.read_archive(built.archive, "mine") == read(ALL)
+    assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == read(ALL)
     assert trainer_config.read_archive(built.archive, "other") == TrainerConfig()
 
 
@@ -290,17 +296,17 @@ def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
 
 def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: Path) -> None:
     built = with_library(tmp_path)
-    assert built.declared == LIBRARYS_OWN
-    assert built.declared.chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
-    assert built.declared.chosen("sync").end_keys == {"gracePeriod": 0}
+    assert declared(built) == LIBRARYS_OWN
+    assert declared(built).chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
+    assert declared(built).chosen("sync").end_keys == {"gracePeriod": 0}
     assert trainer_config.read_archive(built.archive, "mine") == LIBRARYS_OWN
-    assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == LIBRARYS_OWN
+    assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARYS_OWN
 
 
 def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
-    found = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n").declared
+    built = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n")
     own = {"data": Data(name="mnist"), "strategy": "sync", "plan": PlanFlags(steps="--steps")}
-    assert found == LIBRARYS_OWN.model_copy(update=own)
+    assert declared(built) == LIBRARYS_OWN.model_copy(update=own)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +319,7 @@ def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_with_the_library_s_is_the_package_s_fault(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
-        _ = with_library(tmp_path, text).declared
+        declared(with_library(tmp_path, text))
     assert str(error.value) == f"mine/{FILE}: {says}"
 
 
@@ -394,14 +400,61 @@ def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventor
     train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]
 
 
-def test_old_keys_are_read_and_their_new_names_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    old = "strategies: {a: {needs: [ps], together: [ps, worker], expendable: [worker]}}\nplan: {usualSteps: 7, wireBits: 16}"
-    new = old.replace("needs", "requiredRoles").replace("together: [", "allOrNone: [").replace("expendable", "optionalRoles")
-    new = new.replace("usualSteps", "defaultSteps").replace("wireBits", "parameterBits")
-    assert read(new) == read(old) != read("")
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 5
-    assert told[0] == "the key needs is called requiredRoles now: rename it, as the next release reads that alone"
+OLD_KEYS = """strategies: {a: {needs: [ps], together: [ps, worker], expendable: [worker]}, b: {needs: [ps]}}
+plan: {usualSteps: 7, usualPeriod: 2, wireBits: 16, steps: --steps, evaluate: --evaluate}
+"""
+PRESENT_KEYS = {
+    "needs": "requiredRoles",
+    "together": "allOrNone",
+    "expendable": "optionalRoles",
+    "usualSteps": "defaultSteps",
+    "usualPeriod": "defaultSyncPeriod",
+    "wireBits": "parameterBits",
+}
+
+
+def renamed(path: str, *old: str) -> list[str]:
+    rest = "rename it, as the next release reads that alone"
+    return [f"{path}: the key {key} is called {PRESENT_KEYS[key]} now: {rest}" for key in old]
+
+
+def test_an_old_key_has_the_meaning_of_the_present_one() -> None:
+    present = OLD_KEYS
+    for old, new in PRESENT_KEYS.items():
+        present = present.replace(f"{old}:", f"{new}:")
+    assert read(OLD_KEYS) == read(present) != read("")
+
+
+def test_train_prints_one_line_for_each_old_key_and_file(
+    inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "config.yaml").write_text("trainingInput: {scheduling: {expendable: [worker]}}")
+    folder = with_library(tmp_path, OLD_KEYS + "strategy: a").name
+    flags = JobFlags("job01", config=str(config))
+    assert train.dry_run(ClusterClient(inventory), flags, str(tmp_path / folder), True) == 0
+    printed = [line for line in capsys.readouterr().err.splitlines() if "is called" in line]
+    assert printed == renamed(str(config), "expendable") + renamed(f"mine/{FILE}", *PRESENT_KEYS)
+
+
+def test_plan_prints_one_line_for_each_old_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = with_library(tmp_path, OLD_KEYS + "strategy: a")
+    monkeypatch.setattr(plan.package, "build", lambda *_: built)
+    monkeypatch.setattr(plan, "_unpacked", lambda _: nullcontext(tmp_path))
+    monkeypatch.setattr(plan.rehearsal, "rehearse", lambda *_: [])
+    with pytest.raises(UsageError, match="came no further"):
+        plan.plan(plan.Call(str(tmp_path / "mine"), None, None, None, (), 60, None), False)
+    assert [line for line in capsys.readouterr().err.splitlines() if "is called" in line] == renamed(
+        f"mine/{FILE}", *PRESENT_KEYS
+    )
+
+
+def test_an_old_key_in_a_stored_package_is_read_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    built = with_library(tmp_path, OLD_KEYS + "strategy: a")
+    capsys.readouterr()
+    assert trainer_config.read_archive(built.archive, "mine").plan.defaultSteps == 7
+    assert not capsys.readouterr().err
 
 
 def test_a_key_by_both_names_is_one_line() -> None:
