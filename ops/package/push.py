@@ -16,7 +16,7 @@ from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression, mode
 
-READY, FAILED = "ready", "failed: "
+READY, OLD, FAILED = "ready", "older than this scaletier", "failed: "
 # Code and a package arrive beside the present ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
 # The packages that run on a host, identified there by their version.
@@ -25,7 +25,7 @@ VERSION = "hosts/VERSION"
 # A host that sets itself up at each boot reports its progress here; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
-    f'[ "$state" != {READY} ] || [ -e {PROGRAM} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
+    f'[ "$state" != {READY} ] || [ -e {PROGRAM} ] || state="{OLD}"; '
     f'echo "$state"; [ "$state" = {READY} ] || exit 0'
 )
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
@@ -50,7 +50,7 @@ def check_command(directories: Sequence[str], modules: Iterable[str] = (), pytho
 
 
 def read_state(output: str) -> str:
-    """Parse the host's state of check_command's output: `ready`, `preparing: STEP` or `failed: STEP: WHY`."""
+    """Parse the host's state of check_command's output: READY, OLD, `preparing: STEP` or `failed: STEP: WHY`."""
     return output.partition("\n")[0]
 
 

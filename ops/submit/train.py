@@ -265,7 +265,10 @@ def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str])
             states = {name: push.read_state(output) for name, output in outcome.results.items()}
             outputs |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
             late = {name: state for name, state in states.items() if state != push.READY}
-            failed = {n: HostError(n, f"is no host: {s}") for n, s in late.items() if s.startswith(push.FAILED)}
+            failed = {name: HostError(name, f"is {state}") for name, state in late.items() if state == push.OLD}
+            for name, state in late.items():
+                if state.startswith(push.FAILED):
+                    failed[name] = HostError(name, f"could not be set up: {state.removeprefix(push.FAILED)}")
             if failed or outcome.failures:
                 raise HostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
             if late and time.monotonic() > deadline:

@@ -567,7 +567,8 @@ def test_a_host_that_prepares_is_waited_for_with_a_word(
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("failed: image: it has no curl", "worker-0 is no host: failed: image: it has no curl"),
+        ("failed: image: it has no curl", "worker-0 could not be set up: image: it has no curl"),
+        ("older than this scaletier", "worker-0 is older than this scaletier: run pulumi up"),
         ("preparing: runtime", "worker-0 is not ready after 0 s: preparing: runtime"),
     ],
 )
