@@ -35,6 +35,12 @@ SHORT = {"job": "j", "follow": "f", "lines": "n"}
 # Useful flags before the task: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
+# Tasks of the version before, and their replacements.
+_REPLACED = {
+    "render": "fab train --dry-run",
+    "try": "python examples/draw/draw.py MODEL",
+    "make-request": "python -m trainer.request",
+}
 
 # The modules of tasks, each with its topic.
 NOUNS = {
@@ -146,6 +152,8 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
             return _unknown_flag(word, flags, task)
         if task:
             return f"fab {task} has no use for {word!r}: see fab {task} --help"
+        if word in _REPLACED:
+            return f"fab {word} was replaced by: {_REPLACED[word]}"
         return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
     if error := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
         return f"--{error[1].lstrip('-').replace('_', '-')} needs a value"

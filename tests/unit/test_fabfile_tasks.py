@@ -82,6 +82,7 @@ def test_the_list(fab: Fab, argv: list[str]) -> None:
     ("argv", "says"),
     [
         (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
+        (["render", "job01"], "fab render was replaced by: fab train --dry-run"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
         (["plan", "--until", "accuracy"], "--until 'accuracy' is not of the form METRIC=VALUE"),
         (["plan", "--until", "loss=0.2", "--replicas", "1"], "--replicas '1': two different numbers at least tell"),
