@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -49,14 +50,15 @@ class Outcome:
 
     Attributes:
         seconds: of each test that ran, by its name.
+        failed: the names of those that failed.
         skipped: the reason for each test that was skipped.
     """
 
     name: str
     code: int = 0
     minutes: float = 0.0
-    failed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)
 
     def read(self, report: Path) -> None:
@@ -68,7 +70,19 @@ class Outcome:
                     self.skipped[name] = skip.get("message") or "no reason"
                 else:
                     self.seconds[name] = float(case.get("time", 0))
-                    self.failed += any(case.find(kind) is not None for kind in ("failure", "error"))
+                    self.failed |= {name} if any(case.find(kind) is not None for kind in ("failure", "error")) else set()
+
+    def split(self, shards: Mapping[str, Shard]) -> list[Outcome]:
+        """Return the outcome of each shard that this phase ran; the first has the time that no test took."""
+        parts = []
+        for name, shard in shards.items():
+            seconds = {test: taken for test, taken in self.seconds.items() if test.startswith(shard.paths)}
+            skipped = {test: reason for test, reason in self.skipped.items() if test.startswith(shard.paths)}
+            parts.append(Outcome(name, 0, sum(seconds.values()) / 60, seconds, self.failed & seconds.keys(), skipped))
+        for part in parts:
+            part.code = self.code if part.failed or not self.failed else 0
+        parts[0].minutes += self.minutes - sum(part.minutes for part in parts)
+        return parts
 
 
 class Run:
@@ -118,11 +132,14 @@ class Run:
         outcome.read(report)
         return outcome
 
-    def shard(self, name: str, shard: Shard) -> Outcome:
-        """Run a shard's tests by pytest, on all cores if they may run side by side."""
-        options = ["-n", str(CORES), "--dist", "worksteal"] if shard.parallel else ["--durations=5", "--durations-min=10"]
-        command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *shard.options, *shard.paths]
-        return self.phase(name, command, environment=shard.environment)
+    def shards(self, shards: Mapping[str, Shard]) -> None:
+        """Run shards by one call of pytest, in which they share their cluster; on all cores if they are `parallel`."""
+        first = next(iter(shards.values()))
+        options = ["-n", str(CORES), "--dist", "worksteal"] if first.parallel else ["--durations=5", "--durations-min=10"]
+        name, paths = " ".join(shards), [path for shard in shards.values() for path in shard.paths]
+        command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *first.options, *paths]
+        outcome = self.phase(name, command, environment=first.environment)
+        self.outcomes[-1:] = outcome.split(shards)
 
     def lint(self) -> None:
         """Run ruff and mypy."""
@@ -154,7 +171,7 @@ def table(run: Run) -> Iterator[str]:
     """Yield the lines of the summary: each phase, the slowest tests, and the reasons for what was skipped."""
     yield f"{'shard':<12} {'tests':>6} {'failed':>6} {'skipped':>7} {'minutes':>7}"
     for each in run.outcomes:
-        yield f"{each.name:<12} {len(each.seconds):>6} {each.failed:>6} {len(each.skipped):>7} {each.minutes:>7.1f}"
+        yield f"{each.name:<12} {len(each.seconds):>6} {len(each.failed):>6} {len(each.skipped):>7} {each.minutes:>7.1f}"
     seconds = {name: taken for each in run.outcomes for name, taken in each.seconds.items()}
     yield f"\nslowest {_SLOWEST}"
     for name in sorted(seconds, key=lambda name: -seconds[name])[:_SLOWEST]:
@@ -256,24 +273,24 @@ def set_up(shards: Sequence[Shard]) -> None:
 def test(run: Run) -> int:
     """Run what `make test` runs, and return how many tests there are in all."""
     run.lint()
-    run.shard("here", QUICK)
+    run.shards({"here": QUICK})
     if run.signal:
         return 0
     with ThreadPoolExecutor(1) as beside:
         counted = beside.submit(count_all, run)  # the story waits for hosts most of the time
-        run.shard("story", STORY)
+        run.shards({"story": STORY})
         return counted.result()
 
 
 def test_all(run: Run, names: Sequence[str]) -> int:
-    """Run shards, one after another, with their needs made first, and return 0."""
+    """Run shards, one after another, with their needs made first, and return 0. Neighbours of one cluster share it."""
     shards = {name: SHARDS[name] for name in names}
     set_up([*shards.values()])
     if names == [*SHARDS]:
         run.lint()
-    for name, shard in shards.items():
+    for _, group in groupby(shards.items(), key=lambda item: item[1].cluster or item[0]):
         if not run.signal:
-            run.shard(name, shard)
+            run.shards(dict(group))
     return 0
 
 

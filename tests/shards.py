@@ -17,6 +17,7 @@ class Shard:
         options: further arguments of pytest.
         parallel: whether its tests may run side by side, one process a core.
         environment: variables of its own.
+        cluster: the hosts that it shares with its neighbours of the same cluster: pytest runs them by one call.
     """
 
     paths: tuple[str, ...]
@@ -24,6 +25,7 @@ class Shard:
     options: tuple[str, ...] = ()
     parallel: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
 
 
 SHARDS: dict[str, Shard] = {
@@ -32,25 +34,33 @@ SHARDS: dict[str, Shard] = {
     "storage": Shard(("tests/contract",), needs=("go",), parallel=True, environment={"SCALETIER_STORAGE": "go"}),
     "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_draw.py"), needs=("browser",)),
     "story": Shard(("tests/story",), needs=("hosts",)),
-    "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",)),
+    "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",), cluster="e2e"),
     "security": Shard(
-        ("tests/e2e/test_hostile.py", "tests/e2e/test_environment.py", "tests/e2e/test_firewall.py"), needs=("hosts",)
+        ("tests/e2e/test_hostile.py", "tests/e2e/test_environment.py", "tests/e2e/test_firewall.py"),
+        needs=("hosts",),
+        cluster="e2e",
     ),
-    "stacks": Shard(("tests/e2e/test_stack.py", "tests/e2e/test_team.py"), needs=("hosts",)),
+    "stacks": Shard(("tests/e2e/test_stack.py", "tests/e2e/test_team.py"), needs=("hosts",), cluster="e2e"),
     "changes": Shard(
         ("tests/e2e/test_keys.py", "tests/e2e/test_doctor.py", "tests/e2e/test_part.py", "tests/e2e/test_disk.py"),
         needs=("hosts",),
+        cluster="e2e",
     ),
-    "strategies": Shard(("tests/e2e/test_strategies.py",), needs=("hosts",)),
-    "serving": Shard(("tests/e2e/test_serving.py", "tests/e2e/test_batch.py"), needs=("hosts", "browser")),
-    "tuning": Shard(("tests/e2e/test_tuning.py", "tests/e2e/test_tutorial.py"), needs=("hosts",)),
-    "tensorboard": Shard(("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser")),
-    "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry")),
+    "strategies": Shard(("tests/e2e/test_strategies.py",), needs=("hosts",), cluster="e2e"),
+    "serving": Shard(("tests/e2e/test_serving.py", "tests/e2e/test_batch.py"), needs=("hosts", "browser"), cluster="e2e"),
+    "tuning": Shard(("tests/e2e/test_tuning.py", "tests/e2e/test_tutorial.py"), needs=("hosts",), cluster="e2e"),
+    "tensorboard": Shard(
+        ("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser"), cluster="e2e"
+    ),
+    "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e"),
     "rehearsal-cluster": Shard(
         ("tests/rehearsal/test_faults.py", "tests/rehearsal/test_host.py", "tests/rehearsal/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),
+        cluster="rehearsal",
     ),
-    "rehearsal-preemption": Shard(("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root")),
+    "rehearsal-preemption": Shard(
+        ("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="rehearsal"
+    ),
     "rehearsal-changes": Shard(("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",)),
 }
 

@@ -89,3 +89,38 @@ def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest
     phases = run.Run(lock)
     phases.signal = signal.SIGTERM
     assert run.count_all(phases) == 0
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.e2e.test_a" name="test_one" time="30"/>
+<testcase classname="tests.e2e.test_a" name="test_two" time="12"><skipped message="no wheel"/></testcase>
+<testcase classname="tests.e2e.test_b" name="test_three" time="60">{}</testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "codes"), [("", 0, (0, 0)), ("<error/>", 1, (0, 1)), ("<failure/>", 1, (0, 1)), ("", 3, (3, 3))]
+)
+def test_shards_of_one_cluster_have_an_outcome_each(tmp_path: Path, fault: str, code: int, codes: tuple[int, int]) -> None:
+    shards = {name: run.Shard((f"tests/e2e/test_{name}.py",)) for name in ("a", "b")}
+    (tmp_path / "report.xml").write_text(REPORT.format(fault))
+    both = run.Outcome("a b", code, minutes=2.5)
+    both.read(tmp_path / "report.xml")
+    a, b = both.split(shards)
+    assert (a.name, [*a.seconds], a.skipped) == (
+        "a",
+        ["tests/e2e/test_a.py::test_one"],
+        {"tests/e2e/test_a.py::test_two": "no wheel"},
+    )
+    assert (b.name, [*b.seconds], b.skipped) == ("b", ["tests/e2e/test_b.py::test_three"], {})
+    assert (a.minutes, b.minutes) == (1.5, 1.0), "the first has also what no test took"
+    assert (a.code, b.code) == codes
+    assert (len(a.failed), len(b.failed)) == (0, bool(fault))
+
+
+def test_neighbours_of_one_cluster_run_in_one_call(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(run, "set_up", lambda _: None)
+    monkeypatch.setattr(run.Run, "shards", lambda _, shards: calls.append([*shards]))
+    run.test_all(run.Run(lock), ["story", "jobs", "security", "rehearsal-changes", "examples"])
+    assert calls == [["story"], ["jobs", "security"], ["rehearsal-changes"], ["examples"]]

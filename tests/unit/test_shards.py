@@ -79,6 +79,12 @@ def test_a_shard_on_hosts_runs_one_test_after_the_other() -> None:
     assert [name for name, shard in SHARDS.items() if shard.parallel and "hosts" in shard.needs] == []
 
 
+def test_shards_of_one_cluster_are_run_in_one_way() -> None:
+    for cluster in {shard.cluster for shard in SHARDS.values()} - {""}:
+        ways = {(shard.options, shard.parallel, *shard.environment) for shard in SHARDS.values() if shard.cluster == cluster}
+        assert len(ways) == 1, cluster
+
+
 @pytest.mark.parametrize("on_hosts", CHEAPER)
 def test_what_proves_the_same_for_less_is_there_and_make_test_runs_it(on_hosts: str) -> None:
     for node in (on_hosts, CHEAPER[on_hosts]):
