@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hosts.agent import missing
-from hosts.agent.restart import PREEMPTED, is_fault, killer
+from hosts.agent.restart import PREEMPTED, describe_end, is_fault, killer
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
 VERDICT_SECONDS = 1.0
-"""So long an exit is looked at before it ends a job: the kill that it may follow from is told by another host."""
+"""The seconds before an exit ends a job, or a SIGTERM restarts it: the cause may be reported later, by another host."""
 GOOD_SECONDS = 600.0
 """A job that ran for so long since it last started has its retries back, but for those that its own faults took."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
@@ -24,6 +25,7 @@ _LATE_BEATS = 2.5
 _TYPES = {"ps": "parameterServer"}
 _ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")
+_SIGTERM = describe_end(-signal.SIGTERM)
 _GRACE = "the job is done by its successPolicy, but "
 
 
@@ -242,14 +244,15 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if disturber := _disturber(view, failed):
         record = view.replicas.get(disturber)
         preempted = record is not None and record.terminationReason == PREEMPTED
-        how = "was preempted" if preempted else f"ended ({_code_of(record)})" if _code_of(record) else "was killed"
+        end = _own_end(record)
+        how = "was preempted" if preempted else f"ended ({end})" if end else "was killed"
         cause = f"{_name(disturber)} {how}, and the others could not go on without it"
         fault = record is not None and record.faults > 0
         return _again(job, view, cause, counts=not preempted, fault=fault, follows=exit_message(culprit))
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
-    if max(view.exited.get(r.name, 0.0) for r in failed) < min(VERDICT_SECONDS, view.plan.heartbeatSeconds):
+    if max(view.exited.get(r.name, 0.0) for r in failed) < _moment(view):
         return None
     return _end(job, view, JobState.FAILED, _of_study(view.plan, culprit) or exit_message(culprit))
 
@@ -263,23 +266,28 @@ def _of_study(plan: Plan, record: ReplicaRecord) -> str:
 def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     """Return the replica whose kill caused the exits.
 
-    A kill may be seen later than the exits that follow from it. A restart code that is seen later follows from them: a program
-    that misses its peer asks for a restart.
+    A kill, or the loss of a host, may be seen later than the exits that follow from it. But a restart code that is seen later
+    follows from them, and so does a SIGTERM, by a moment earlier too: our library sends it to itself when it misses a peer.
     """
     since = max(view.exited.get(r.name, 0.0) for r in failed)
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
         ago = view.killed.get(name, math.inf)
-        follows = ago < since and _code_of(view.replicas.get(name))
+        reason = _own_end(view.replicas.get(name))
+        follows = reason and ago < since + (_moment(view) if reason == _SIGTERM else 0.0)
         if name not in exited and ago - since <= CONSEQUENCE_SECONDS and not follows and not view.lost(name):
             return name
     return None
 
 
-def _code_of(record: ReplicaRecord | None) -> str:
-    """Return `status 42` for a replica that last ended by itself, and is to start again; empty if it was killed."""
+def _own_end(record: ReplicaRecord | None) -> str:
+    """Return how a replica to restart ended, if by a code or by SIGTERM, which a program may send itself; else empty."""
     reason = record.terminationReason if record is not None else ""
-    return reason if reason.startswith("status ") else ""
+    return reason if reason == _SIGTERM or reason.startswith("status ") else ""
+
+
+def _moment(view: View) -> float:
+    return min(VERDICT_SECONDS, view.plan.heartbeatSeconds)
 
 
 def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
@@ -304,6 +312,8 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
                 return None  # all start once it is back
             if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.terminationReason == PREEMPTED]:
                 return _again(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
+            if record.terminationReason == _SIGTERM and view.killed.get(record.name, math.inf) < _moment(view):
+                continue  # it may follow from an exit that is not reported yet
             how = "was killed" if record.signal else "ended"
             return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
         if record.restartsUsed < view.plan.maxRestarts:

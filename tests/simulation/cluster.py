@@ -500,7 +500,7 @@ class Cluster:
                 raise Violation(f"{job_id} is CANCELLED, and nobody asked for it")
             if self.starts_from is not None and "no heartbeat" in story.message:
                 raise Violation(f"{job_id} FAILED for want of hosts that can be started: {story.message}")
-            excuses = ("lost", "not up", "times", "restarts")
+            excuses = ("lost", "not up", "was started again", "times in a row", "restarts")
             unexcused = not any(word in story.message for word in excuses)
             if story.ended is JobState.FAILED and story.acknowledged and not story.fails and unexcused:
                 raise Violation(f"{job_id} FAILED without a reason: {story.message}")

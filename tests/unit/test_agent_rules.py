@@ -228,8 +228,33 @@ def test_a_restart_code_that_is_seen_after_an_exit_follows_from_it(plan: Plan) -
         f"{2 if plan.whole else 1} time{'s' if plan.whole else ''}. "
         "The replica master 0 exited with a non-zero status of 1.\nno such column"
     )
-    killed = replace(asks, terminationReason="signal 9 (SIGKILL)")
-    assert decided(job(), view(failed, killed, plan=plan, exited={"master-0": 5.0}, killed={"worker-0": 0.0})).attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "since", "attempt"),
+    [
+        ("signal 15 (SIGTERM)", 4.9, 0),
+        ("signal 15 (SIGTERM)", 5.9, 0),  # a moment earlier, which is how long an end takes to be reported
+        ("signal 15 (SIGTERM)", 6.1, 1),
+        ("signal 9 (SIGKILL)", 4.9, 1),
+        ("signal 11 (SIGSEGV)", 4.9, 1),
+        ("", 4.9, 1),  # its host was lost
+    ],
+)
+@pytest.mark.parametrize("plan", [PLAN, WHOLE])
+def test_a_sigterm_may_follow_from_an_exit(reason: str, since: float, attempt: int, plan: Plan) -> None:
+    failed, ended = record("master-0", "EXITED", 1), record("worker-0", "EXITED", 143, terminationReason=reason)
+    seen = view(failed, ended, plan=plan, exited={"master-0": 5.0, "worker-0": since}, killed={"worker-0": since})
+    assert decided(job(), seen).attempt == attempt
+
+
+def test_a_job_starts_again_after_a_sigterm_once_no_exit_can_be_its_cause() -> None:
+    ended = record("worker-0", "EXITED", 143, terminationReason="signal 15 (SIGTERM)")
+    assert decide(job(), view(ended, plan=WHOLE, killed={"worker-0": 0.9})) is None
+    assert decided(job(), view(ended, plan=WHOLE, killed={"worker-0": 1.0})).attempt == 1
+    killed = record("worker-1", "EXITED", 137)
+    new = decided(job(), view(ended, killed, plan=WHOLE, killed={"worker-0": 0.9, "worker-1": 0.1}))
+    assert new.events == [Event(NOW, "worker 1 was killed (signal 9 (SIGKILL))")]
 
 
 def test_who_exits_does_not_follow_from_its_own_kill() -> None:
