@@ -268,14 +268,14 @@ class GcsBucket:
         try:
             return Background(run).join(limit)
         except (TimeoutError, exceptions.RetryError) as error:
-            raise BucketError(f"{self._url} did not answer within {limit:g} s") from error
+            cause = getattr(error, "cause", None)  # of the last try
+            raise BucketError(f"{self._url} did not answer within {limit:g} s{f': {_line(cause)}' if cause else ''}") from error
         except NotFound as error:
             raise BucketError(f"{self._url}: there is no such bucket, or the object was deleted meanwhile") from error
         except BucketError:
             raise
         except _FAILURES as error:
-            line = (str(error).strip() or type(error).__name__).splitlines()
-            raise BucketError(f"{self._url}: {' '.join(line)}") from error
+            raise BucketError(f"{self._url}: {_line(error)}") from error
 
     def _signed_in(self) -> Any:
         """Return Google's client with a valid token: renewing one blocks, and a request must not begin late."""
@@ -290,6 +290,10 @@ class GcsBucket:
             if not self._credentials.valid:
                 self._credentials.refresh(Request())
         return self._client
+
+
+def _line(error: BaseException) -> str:
+    return " ".join((str(error).strip() or type(error).__name__).splitlines())
 
 
 class _Timed:

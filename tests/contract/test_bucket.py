@@ -471,6 +471,15 @@ def test_a_server_that_says_nothing_is_not_waited_for(bucket: str, proxy: FaultP
         store.create(JOB, b"one")
 
 
+def test_the_last_failure_of_a_server_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    monkeypatch.setattr(Background, "join", lambda self, _, join=Background.join: join(self, limit()))
+    with pytest.raises(BucketError, match=r"^gs://bucket did not answer within 1 s: .*Connection refused"):
+        GcsBucket("gs://bucket", 1).read(JOB)
+
+
 SIGN_IN = """
 import sys
 sys.path.insert(0, {root!r})
