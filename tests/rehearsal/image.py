@@ -29,6 +29,10 @@ _OPTIONS = ("--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/u
 _HOOKS = (
     f'cp {CACHE}/ca.pem "$1/usr/local/share/ca-certificates/rehearsal.crt"',
     'chroot "$1" update-ca-certificates',
+    # Google's client of Python trusts the authorities of the package certifi, unless the environment names others.
+    'mkdir -p "$1/etc/systemd/system.conf.d"',
+    'printf "[Manager]\\nDefaultEnvironment=REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt\\n" '
+    '>"$1/etc/systemd/system.conf.d/authorities.conf"',
     'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf "$1"/etc/hostname',
     # An empty id is a new one at boot; without the file systemd would enable all units that it has.
     ': >"$1/etc/machine-id"',
