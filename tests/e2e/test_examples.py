@@ -236,7 +236,7 @@ def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Pa
         (package / name).touch()
     before = cluster.fab("jobs", "--json").out
     for requirement, says in [
-        ("scaletier-has-no-such-dependency", "dependency scaletier-has-no-such-dependency cannot be found"),
+        ("scaletier-has-no-such-dependency", "Because scaletier-has-no-such-dependency was not found"),
         ("./old-1.0-cp39-cp39-manylinux2014_x86_64.whl", "is not a wheel for the hosts' Python 3.11"),
         ("tensorflow==1.15", "the Python of the job has tensorflow 2."),
     ]:
