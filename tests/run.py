@@ -17,13 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn
 from xml.etree import ElementTree
 
 from shards import SHARDS, Shard
@@ -86,64 +85,88 @@ class Outcome:
 
 
 class Run:
-    """Run phases one after another until all have run or a signal ends it."""
+    """Run phases until all have run or a signal ends it."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self.outcomes: list[Outcome] = []
         self.signal = 0
-        self._child: subprocess.Popen[bytes] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """End the run: pytest is interrupted, so that its fixtures clean up, and no further phase begins."""
         if self.signal:
             return
         self.signal = number
-        if self._child is not None:
-            self._child.send_signal(signal.SIGINT)
+        for child in self._children:
+            child.send_signal(signal.SIGINT)
         say(f"\n{signal.Signals(number).name}: cleaning up")
 
-    def phase(self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
-        """Run the commands of a phase, all of them even if one fails, with further variables of the environment."""
+    def phase(
+        self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[bytes] | None = None
+    ) -> Outcome:
+        """Run the commands of a phase, all of them even if one fails.
+
+        Args:
+            name: names its report.
+            commands: of programs in the virtual environment.
+            environment: further variables.
+            log: what they print goes there, if given.
+        """
         outcome = Outcome(name)
-        self.outcomes.append(outcome)
         report = CACHE / f"{name}.xml"
         report.unlink(missing_ok=True)
         began = time.monotonic()
         for command in commands:
             if self.signal:
                 break
-            say(f"\n== {name}: {' '.join(command)}")
+            say(f"\n== {name}: {' '.join(command)}{f' >{log.name}' if log else ''}")
             # In a session of its own: Ctrl-C reaches pytest from here, once, and none of what its tests have started.
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
                 pass_fds=(self._lock.descriptor,),
             )
-            self._lock.write(self._child.pid)
+            self._children.append(child)
+            self._lock.write(each.pid for each in self._children)
             if self.signal:
-                self._child.send_signal(signal.SIGINT)
-            code = self._child.wait()
-            self._child = None
-            outcome.code = outcome.code or code
+                child.send_signal(signal.SIGINT)
+            outcome.code = child.wait() or outcome.code
+            self._children.remove(child)
         outcome.minutes = (time.monotonic() - began) / 60
         outcome.read(report)
         return outcome
 
-    def shards(self, shards: Mapping[str, Shard]) -> None:
+    def shards(self, shards: Mapping[str, Shard], log: IO[bytes] | None = None) -> None:
         """Run shards by one call of pytest, in which they share their cluster; on all cores if they are `parallel`."""
         first = next(iter(shards.values()))
         options = ["-n", str(CORES), "--dist", "worksteal"] if first.parallel else ["--durations=5", "--durations-min=10"]
         name, paths = " ".join(shards), [path for shard in shards.values() for path in shard.paths]
         command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *first.options, *paths]
-        outcome = self.phase(name, command, environment=first.environment)
-        self.outcomes[-1:] = outcome.split(shards)
+        self.outcomes += self.phase(name, command, environment=first.environment, log=log).split(shards)
+
+    def clusters(self, clusters: Mapping[str, Mapping[str, Shard]]) -> None:
+        """Run the shards of each cluster side by side with those of the others, as hosts keep no processor busy.
+
+        What the first cluster's tests print is shown as they run, that of the others once they have ended.
+        """
+        (_, first), *others = clusters.items()
+        with contextlib.ExitStack() as logs, ThreadPoolExecutor(max(len(others), 1)) as beside:
+            files = [logs.enter_context((CACHE / f"{cluster}.log").open("w+b")) for cluster, _ in others]
+            begun = [beside.submit(self.shards, shards, file) for (_, shards), file in zip(others, files, strict=True)]
+            self.shards(first)
+            for future, file in zip(begun, files, strict=True):
+                future.result()
+                file.seek(0)
+                say(file.read().decode(errors="replace"))
 
     def lint(self) -> None:
         """Run ruff and mypy."""
-        self.phase("lint", ["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"])
+        self.outcomes.append(self.phase("lint", ["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]))
 
     @property
     def failed(self) -> list[str]:
@@ -217,10 +240,10 @@ class Lock:
     def descriptor(self) -> int:
         return self._file.fileno()
 
-    def write(self, child: int = 0) -> None:
-        """Write its holders into the file: this process and its current child."""
+    def write(self, children: Iterable[int] = ()) -> None:
+        """Write its holders into the file: this process and its current children."""
         self._file.truncate(0)
-        self._file.write(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), child]}))
+        self._file.write(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), *children]}))
         self._file.flush()
 
 
@@ -283,14 +306,19 @@ def test(run: Run) -> int:
 
 
 def test_all(run: Run, names: Sequence[str]) -> int:
-    """Run shards, one after another, with their needs made first, and return 0. Neighbours of one cluster share it."""
+    """Run shards with their needs made first, those of clusters last, and return 0."""
     shards = {name: SHARDS[name] for name in names}
     set_up([*shards.values()])
     if names == [*SHARDS]:
         run.lint()
-    for _, group in groupby(shards.items(), key=lambda item: item[1].cluster or item[0]):
-        if not run.signal:
-            run.shards(dict(group))
+    clusters: dict[str, dict[str, Shard]] = {}
+    for name, shard in shards.items():
+        if shard.cluster:
+            clusters.setdefault(shard.cluster, {})[name] = shard
+        elif not run.signal:
+            run.shards({name: shard})
+    if clusters and not run.signal:
+        run.clusters(clusters)
     return 0
 
 

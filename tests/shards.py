@@ -17,7 +17,8 @@ class Shard:
         options: further arguments of pytest.
         parallel: whether its tests may run side by side, one process a core.
         environment: variables of its own.
-        cluster: the hosts that it shares with its neighbours of the same cluster: pytest runs them by one call.
+        cluster: the hosts that it shares with other shards, as one call of pytest runs all shards of a cluster, side by side
+            with those of other clusters.
     """
 
     paths: tuple[str, ...]
@@ -56,12 +57,14 @@ SHARDS: dict[str, Shard] = {
     "rehearsal-cluster": Shard(
         ("tests/rehearsal/test_faults.py", "tests/rehearsal/test_host.py", "tests/rehearsal/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),
-        cluster="rehearsal",
+        cluster="google",
     ),
     "rehearsal-preemption": Shard(
-        ("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="rehearsal"
+        ("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="google"
     ),
-    "rehearsal-changes": Shard(("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",)),
+    "rehearsal-changes": Shard(
+        ("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",), cluster="google"
+    ),
 }
 
 _E2E, _UNIT, _STORY = "tests/e2e/", "tests/unit/", "tests/story/test_story.py::"

@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import pytest
 import run
@@ -39,7 +42,7 @@ def test_a_signal_interrupts_pytest_once_though_nobody_reads_the_output(
     with os.fdopen(writer, "w") as broken:
         monkeypatch.setattr(sys, "stdout", broken)
         phases, child = run.Run(lock), _Child()
-        phases._child = cast("subprocess.Popen[bytes]", child)
+        phases._children.append(cast("subprocess.Popen[bytes]", child))
         for _ in range(2):
             phases.interrupt(signal.SIGTERM, None)
     assert child.signals == [signal.SIGINT]
@@ -118,9 +121,34 @@ def test_shards_of_one_cluster_have_an_outcome_each(tmp_path: Path, fault: str, 
     assert (len(a.failed), len(b.failed)) == (0, bool(fault))
 
 
-def test_neighbours_of_one_cluster_run_in_one_call(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
+def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[list[str], bool]] = []
+    both = threading.Barrier(2, timeout=limit())
+
+    def shards(_: run.Run, shards: Mapping[str, run.Shard], log: IO[bytes] | None = None) -> None:
+        calls.append(([*shards], log is not None))
+        if next(iter(shards.values())).cluster:
+            both.wait()
+        if log:
+            log.write(b"of others")
+
     monkeypatch.setattr(run, "set_up", lambda _: None)
-    monkeypatch.setattr(run.Run, "shards", lambda _, shards: calls.append([*shards]))
-    run.test_all(run.Run(lock), ["story", "jobs", "security", "rehearsal-changes", "examples"])
-    assert calls == [["story"], ["jobs", "security"], ["rehearsal-changes"], ["examples"]]
+    monkeypatch.setattr(run.Run, "shards", shards)
+    run.test_all(run.Run(lock), ["jobs", "security", "rehearsal-cluster", "story", "examples"])
+    assert calls[0] == (["story"], False)
+    assert sorted(calls[1:]) == [(["jobs", "security", "examples"], False), (["rehearsal-cluster"], True)]
+    assert capfd.readouterr().out.strip() == "of others"
+
+
+def test_phases_side_by_side_are_all_interrupted_and_both_are_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BIN", Path("/bin"))
+    phases = run.Run(lock)
+    with ThreadPoolExecutor(2) as pool:
+        begun = [pool.submit(phases.phase, name, ["sleep", "600"]) for name in ("one", "two")]
+        wait_for(lambda: len(phases._children) == 2, "both have started")
+        holders = json.loads((run.CACHE / "lock").read_text())["processes"]
+        assert {*holders} == {os.getpid(), *(child.pid for child in phases._children)}
+        phases.interrupt(signal.SIGINT, None)
+        assert [future.result().code for future in begun] == [-signal.SIGINT] * 2
