@@ -234,14 +234,17 @@ def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Pa
     (package := tmp_path / "mine").mkdir()
     for name in ("__init__.py", "task.py"):
         (package / name).touch()
+    with zipfile.ZipFile(package / "old-1.0-cp39-cp39-manylinux2014_x86_64.whl", "w") as wheel:
+        wheel.writestr("old-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: old\nVersion: 1.0\n")
+        wheel.writestr("old-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: cp39-cp39-manylinux2014_x86_64\n")
+        wheel.writestr("old-1.0.dist-info/RECORD", "")
     before = cluster.fab("jobs", "--json").out
     for requirement, says in [
         ("scaletier-has-no-such-dependency", "Because scaletier-has-no-such-dependency was not found"),
-        ("./old-1.0-cp39-cp39-manylinux2014_x86_64.whl", "is not a wheel for the hosts' Python 3.11"),
+        ("./old-1.0-cp39-cp39-manylinux2014_x86_64.whl", "old==1.0 has no wheels with a matching Python version tag"),
         ("tensorflow==1.15", "the Python of the job has tensorflow 2."),
     ]:
         (package / "requirements.txt").write_text(requirement)
-        (package / "old-1.0-cp39-cp39-manylinux2014_x86_64.whl").touch()
         result = cluster.fab("train", "--job", "ex_bad", "--package", str(package))
         assert result.code == 2, result.text
         assert says in result.err
