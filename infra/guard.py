@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pulumi
 
 from infra.spec import ClusterSpec, TargetError
-from jobs.checked import RecordError
 from jobs.paths import QUEUE, cancel, plan
 from jobs.queue import Queue, place
 from jobs.records import CancelRequest, Plan
+from jobs.serialization import RecordError
 from jobs.times import now
 
 Read = Callable[[str], bytes | None]
@@ -65,7 +65,7 @@ def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]
         if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
             can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
-        elif not entry.held and len(place(entry.wanted, change.removed)) < len(entry.wanted):
+        elif not entry.held and len(place(entry.candidates_by_replica, change.removed)) < len(entry.candidates_by_replica):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
     return jobs
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from infra.spec import PYTHON, TENSORFLOW_PORT, Role, parse_replica
 from jobs import records
-from jobs.checked import Record
+from jobs.serialization import Record
 
 SCHEMA = 1
 JOBS_UNIT, SERVING_UNIT = "scaletier.service", "scaletier-serving.service"

@@ -41,7 +41,7 @@ _TICK_NANOSECONDS = 100_000_000
 class Position(NamedTuple):
     """A place in a log: since when its host has kept it, and the bytes of it before that place."""
 
-    life: int
+    incarnation: int
     offset: int
 
 
@@ -51,14 +51,14 @@ BEGINNING = Position(0, 0)
 class Chunk(NamedTuple):
     """A part of a log: where it begins, in bytes and in lines, and how many bytes it has by now."""
 
-    life: int
+    incarnation: int
     offset: int
     line: int
     size: int
 
     @property
     def name(self) -> str:
-        return f"{self.life:010d}-{self.offset:015d}-{self.line:012d}.jsonl"
+        return f"{self.incarnation:010d}-{self.offset:015d}-{self.line:012d}.jsonl"
 
     @property
     def end(self) -> int:
@@ -86,11 +86,11 @@ class LogFilter(NamedTuple):
     pattern: str = ""
 
     @property
-    def some(self) -> bool:
+    def is_active(self) -> bool:
         """True if the filter may exclude lines."""
         return any(self[1:])
 
-    def fits(self, line: bytes) -> bool:
+    def matches(self, line: bytes) -> bool:
         """Return True if a line passes the filter. Only the pattern applies to a line that is no log line.
 
         Raises SlowError.
@@ -101,7 +101,7 @@ class LogFilter(NamedTuple):
                 return False
             if self.severity and _rank(severity) < _rank(self.severity):
                 return False
-        return not self.pattern or _has(self.pattern, line)
+        return not self.pattern or _message_matches(self.pattern, line)
 
 
 class SlowError(Exception):
@@ -190,10 +190,10 @@ class ChunkFolder:
 class ChunkReader:
     """A log from a place on, in its order; a line stands for what was cut out of it."""
 
-    def __init__(self, source: ChunkSource, position: Position = BEGINNING, wanted: LogFilter | None = None) -> None:
+    def __init__(self, source: ChunkSource, position: Position = BEGINNING, log_filter: LogFilter | None = None) -> None:
         self.position = position
-        self._source, self._until = source, wanted.until if wanted else ""
-        self._fits = wanted.fits if wanted and wanted.some else None
+        self._source, self._until = source, log_filter.until if log_filter else ""
+        self._matches = log_filter.matches if log_filter and log_filter.is_active else None
         self._line: int | None = 0 if position == BEGINNING else None
         self._name = ""  # of the chunk that was reached
 
@@ -202,20 +202,20 @@ class ChunkReader:
         sizes = self._source.sizes()
         here = {name: sizes[name] for name in sizes if name >= self._name}  # few, of a log that is followed
         chunks = chunks_of(here)
-        ahead = [chunk for chunk in chunks if (chunk.life, chunk.end) > self.position]
+        ahead = [chunk for chunk in chunks if (chunk.incarnation, chunk.end) > self.position]
         if chunks and not ahead:
             self._name = chunks[-1].name
         for chunk in span(self._source, ahead, until=self._until):
-            yield from self._of(chunk)
+            yield from self._entries_of(chunk)
 
-    def _of(self, chunk: Chunk) -> Iterator[LogEntry]:
+    def _entries_of(self, chunk: Chunk) -> Iterator[LogEntry]:
         self._name = chunk.name
-        if chunk.life != self.position.life:
-            self.position, self._line = Position(chunk.life, 0), 0
+        if chunk.incarnation != self.position.incarnation:
+            self.position, self._line = Position(chunk.incarnation, 0), 0
         if chunk.offset >= self.position.offset:
             gap = chunk.offset - self.position.offset
             lines = None if self._line is None else chunk.line - self._line
-            self.position, self._line = Position(chunk.life, chunk.offset), chunk.line
+            self.position, self._line = Position(chunk.incarnation, chunk.offset), chunk.line
             if gap:
                 yield _gap(self._source, chunk, lines, gap)
         rest = b""
@@ -226,20 +226,20 @@ class ChunkReader:
                 return  # it was cut out meanwhile
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
-                self.position = Position(chunk.life, self.position.offset + len(line) + 1)
+                self.position = Position(chunk.incarnation, self.position.offset + len(line) + 1)
                 if self._line is not None:
                     self._line += 1
-                if self._fits is None or self._fits(line):
+                if self._matches is None or self._matches(line):
                     yield LogEntry(self.position, line)
 
 
-def first(source: ChunkSource, wanted: LogFilter) -> Position:
+def first(source: ChunkSource, log_filter: LogFilter) -> Position:
     """Return a position before which no line passes the filter."""
-    chunks = span(source, chunks_of(source.sizes()), wanted.since)
-    return Position(chunks[0].life, chunks[0].offset) if chunks and wanted.since else BEGINNING
+    chunks = span(source, chunks_of(source.sizes()), log_filter.since)
+    return Position(chunks[0].incarnation, chunks[0].offset) if chunks and log_filter.since else BEGINNING
 
 
-def newest(source: ChunkSource, wanted: LogFilter) -> tuple[list[LogEntry], Position]:
+def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], Position]:
     """Return the last lines that pass the filter, and the position behind the whole log.
 
     It reads as little of the log as possible.
@@ -248,35 +248,35 @@ def newest(source: ChunkSource, wanted: LogFilter) -> tuple[list[LogEntry], Posi
     entries: list[LogEntry] = []
     if not every:
         return entries, BEGINNING
-    if wanted.lines == 0:
+    if log_filter.lines == 0:
         return entries, _behind(source, every[-1])
     end: Position | None = None
     before: dict[Chunk, Chunk | None] = dict(zip(every, [None, *every], strict=False))
-    for chunk in reversed(span(source, every, wanted.since, wanted.until)):
+    for chunk in reversed(span(source, every, log_filter.since, log_filter.until)):
         for entry in _backwards(source, chunk):
             end = end or entry.position
-            if wanted.fits(entry.line):
+            if log_filter.matches(entry.line):
                 entries.append(entry)
-                if len(entries) == wanted.lines:
+                if len(entries) == log_filter.lines:
                     break
-        if len(entries) == wanted.lines:
+        if len(entries) == log_filter.lines:
             break
         lines, size = _missing(source, before[chunk], chunk)
-        if size and LogFilter(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
+        if size and LogFilter(since=log_filter.since).matches((gap := _gap(source, chunk, lines, size)).line):
             entries.append(gap)
-    behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
+    behind = end if end and end > (every[-1].incarnation, every[-1].offset) else _behind(source, every[-1])
     return entries[::-1], behind
 
 
 def _behind(source: ChunkSource, chunk: Chunk) -> Position:
     """Return the place behind a chunk's last whole line."""
     last = next(_backwards(source, chunk), None)
-    return last.position if last else Position(chunk.life, chunk.offset)
+    return last.position if last else Position(chunk.incarnation, chunk.offset)
 
 
 def _missing(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
     """Return the lines and the bytes between two chunks that followed each other."""
-    if before is None or before.life != chunk.life:
+    if before is None or before.incarnation != chunk.incarnation:
         return chunk.line, chunk.offset
     if size := chunk.offset - before.end:
         return chunk.line - before.line - source.read(before.name, 0, before.size).count(b"\n"), size
@@ -313,7 +313,7 @@ def _backwards(source: ChunkSource, chunk: Chunk) -> Iterator[LogEntry]:
         lines = data.split(b"\n")[:-1]
         tail = lines.pop(0) + b"\n" if start and lines else b""
         for line in reversed(lines):
-            yield LogEntry(Position(chunk.life, chunk.offset + at), line)
+            yield LogEntry(Position(chunk.incarnation, chunk.offset + at), line)
             at -= len(line) + 1
         end, step = start, min(2 * step, _BLOCK)
 
@@ -322,7 +322,7 @@ def _gap(source: ChunkSource, chunk: Chunk, lines: int | None, size: int) -> Log
     """Return the line that stands for what was cut out before a chunk, at that chunk's time."""
     many = "" if lines is None else f"{lines} lines, "
     entry = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
-    return LogEntry(Position(chunk.life, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
+    return LogEntry(Position(chunk.incarnation, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
 
 
 def _megabytes(size: int) -> str:
@@ -333,7 +333,7 @@ def _rank(severity: str) -> int:
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
-def _has(pattern: str, line: bytes) -> bool:
+def _message_matches(pattern: str, line: bytes) -> bool:
     """Return True if the pattern is found in a line's message.
 
     On the main thread the search is limited to PATTERN_SECONDS.

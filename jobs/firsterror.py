@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LOUD = frozenset({"ERROR", "CRITICAL"})
+ERROR_SEVERITIES = frozenset({"ERROR", "CRITICAL"})
 LONGEST = 500
 TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 
@@ -26,40 +26,40 @@ class ErrorFinder:
     """
 
     def __init__(self) -> None:
-        self.found: FirstError | None = None
-        self._of: tuple[object, str] | None = None
-        self._over = self._in_traceback = False
+        self.error: FirstError | None = None
+        self._message: tuple[object, str] | None = None
+        self._ended = self._in_traceback = False
 
-    def see(self, time: object, severity: str, text: str, shown: str) -> bool:
+    def add_line(self, time: object, severity: str, text: str, shown: str) -> bool:
         """Read one more line of the message of that time; return True if it belongs to the first error.
 
         `shown` is the line as a log shows it.
         """
-        if self._over or (self._of is None and severity not in LOUD):
+        if self._ended or (self._message is None and severity not in ERROR_SEVERITIES):
             return False
-        if self._of is not None and self._of != (time, severity):
-            self._over = True
+        if self._message is not None and self._message != (time, severity):
+            self._ended = True
             return False
-        first = self._of is None
-        self._of = (time, severity)
+        first = self._message is None
+        self._message = (time, severity)
         traceback = TRACEBACK.match(text) is not None
-        last = self._in_traceback and not traceback and not hangs(text)
+        last = self._in_traceback and not traceback and not is_continuation(text)
         self._in_traceback = traceback or (self._in_traceback and not last)
         if not first and not last:
             return False
-        self.found = FirstError(shown, text[:LONGEST])
+        self.error = FirstError(shown, text[:LONGEST])
         return not traceback
 
 
-def earliest(found: Iterable[tuple[str, FirstError | None]]) -> tuple[str, FirstError] | None:
+def earliest(first_errors: Iterable[tuple[str, FirstError | None]]) -> tuple[str, FirstError] | None:
     """Return the replica with the earliest first error, and that error, or None if no replica has one."""
-    errors = [(error.time, name, error) for name, error in found if error]
+    errors = [(error.time, name, error) for name, error in first_errors if error]
     if not errors:
         return None
     _, name, error = min(errors, key=lambda each: each[:2])
     return name, error
 
 
-def hangs(text: str) -> bool:
+def is_continuation(text: str) -> bool:
     """Return True if a line looks like a continuation of the previous one."""
     return not text or text[0].isspace()

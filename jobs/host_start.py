@@ -90,14 +90,14 @@ def in_thread(work: Callable[[], None]) -> None:
 
 
 @dataclass
-class _Asked:
+class _HostRequest:
     """For one host: when it is due again, what the answer was, and how often in a row."""
 
     due: float
     times: int = 0
     pending: bool = False
     answer: str | None = None
-    alike: int = 0
+    same_answers: int = 0
     reported: str | None = None
 
 
@@ -114,39 +114,39 @@ class HostStarter:
         """Prepare to start these `hosts`, the only ones that can be started."""
         self.hosts = frozenset(hosts)
         self._start, self._clock, self._run_in_background = start, clock, run_in_background
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _HostRequest] = {}
 
-    def want(self, hosts: Iterable[str]) -> list[str]:
+    def request_hosts(self, hosts: Iterable[str]) -> list[str]:
         """Ask for each of these that is due; the lines that are new since the last time."""
         targets, now = self.hosts & set(hosts), self._clock()
-        back = [(host, asked) for host, asked in self._asked.items() if host not in targets]
-        self._asked = {host: self._asked.get(host) or _Asked(now) for host in sorted(targets)}
-        for host, asked in self._asked.items():
-            if not asked.pending and now >= asked.due:
-                asked.pending, asked.due = True, now + PAUSES[min(asked.times, len(PAUSES) - 1)]
-                asked.times += 1
-                self._run_in_background(lambda host=host, asked=asked: self._ask(host, asked))  # type: ignore[misc]
+        back = [(host, request) for host, request in self._requests.items() if host not in targets]
+        self._requests = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}
+        for host, request in self._requests.items():
+            if not request.pending and now >= request.due:
+                request.pending, request.due = True, now + PAUSES[min(request.times, len(PAUSES) - 1)]
+                request.times += 1
+                self._run_in_background(lambda host=host, request=request: self._send_request(host, request))  # type: ignore[misc]
         # The answer for a host that is back by now is still to be reported.
-        return [line for host, asked in (*back, *self._asked.items()) if (line := _news(host, asked))]
+        return [line for host, request in (*back, *self._requests.items()) if (line := _new_line(host, request))]
 
-    def _ask(self, host: str, asked: _Asked) -> None:
+    def _send_request(self, host: str, request: _HostRequest) -> None:
         try:
             answer = self._start(host)
-            asked.alike = asked.alike + 1 if answer == asked.answer else 1
-            asked.answer = answer
+            request.same_answers = request.same_answers + 1 if answer == request.answer else 1
+            request.answer = answer
         finally:
-            asked.pending = False
+            request.pending = False
 
 
-def _news(host: str, asked: _Asked) -> str:
+def _new_line(host: str, request: _HostRequest) -> str:
     """Return a line about the answer if it is new.
 
     A refusal counts when it comes twice: a host must be off to be started.
     """
-    answer = asked.answer
-    if answer is None or answer == asked.reported or (answer and asked.alike < 2):
+    answer = request.answer
+    if answer is None or answer == request.reported or (answer and request.same_answers < 2):
         return ""
-    asked.reported = answer
+    request.reported = answer
     return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"
 
 

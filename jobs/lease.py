@@ -13,10 +13,10 @@ from typing import ClassVar
 
 SECONDS = 15.0
 """So long without a change, and the lease of a holder may be taken over."""
-OF_A_SUBMITTER = 2
+SUBMITTER_FACTOR = 2
 """So many times as long for that of a submitter, who does one thing at a time: a single slow call must not cost it its job."""
 # A judge that did not look for longer than this did not see what happened in between.
-_LOOKED_AWAY = 5.0
+_LONGEST_GAP = 5.0
 
 Clock = Callable[[], float]
 
@@ -40,14 +40,14 @@ class Lease:
     def free(self) -> bool:
         return not self.holder
 
-    def passed(self, holder: str, submitter: bool = False) -> Lease:
+    def with_holder(self, holder: str, submitter: bool = False) -> Lease:
         """Return the lease with another holder."""
         return Lease(holder, self.epoch + 1, 0, submitter)
 
     def renewed(self) -> Lease:
         return replace(self, heartbeatSeq=self.heartbeatSeq + 1)
 
-    def meant_for(self, replica: str) -> bool:
+    def is_assigned_to(self, replica: str) -> bool:
         """Return True if it was handed to a replica, or an earlier incarnation of that replica holds it."""
         return self.holder.partition("/")[0] == replica and not self.submitter
 
@@ -60,17 +60,17 @@ class ChangeTimer:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._seen: dict[Hashable, tuple[Hashable, float, float]] = {}
+        self._values: dict[Hashable, tuple[Hashable, float, float]] = {}
 
-    def see(self, key: Hashable, value: Hashable) -> float:
+    def observe(self, key: Hashable, value: Hashable) -> float:
         """Take note of a value; the seconds for which it has been the same, 0 for one that is new."""
         now = self.clock()
-        before = self._seen.get(key)
+        before = self._values.get(key)
         same = before is not None and before[0] == value
-        seconds = before[1] + min(now - before[2], _LOOKED_AWAY) if before and same else 0.0
-        self._seen[key] = (value, seconds, now)
+        seconds = before[1] + min(now - before[2], _LONGEST_GAP) if before and same else 0.0
+        self._values[key] = (value, seconds, now)
         return seconds
 
-    def forget(self, key: Hashable) -> None:
+    def reset(self, key: Hashable) -> None:
         """Begin again with this key."""
-        self._seen.pop(key, None)
+        self._values.pop(key, None)

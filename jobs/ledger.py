@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from jobs import paths
 from jobs.bucket import Conflict, RecordStore
-from jobs.checked import Record, RecordError
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.serialization import Record, RecordError
 from jobs.states import JobState
 from jobs.study import Trial
 

@@ -39,21 +39,21 @@ _WINDOW_SECONDS, _MARKS, _APART_SECONDS = 30.0, 32, 1.0
 
 
 @dataclass(frozen=True)
-class Mark:
+class TrainPoint:
     """A Train line: the global step, and the seconds since training began."""
 
     step: int
     seconds: float
 
 
-def mark(line: str) -> Mark | None:
+def parse_train_point(line: str) -> TrainPoint | None:
     """Read a Train line; None for any other."""
     match = _TRAIN.search(line)
-    return Mark(int(match[1]), float(match[3])) if match else None
+    return TrainPoint(int(match[1]), float(match[3])) if match else None
 
 
 @dataclass(frozen=True)
-class Told:
+class MetricPoint:
     """Hold the metrics of a step, and the steps/s of this replica alone if the line has them."""
 
     step: int
@@ -61,20 +61,20 @@ class Told:
     rate: float | None = None
 
 
-def trained(line: str) -> Told | None:
+def parse_train_metrics(line: str) -> MetricPoint | None:
     """Read the metrics of a Train line or of a report; None for any other line."""
     if report := valid_report(line):
-        return Told(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
+        return MetricPoint(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
     if not (match := _TRAIN.search(line)):
         return None
     local = _LOCAL.search(match[4])
-    return Told(int(match[1]), _numbers(match[2].strip()), float(local[1]) if local else None)
+    return MetricPoint(int(match[1]), _numbers(match[2].strip()), float(local[1]) if local else None)
 
 
-def evaluated(line: str) -> Told | None:
+def parse_eval_metrics(line: str) -> MetricPoint | None:
     """Read the metrics of an Eval line or of the final line; None for any other line."""
     match = _EVAL.search(line) or _FINAL.search(line)
-    return Told(int(match[1]), _numbers(match[2])) if match else None
+    return MetricPoint(int(match[1]), _numbers(match[2])) if match else None
 
 
 def _numbers(text: str) -> dict[str, float]:
@@ -90,18 +90,18 @@ def _numbers(text: str) -> dict[str, float]:
     return numbers
 
 
-def tells(line: str) -> bool:
+def is_progress_line(line: str) -> bool:
     """Return True for a line that any of these functions reads."""
     return any(kind.search(line) for kind in (_TRAIN, _EVAL, _FINAL, _PERIOD, _REPORT))
 
 
-def period(lines: Iterable[str]) -> int | None:
+def parse_period(lines: Iterable[str]) -> int | None:
     """Return the local steps between two exchanges by the last line that has them; None if none has."""
     periods = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
     return periods[-1] if periods else None
 
 
-def final_metrics(lines: Iterable[str]) -> dict[str, str]:
+def parse_final_metrics(lines: Iterable[str]) -> dict[str, str]:
     """Read the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`, numbers as printed."""
     matches = [match for line in lines if (match := _FINAL.search(line))]
     return {"steps": matches[-1][1], **dict(_METRIC.findall(matches[-1][2]))} if matches else {}
@@ -211,9 +211,9 @@ class ProgressFinder:
     def __init__(self) -> None:
         self.progress: JobProgress | None = None
         self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)
-        self._told = False
+        self._error_reported = False
 
-    def see(self, line: str, seconds: float, time: str) -> str:
+    def add_line(self, line: str, seconds: float, time: str) -> str:
         """Take note of a line.
 
         Args:
@@ -229,7 +229,7 @@ class ProgressFinder:
         try:
             report = read_report(line)
         except (ValueError, RecursionError) as error:
-            previously, self._told = self._told, True
+            previously, self._error_reported = self._error_reported, True
             return "" if previously else f"a progress report is invalid, and such are dropped: {error}"
         if report is not None:
             self._take(report, seconds, time)
@@ -239,11 +239,11 @@ class ProgressFinder:
 
     def _read(self, line: str, seconds: float, time: str) -> None:
         """Take note of one of the samples' lines."""
-        if point := trained(line):
+        if point := parse_train_metrics(line):
             values = dict(point.values)
             if point.step <= _LAST_STEP:
                 self._take(JobProgress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
-        elif (point := evaluated(line)) and point.step <= _LAST_STEP:
+        elif (point := parse_eval_metrics(line)) and point.step <= _LAST_STEP:
             before = self.progress or JobProgress(point.step, time=time)
             metrics = {f"eval_{name}": value for name, value in point.values.items()}
             self.progress = replace(before, step=max(before.step, point.step), metrics=_merged(before.metrics, metrics))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from jobs.checked import Record
+from jobs.serialization import Record
 
 
 class HostAssignment:
@@ -24,24 +24,24 @@ class HostAssignment:
     hosts: list[str]
 
     @property
-    def wanted(self) -> dict[str, list[str]]:
+    def candidates_by_replica(self) -> dict[str, list[str]]:
         """The candidate hosts of each replica, the chief first."""
         return self.candidates or {host: [host] for host in self.hosts}
 
     @property
     def placement(self) -> dict[str, str]:
         """The assigned host of each replica; empty before the assignment."""
-        return dict(zip(self.wanted, self.hosts, strict=False))
+        return dict(zip(self.candidates_by_replica, self.hosts, strict=False))
 
 
-def place(wanted: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
+def place(candidates: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
     """Assign each replica its best free host; a replica without a free candidate gets none.
 
     Replicas choose in turn. The result is complete if possible, as long as hosts shared by two replicas are the only
     candidates of the later one: a master falls back on the workers' hosts, a worker has no others.
     """
     placed: dict[str, str] = {}
-    for replica, hosts in wanted.items():
+    for replica, hosts in candidates.items():
         free = (host for host in hosts if host not in taken and host not in placed.values())
         if host := next(free, None):
             placed[replica] = host
@@ -67,13 +67,13 @@ class QueueEntry(HostAssignment):
     maxWaitTime: float | None = None
     candidates: dict[str, list[str]] = field(default_factory=dict)
 
-    def may_use(self) -> set[str]:
+    def usable_hosts(self) -> set[str]:
         """Return the hosts that it holds, or else its candidates."""
-        return set(self.hosts) if self.held else {host for hosts in self.wanted.values() for host in hosts}
+        return set(self.hosts) if self.held else {host for hosts in self.candidates_by_replica.values() for host in hosts}
 
-    def must_have(self) -> set[str]:
+    def required_hosts(self) -> set[str]:
         """Return the hosts that it holds, or without which it cannot run."""
-        return set(self.hosts) if self.held else {hosts[0] for hosts in self.wanted.values() if len(hosts) == 1}
+        return set(self.hosts) if self.held else {hosts[0] for hosts in self.candidates_by_replica.values() if len(hosts) == 1}
 
     def replica_on(self, host: str) -> str:
         """Return the replica on this host, or empty if the job has none there."""
@@ -96,9 +96,9 @@ class Queue(Record):
         """Return the entry that holds a host."""
         return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
 
-    def concerning(self, host: str) -> list[QueueEntry]:
+    def entries_for(self, host: str) -> list[QueueEntry]:
         """Return the entry that holds this host, and those that wait for it or a similar one."""
-        return [entry for entry in self.entries if host in entry.may_use()]
+        return [entry for entry in self.entries if host in entry.usable_hosts()]
 
     def ahead_of(self, job_id: str) -> list[QueueEntry]:
         """Return the entries that a job waits for.
@@ -113,7 +113,7 @@ class Queue(Record):
             if entry.jobId == job_id:
                 break
             first.append(entry)
-        return [entry for entry in first if not entry.may_use().isdisjoint(mine.may_use())]
+        return [entry for entry in first if not entry.usable_hosts().isdisjoint(mine.usable_hosts())]
 
     def added(self, entry: QueueEntry) -> Queue:
         """Return the queue with one more entry at the end, which holds hosts if enough are free."""
@@ -133,13 +133,17 @@ class Queue(Record):
         The order is by priority, then by time; no job overtakes one that waits for the same host.
         """
         placed = self._placed()
-        assigned = {e.jobId: list(placed[e.jobId].values()) for e in self._waiting() if len(placed[e.jobId]) == len(e.wanted)}
+        assigned = {
+            e.jobId: list(placed[e.jobId].values())
+            for e in self._waiting()
+            if len(placed[e.jobId]) == len(e.candidates_by_replica)
+        }
         if not assigned:
             return self
         promoted = [replace(e, held=True, hosts=assigned[e.jobId]) if e.jobId in assigned else e for e in self.entries]
         return replace(self, entries=promoted)
 
-    def kept(self) -> dict[str, str]:
+    def reserved_hosts(self) -> dict[str, str]:
         """Return for each reserved host the job that waits for more hosts."""
         return {host: job_id for job_id, placed in self._placed().items() for host in placed.values()}
 
@@ -151,7 +155,7 @@ class Queue(Record):
         busy = {host for entry in self.entries if entry.held for host in entry.hosts}
         placements = {}
         for entry in self._waiting():
-            placements[entry.jobId] = place(entry.wanted, busy)
+            placements[entry.jobId] = place(entry.candidates_by_replica, busy)
             busy.update(placements[entry.jobId].values())
         return placements
 

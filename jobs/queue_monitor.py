@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from jobs import lease
 from jobs.bucket import Conflict
-from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.submitter import NOT_HANDED_OVER
 from jobs.times import now
@@ -57,7 +57,7 @@ class QueueMonitor:
                 if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
         if self._starter:
-            self._starter.want(
+            self._starter.request_hosts(
                 host for entry in queue.entries if self._all_hosts_silent(entry, jobs.get(entry.jobId)) for host in entry.hosts
             )
 
@@ -78,21 +78,21 @@ class QueueMonitor:
         if isinstance(stored, RecordError):
             return self._same(entry, "unreadable")
         if stored is None:
-            if self._same(entry, "missing", lease.OF_A_SUBMITTER):
+            if self._same(entry, "missing", lease.SUBMITTER_FACTOR):
                 # Its submitter is gone; this keeps what it may still have under way from making the job.
-                self._ledger.create_job(_never_made(entry).passed(self._me))
+                self._ledger.create_job(_missing_job(entry).with_holder(self._me))
                 return True
             return False
         job = stored.record
         if job.final:
             return self._same(entry, job.lease)  # its leader does it as soon as all replicas have stopped
         if job.lease.submitter:
-            if self._same(entry, job.lease, lease.OF_A_SUBMITTER):
+            if self._same(entry, job.lease, lease.SUBMITTER_FACTOR):
                 self._end(stored, NOT_HANDED_OVER)
                 return True
             return False
-        if entry.held and (why := self._nobody_leads(entry, job)):
-            self._end(replace(stored, record=replace(job, lostReplicas=list(entry.wanted))), why)
+        if entry.held and (why := self._abandoned_reason(entry, job)):
+            self._end(replace(stored, record=replace(job, lostReplicas=list(entry.candidates_by_replica))), why)
             return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):
@@ -103,7 +103,7 @@ class QueueMonitor:
                 return True
         return False
 
-    def _nobody_leads(self, entry: QueueEntry, job: JobRecord) -> str:
+    def _abandoned_reason(self, entry: QueueEntry, job: JobRecord) -> str:
         """Return why a job must end whose hosts are all gone; empty while it may be waited for.
 
         As long as one of them lives, that one leads, and decides about the others.
@@ -120,20 +120,20 @@ class QueueMonitor:
 
     def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""
-        return self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
+        return self._watch.observe(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _same(self, entry: QueueEntry, value: object, times: int = 1) -> bool:
         """Return True once this has been so for the time of a lease, or of several."""
-        return self._watch.see(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
+        return self._watch.observe(("entry", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: QueueEntry) -> float:
-        return self._watch.see(("waits", entry.jobId, entry.token), True)
+        return self._watch.observe(("waits", entry.jobId, entry.token), True)
 
     def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
-        self._ledger.change_job(stored, stored.record.passed(self._me).ended(why, cancelled))
+        self._ledger.change_job(stored, stored.record.with_holder(self._me).ended(why, cancelled))
 
 
-def _never_made(entry: QueueEntry) -> JobRecord:
+def _missing_job(entry: QueueEntry) -> JobRecord:
     created = entry.createTime or now()
     record = JobRecord(
         entry.jobId, hosts=entry.hosts, candidates=entry.candidates, createTime=created, submittedBy=entry.submittedBy

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from jobs import chunks, lease, paths
-from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.notification import Notification
 from jobs.progress import JobProgress
 from jobs.queue import HostAssignment
+from jobs.serialization import Record, RecordError
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.study import Study
 from jobs.times import now, seconds_between
@@ -225,9 +225,9 @@ class JobRecord(HostAssignment, Record):
             return self.to(JobState.FAILED, errorMessage=why)
         return self.to(JobState.CANCELLING).to(JobState.CANCELLED, errorMessage=why)
 
-    def passed(self, holder: str, submitter: bool = False) -> JobRecord:
+    def with_holder(self, holder: str, submitter: bool = False) -> JobRecord:
         """Return this record with another holder of its lease."""
-        return replace(self, lease=self.lease.passed(holder, submitter))
+        return replace(self, lease=self.lease.with_holder(holder, submitter))
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Task:
     tfConfig: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def found(self, addresses: Mapping[str, str]) -> Task:
+    def with_addresses(self, addresses: Mapping[str, str]) -> Task:
         """Return the task with replicas' addresses instead of names.
 
         It replaces them in TF_CONFIG, MASTER_ADDR and JAX's coordinator.
@@ -339,7 +339,7 @@ class Plan(Record):
         """Return True for a replica that, once done, does not start again with the whole job."""
         return not self.whole if self.successPolicy == "all" else replica == self.chief
 
-    def placed(self, hosts: Mapping[str, str]) -> Plan:
+    def with_hosts(self, hosts: Mapping[str, str]) -> Plan:
         """Return this plan for a job with these hosts: each replica's address instead of its name.
 
         Raises:
@@ -347,7 +347,7 @@ class Plan(Record):
         """
         addresses = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
         try:
-            tasks = {name: task.found(addresses) for name, task in self.tasks.items()}
+            tasks = {name: task.with_addresses(addresses) for name, task in self.tasks.items()}
         except (ValueError, AttributeError, TypeError) as error:
             raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)

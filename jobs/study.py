@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from jobs.checked import Record
+from jobs.serialization import Record
 from jobs.times import now, seconds_between
 
 METRIC_TAG = "training/hptuning/metric"
@@ -207,7 +207,7 @@ def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
     return next((trial for trial in ranked(study, trials) if trial.finalMetric), None)
 
 
-def thinned(measurements: list[Measurement]) -> list[Measurement]:
+def thin(measurements: list[Measurement]) -> list[Measurement]:
     """Return evenly spaced measurements if there are too many, the last among them."""
     return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS) or -1][::-1]
 

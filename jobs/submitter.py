@@ -55,7 +55,7 @@ class Submitter:
     def __init__(self, ledger: Ledger, record: JobRecord, me: str, max_wait: float | None = None) -> None:
         """Prepare the submission of a record; `me` identifies this submission alone."""
         self._ledger = ledger
-        self._record = replace(record.passed(me, submitter=True), state=JobState.QUEUED)
+        self._record = replace(record.with_holder(me, submitter=True), state=JobState.QUEUED)
         self._me = me
         self._entry = QueueEntry(
             record.jobId,
@@ -112,9 +112,9 @@ class Submitter:
         return queue.ahead_of(self._entry.jobId)
 
     @property
-    def may_use(self) -> set[str]:
+    def usable_hosts(self) -> set[str]:
         """Return the hosts that it has after `claim` or `ahead`, or else its candidates."""
-        return self._entry.may_use()
+        return self._entry.usable_hosts()
 
     def renew(self) -> None:
         """Renew the lease; call it every few seconds.
@@ -143,7 +143,7 @@ class Submitter:
             OvertakenError: another holder has the job.
         """
         try:
-            self._write(lambda job: job.passed(""))
+            self._write(lambda job: job.with_holder(""))
         except OvertakenError as error:
             # Its replicas may have taken over already, where we did not hear of our own success.
             if error.record is None or error.record.lease.submitter or error.record.errorMessage == NOT_HANDED_OVER:
@@ -206,23 +206,25 @@ class Canceller:
     ) -> None:
         self._ledger, self._watch, self._me, self._job_id, self._request = ledger, watch, me, job_id, request
         self._seconds = seconds
-        self._asked = False
+        self._requested = False
 
     def step(self) -> JobRecord | None:
         """Look once, and do what is to do; the job as it is, None where there is none."""
-        if not self._asked:
+        if not self._requested:
             self._ledger.request_cancel(self._job_id, self._request)
-            self._asked = True
+            self._requested = True
         stored = self._ledger.job(self._job_id)
         if stored is None or stored.record.final:
             return stored.record if stored else None
         job = stored.record
         # Those of its replicas that live take over long before.
-        patience = self._seconds * (lease.OF_A_SUBMITTER if job.lease.submitter else 3)
-        silent = self._watch.see(("lease", self._job_id), job.lease)
+        patience = self._seconds * (lease.SUBMITTER_FACTOR if job.lease.submitter else 3)
+        silent = self._watch.observe(("lease", self._job_id), job.lease)
         if (job.state is JobState.QUEUED and job.lease.free) or silent >= patience:
             with suppress(Conflict):
-                ended = job.passed(self._me).ended("" if job.lease.free else "cancelled; no replica was alive", cancelled=True)
+                ended = job.with_holder(self._me).ended(
+                    "" if job.lease.free else "cancelled; no replica was alive", cancelled=True
+                )
                 job = self._ledger.change_job(stored, ended).record
                 self._ledger.free_hosts(self._job_id)
         return job

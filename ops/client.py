@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from jobs import lease
 from jobs.bucket import BucketError
-from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.lease import ChangeTimer
 from jobs.progress import JobProgress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.submitter import Canceller
 from jobs.times import now

@@ -63,7 +63,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     """Return the line and the exit code of an error of any library that a command uses."""
     from infra.spec import SpecError
     from jobs.bucket import BucketError, Conflict
-    from jobs.checked import RecordError
+    from jobs.serialization import RecordError
 
     if isinstance(error, OpsError):
         return one_line(error), error.code

@@ -14,12 +14,12 @@ from hosts.agent.reporter import HostProbes, Reporter
 from hosts.agent.supervisor import Assignment, Spawn, Supervisor
 from jobs import lease, paths
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
 # While a job begins or ends here, somebody waits for it: this many rounds in the time of one, for so long.
@@ -74,7 +74,7 @@ class Agent:
     def __init__(
         self,
         name: str,
-        life: str,
+        incarnation: str,
         ledger: Ledger,
         site: Site,
         spawn: Spawn,
@@ -89,11 +89,11 @@ class Agent:
 
         `current` returns False once this host has another version of this program than the running one.
         """
-        self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
+        self._name, self._incarnation, self._ledger, self._site, self._spawn = name, incarnation, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = ChangeTimer(clock)
         self._lease_seconds = lease_seconds
-        self._me = f"{name}/{life}"
+        self._me = f"{name}/{incarnation}"
         self._probes, self._current = probes, current
         self._queue_monitor = QueueMonitor(ledger, self._watch, self._me, lease_seconds, probes.starter())
         self._quick_until = clock() + _QUICK_SECONDS
@@ -166,11 +166,11 @@ class Agent:
             self.over = True  # what comes next is for the version that fab has brought since
             return
         queue = self._ledger.queue()
-        concerning = queue.concerning(self._name)
-        self._site.tidy([entry.jobId for entry in concerning])
+        entries = queue.entries_for(self._name)
+        self._site.tidy([entry.jobId for entry in entries])
         entry = queue.holder(self._name)
         if entry is None:
-            self.over = not concerning
+            self.over = not entries
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:
@@ -183,7 +183,7 @@ class Agent:
             replica = entry.replica_on(self._name)
             if plan is None or replica not in plan.replicas:
                 raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
-            self._take_up(plan.placed(entry.placement), replica, job)
+            self._take_up(plan.with_hosts(entry.placement), replica, job)
         except (BucketError, RecordError) as error:
             self._cannot_take_up(stored, error)
             raise
@@ -195,11 +195,11 @@ class Agent:
         """
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
-        tried = self._watch.see(("take up", job.jobId), True)
-        nobody_leads = job.lease.free or self._watch.see(("led", job.jobId), job.lease) >= self._lease_seconds
+        tried = self._watch.observe(("take up", job.jobId), True)
+        nobody_leads = job.lease.free or self._watch.observe(("led", job.jobId), job.lease) >= self._lease_seconds
         if tried >= patience and nobody_leads and not job.lease.submitter:
             why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
-            self._ledger.change_job(stored, job.passed(self._me).ended(why))
+            self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
 
     def _take_up(self, plan: Plan, name: str, job: JobRecord) -> None:
         """Go on from the record that a former life of this replica left in the bucket, or begin."""
@@ -212,7 +212,7 @@ class Agent:
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
             supervisor,
-            self._life,
+            self._incarnation,
             self._ledger,
             self._clock,
             self._now,
@@ -238,12 +238,12 @@ class Agent:
             reporter.round()
         except RecordError:
             # A record that stays unreadable is the end of its job: its host must not hang on it.
-            if self._watch.see("unreadable", True) >= 2 * self._lease_seconds:
+            if self._watch.observe("unreadable", True) >= 2 * self._lease_seconds:
                 self.supervisor.order(0, "the job's record cannot be read")
                 if self.supervisor.idle and self._site.finish():
                     self._drop()
             raise
-        self._watch.forget("unreadable")
+        self._watch.reset("unreadable")
         self._diagnose(reporter.job, self.supervisor)
         if not self._record_unsaved(reporter.job, self.supervisor) or reporter.unpublished:
             return

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jobs import paths
-from jobs.checked import RecordError
 from jobs.records import HostFile
+from jobs.serialization import RecordError
 
 _ETC = "/etc/scaletier"
 

@@ -27,7 +27,7 @@ class Leader:
         self,
         plan: Plan,
         name: str,
-        life: str,
+        incarnation: str,
         ledger: Ledger,
         clock: Clock,
         now: Callable[[], str],
@@ -38,7 +38,7 @@ class Leader:
         self._starter = starter
         startable = starter.hosts if starter else frozenset()
         self._startable = frozenset(replica for replica, host in plan.hosts.items() if host in startable)
-        self._me = f"{name}/{life}"
+        self._me = f"{name}/{incarnation}"
         self._watch = ChangeTimer(clock)
         self._renew_at = 0.0
         self._end_by: float | None = None
@@ -54,17 +54,17 @@ class Leader:
         A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.queue_monitor`).
         """
         lease = job.lease
-        silent = self._watch.see("lease", lease)
+        silent = self._watch.observe("lease", lease)
         if lease.submitter:
             return False
-        if lease.meant_for(self._name):
+        if lease.is_assigned_to(self._name):
             return True  # an earlier life of this replica, which is no more
         patience = 0.0 if lease.free else self._plan.leaseSeconds
         return silent >= patience + self._rank * self._plan.leaseSeconds / 2 / _RANKS
 
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
         """Take the lease; Conflict where another was quicker."""
-        stored = self._ledger.change_job(job, job.record.passed(self._me))
+        stored = self._ledger.change_job(job, job.record.with_holder(self._me))
         self._renewed()
         return stored
 
@@ -76,7 +76,7 @@ class Leader:
         record = job.record
         if record.state is JobState.RUNNING:
             # The time that this leader has seen it run; who leads after it goes on from there.
-            record = replace(record, runSeconds=round(record.runSeconds + self._watch.see("runs", True), 3))
+            record = replace(record, runSeconds=round(record.runSeconds + self._watch.observe("runs", True), 3))
         hosts = list(self._plan.hosts.values())
         moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
         if moved:
@@ -84,7 +84,7 @@ class Leader:
         view = self._look(record, replicas, cancel_requested)
         new = decide(record, view)
         if self._starter:
-            lines = self._starter.want(self._plan.hosts[name] for name in to_start(record, view))
+            lines = self._starter.request_hosts(self._plan.hosts[name] for name in to_start(record, view))
             if lines and not record.final:
                 current = new or record
                 new = replace(current, events=with_events(current.events, *(Event(view.now, line) for line in lines)))
@@ -97,8 +97,8 @@ class Leader:
         new = replace(new, progress=progress or new.progress)
         stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
         self._renewed()
-        self._watch.forget("runs")
-        self._watch.see("runs", True)
+        self._watch.reset("runs")
+        self._watch.observe("runs", True)
         return stored
 
     def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
@@ -112,17 +112,17 @@ class Leader:
     def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
         watch, names = self._watch, self._plan.replicas
         silence = {
-            n: watch.see(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None) for n in names
+            n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None) for n in names
         }
         exited, killed = {}, {}
         for name, record in replicas.items():
             if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
-                exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
+                exited[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode))
             if record.attempt != job.attempt:
                 continue
             expired = silence[name] >= self._plan.lostAfterSeconds
             if record.restarts or record.killed or expired:
-                killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, expired))
+                killed[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.killed, expired))
         printed = tuple(record.lines for record in replicas.values())
         return View(
             self._plan,
@@ -131,8 +131,8 @@ class Leader:
             silence,
             exited,
             killed,
-            watch.see("state", (job.state, job.attempt)),
-            watch.see("printed", (printed, job.attempt)),
+            watch.observe("state", (job.state, job.attempt)),
+            watch.observe("printed", (printed, job.attempt)),
             cancel_requested,
             self._startable,
         )

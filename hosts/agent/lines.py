@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jobs.firsterror import TRACEBACK, hangs
+from jobs.firsterror import TRACEBACK, is_continuation
 
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
@@ -230,7 +230,7 @@ class Messages:
             self._first = OutputLine(now, severity or "INFO", text)
             self._raised = self._chained = False
         self._last = now
-        in_traceback = traceback or (self._in_traceback and hangs(text))
+        in_traceback = traceback or (self._in_traceback and is_continuation(text))
         self._raised = self._raised or (self._in_traceback and not in_traceback)
         self._in_traceback = in_traceback
         self._chained = self._chained or text.startswith(_CHAINED)
@@ -246,7 +246,7 @@ class Messages:
             return self._chained or logged
         if severity is not None:
             return False
-        return self._in_traceback or hangs(text) or (self._raised and pause < RAISED_SECONDS)
+        return self._in_traceback or is_continuation(text) or (self._raised and pause < RAISED_SECONDS)
 
 
 def severity_of(text: str) -> str | None:

@@ -89,7 +89,7 @@ class Log:
     def _next(self, archived: Iterable[Chunk]) -> Chunk:
         """Return where the log continues: behind local chunks, on a new host behind the archived ones."""
         if not self._chunks:
-            last = max((chunk.life for chunk in archived), default=0)
+            last = max((chunk.incarnation for chunk in archived), default=0)
             return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
         *_, last_chunk = self._chunks
         path = self.path / last_chunk.name
@@ -101,8 +101,8 @@ class Log:
                 file.write(b"\n")  # a replica that was killed may have left half a line
                 lines += 1
             self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
-            return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + lines, 0)
-        return Chunk(last_chunk.life + 1, 0, 0, 0)  # which cannot be gone on with
+            return Chunk(last_chunk.incarnation, last_chunk.end, last_chunk.line + lines, 0)
+        return Chunk(last_chunk.incarnation + 1, 0, 0, 0)  # which cannot be gone on with
 
     def _keep(self, lines: list[OutputLine]) -> None:
         try:
@@ -156,7 +156,7 @@ class Log:
         os.close(self._file)
         self._file = -1
         self._chunks.append(chunk)
-        self._open_chunk, self._lines = Chunk(chunk.life, chunk.end, chunk.line + self._lines, 0), 0
+        self._open_chunk, self._lines = Chunk(chunk.incarnation, chunk.end, chunk.line + self._lines, 0), 0
         for removed in cut(self._chunks, self.limit):
             self._chunks.remove(removed)
             (self.path / removed.name).unlink(missing_ok=True)
@@ -183,7 +183,7 @@ class LogArchive:
         """Prepare to copy a log; `there` are its chunks that the bucket has already."""
         self._log, self._store, self._folder = log, store, folder
         self._there = there
-        self._lives = {chunk.life for chunk in there} - {chunk.life for chunk in log.closed()}
+        self._incarnations = {chunk.incarnation for chunk in there} - {chunk.incarnation for chunk in log.closed()}
         self._ending = threading.Event()
         self._give_up_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
@@ -234,12 +234,12 @@ class LogArchive:
 
     def _adopt(self) -> None:
         """Fetch what earlier hosts of the replica have written: who reads the log here is to find it whole."""
-        for chunk in [chunk for chunk in self._there if chunk.life in self._lives]:
+        for chunk in [chunk for chunk in self._there if chunk.incarnation in self._incarnations]:
             if not (path := self._log.path / chunk.name).exists() and self._store.download(
                 f"{self._folder}/{chunk.name}", path
             ):
                 self._log.adopt(chunk)
-        self._lives = set()
+        self._incarnations = set()
 
 
 @lru_cache(64)

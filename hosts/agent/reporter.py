@@ -10,12 +10,12 @@ from hosts.agent.leader import Leader
 from hosts.agent.supervisor import Supervisor
 from jobs import paths
 from jobs.bucket import Conflict
-from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification
 from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.serialization import RecordError
 from jobs.states import JobState
 
 
@@ -39,7 +39,7 @@ class Reporter:
     def __init__(
         self,
         supervisor: Supervisor,
-        life: str,
+        incarnation: str,
         ledger: Ledger,
         clock: Clock,
         now: Callable[[], str],
@@ -52,9 +52,9 @@ class Reporter:
         `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in a Site.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
-        self._plan, self._name, self._life, self._log = plan, name, life, supervisor.assignment.log
+        self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log
         self._ledger, self._supervisor, self._clock, self._now = ledger, supervisor, clock, now
-        self._leader = Leader(plan, name, life, ledger, clock, now, probes.starter())
+        self._leader = Leader(plan, name, incarnation, ledger, clock, now, probes.starter())
         self._version, self._probes, self._notify = version, probes, notify
         self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None
@@ -112,7 +112,7 @@ class Reporter:
             connections=self._connections,
             heartbeatTime=self._now(),
         )
-        return replace(current, incarnation=self._life, heartbeatSeq=self._beat)
+        return replace(current, incarnation=self._incarnation, heartbeatSeq=self._beat)
 
     def round(self) -> None:
         """Report, read, and lead if it is this replica's turn.

@@ -62,7 +62,7 @@ class Trainer:
 
     @property
     def first_error(self) -> FirstError | None:
-        return self._errors.found
+        return self._errors.error
 
     @property
     def progress(self) -> JobProgress | None:
@@ -132,8 +132,8 @@ class Trainer:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
             complaint, seconds = "", time.monotonic()
             for line in lines:
-                self._errors.see(line.time, line.severity, line.message, moment(line.time))
-                complaint = self._reports.see(line.message, seconds, moment(line.time)) or complaint
+                self._errors.add_line(line.time, line.severity, line.message, moment(line.time))
+                complaint = self._reports.add_line(line.message, seconds, moment(line.time)) or complaint
             log.write(lines)
             if complaint:
                 log.say(complaint, "WARNING")

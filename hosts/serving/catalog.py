@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hosts.serving.records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
 from jobs import paths
 from jobs.bucket import Conflict, RecordStore
-from jobs.checked import RecordError
+from jobs.serialization import RecordError
 
 _TRIES = 50
 _TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")

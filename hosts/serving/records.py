@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from jobs.checked import Record
+from jobs.serialization import Record
 from jobs.times import now
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")

@@ -27,12 +27,12 @@ from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, launching
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
-from jobs.checked import RecordError
 from jobs.chunks import ChunkFolder, LogFilter, newest
 from jobs.folder import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.records import HostFile, Plan
-from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
+from jobs.serialization import RecordError
+from jobs.study import Measurement, Study, Trial, TrialState, best, thin, words
 from jobs.times import now
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
@@ -319,7 +319,7 @@ class Tuner:
             return self._failed(trial, f"it told no {tag} (hyperparameterMetricTag){others}: {how}")
         if not math.isfinite(measured[-1].objectiveValue):
             return self._failed(trial, f"its last {tag} was {measured[-1].objectiveValue}")
-        measurements = thinned(_finite(measured))
+        measurements = thin(_finite(measured))
         return replace(
             trial,
             state=TrialState.SUCCEEDED,
@@ -393,7 +393,7 @@ def last_words(log: Path) -> str:
 def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
     """Return the measurements so far, with the summaries if requested; unreadable ones are left out."""
     try:
-        return thinned(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
+        return thin(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
     except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
         _say(f"what the trial tells cannot be read now: {error}")
         return []

@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.inventory import SCHEMA, Host, Inventory
 from infra.spec import JOB_ROLES, Role, SpecError, parse_replica
 from infra.templates import ROOT as HERE
-from jobs.checked import RecordError
+from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster import state
 from ops.errors import DONE, UsageError, meant

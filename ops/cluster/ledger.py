@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jobs.checked import RecordError
 from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.errors import OpsError, UsageError, meant
@@ -77,7 +77,7 @@ def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[s
 
 def replica_names(record: JobRecord) -> list[str]:
     """Return the names of a job's replicas, the chief first."""
-    return list(record.wanted) or [str(item.get("name")) for item in record.replicas]
+    return list(record.candidates_by_replica) or [str(item.get("name")) for item in record.replicas]
 
 
 def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:

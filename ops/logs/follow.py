@@ -408,5 +408,5 @@ class Follower:
         if running and seconds > _OTHERS_SECONDS:
             running = []
         # All are evaluated, which starts their timers.
-        silent = [self._heartbeats.see(r.name, (r.incarnation, r.heartbeatSeq)) for r in (*running, *looking)]
+        silent = [self._heartbeats.observe(r.name, (r.incarnation, r.heartbeatSeq)) for r in (*running, *looking)]
         return all(each >= Plan.lostAfterSeconds for each in silent)

@@ -48,7 +48,7 @@ def follow_command(job_id: str, wanted: LogFilter, position: Position | None = N
 
     The end of stdin shows the host that there is no reader: without a terminal, a closed connection kills no process.
     """
-    return _command(job_id, wanted, "follow", *([f"{position.life} {position.offset}"] if position else []))
+    return _command(job_id, wanted, "follow", *([f"{position.incarnation} {position.offset}"] if position else []))
 
 
 def _command(job_id: str, wanted: LogFilter, *arguments: str) -> str:
@@ -67,8 +67,10 @@ def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Posit
     Raises:
         ValueError: for all else.
     """
-    life, offset, text = printed.split(b" ", 2)
-    return Position(int(life), int(offset)), parse_line(text.decode("utf-8", "replace"), replica, before) if text else None
+    incarnation, offset, text = printed.split(b" ", 2)
+    return Position(int(incarnation), int(offset)), parse_line(
+        text.decode("utf-8", "replace"), replica, before
+    ) if text else None
 
 
 def parse_pieces(pieces: Iterable[bytes], replica: str) -> Iterator[tuple[Position | None, list[tuple[int, LogLine]]]]:

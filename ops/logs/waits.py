@@ -23,7 +23,7 @@ def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Seq
     Args:
         reading: logs with more to come.
     """
-    chief = replicas.get(next(iter(job.wanted), ""))
+    chief = replicas.get(next(iter(job.candidates_by_replica), ""))
     if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
         return ""
     records = [replicas[name] for name in names if name in replicas]

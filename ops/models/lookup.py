@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
+from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
 from ops.errors import OpsError, UsageError, meant
 

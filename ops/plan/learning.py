@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from jobs.progress import Told
+from jobs.progress import MetricPoint
 from ops.errors import UsageError
 from ops.plan.scaling import Prediction
 
@@ -50,8 +50,8 @@ class Crossing:
     """The `step`, of all replicas together, at which a target is reached, between `before` and `after`."""
 
     step: float
-    before: Told
-    after: Told
+    before: MetricPoint
+    after: MetricPoint
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def replicas(text: str) -> list[int]:
     return counts
 
 
-def crossing(goal: AccuracyTarget, evaluations: Sequence[Told]) -> Crossing | None:
+def crossing(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> Crossing | None:
     """Return when the evaluations first reach the target, interpolated between two of them.
 
     Returns:
@@ -158,7 +158,7 @@ def crossing(goal: AccuracyTarget, evaluations: Sequence[Told]) -> Crossing | No
     return None
 
 
-def best(goal: AccuracyTarget, evaluations: Sequence[Told]) -> Told | None:
+def best(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
     """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
     points = [point for point in evaluations if goal.metric in point.values]
     sign = -1 if goal.smaller else 1

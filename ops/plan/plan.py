@@ -257,7 +257,7 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
 def period_of(args: Sequence[str], lines: Sequence[str], pace: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
     flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
-    return progress.period(lines) or int(flag_value or pace.defaultSyncPeriod)
+    return progress.parse_period(lines) or int(flag_value or pace.defaultSyncPeriod)
 
 
 def vcpus_per_cpu() -> int:

@@ -74,7 +74,7 @@ def compare(cluster: Inventory, job_id: str, whole: Mapping[str, Any], read_mess
         lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
     content, declared = read(whole["module"], whole["args"])
-    messages = [message for message in read_messages() if progress.tells(message)]
+    messages = [message for message in read_messages() if progress.is_progress_line(message)]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
@@ -108,8 +108,10 @@ def reached(learned: Learned, messages: Sequence[str]) -> float | None:
     Returns:
         None if the lines do not report it, or if the job was restarted, as its seconds then begin at 0 again.
     """
-    marks = [mark for message in messages if (mark := progress.mark(message))]
-    point = crossing(learned.target, [evaluation for message in messages if (evaluation := progress.evaluated(message))])
+    marks = [mark for message in messages if (mark := progress.parse_train_point(message))]
+    point = crossing(
+        learned.target, [evaluation for message in messages if (evaluation := progress.parse_eval_metrics(message))]
+    )
     if point is None or any(after.seconds < before.seconds for before, after in pairwise(marks)):
         return None
     for before, after in pairwise(marks):

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from jobs import progress
-from jobs.progress import Mark
+from jobs.progress import TrainPoint
 from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.plan.processes import ProcessStart, Running, python_here, running
@@ -33,16 +33,16 @@ print(sum(4 * tf.TensorShape(shape).num_elements() for shape in travel))
 """
 
 
-def marks(lines: Iterable[str]) -> list[Mark]:
+def marks(lines: Iterable[str]) -> list[TrainPoint]:
     """Return the Train lines of one replica after its last start, without those of its warm-up."""
-    latest: list[Mark] = []
+    latest: list[TrainPoint] = []
     for line in lines:
-        if mark := progress.mark(line):
+        if mark := progress.parse_train_point(line):
             latest = [*latest, mark] if not latest or mark.seconds >= latest[-1].seconds else [mark]
     return latest[_WARM_UP_LINES:]
 
 
-def step_seconds(train_marks: Sequence[Mark]) -> float | None:
+def step_seconds(train_marks: Sequence[TrainPoint]) -> float | None:
     """Return the median seconds per step between two lines, or None if there are too few.
 
     Few intervals include an evaluation or a checkpoint, so that the median has none.
@@ -51,7 +51,7 @@ def step_seconds(train_marks: Sequence[Mark]) -> float | None:
     return 1 / median(rates) if rates and median(rates) > 0 else None
 
 
-def mean_rate(train_marks: Sequence[Mark]) -> float | None:
+def mean_rate(train_marks: Sequence[TrainPoint]) -> float | None:
     """Return the steps/s from the first to the last line, with all pauses between; None for too few."""
     if len(train_marks) < 2 or train_marks[-1].seconds <= train_marks[0].seconds:
         return None
@@ -76,14 +76,14 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
         with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
             for line in process.lines(deadline):
                 lines.append(line)
-                if mark := progress.mark(line):
+                if mark := progress.parse_train_point(line):
                     step.count = f"{mark.step} steps"
                     until, trains = (until if trains else time.monotonic() + seconds), True
         took, ended = time.monotonic() - began, time.monotonic() < until
     if process.failed:
         raise OpsError(failure(argv[0], process, took))
     if len(marks(lines)) < 2:
-        printed = sum(1 for line in lines if progress.mark(line))
+        printed = sum(1 for line in lines if progress.parse_train_point(line))
         fix = "give it more steps" if ended else "give --seconds more"
         what = f"{printed} lines of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
         raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(took)}: {fix}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.spec import Role
 from jobs import progress
-from jobs.progress import Told
+from jobs.progress import MetricPoint
 from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.plan.learning import AccuracyTarget, Crossing, best, crossing
@@ -70,7 +70,7 @@ def run(course: Course, replicas: int, folder: Path) -> TrialRun:
         OpsError: if it fails.
     """
     module, goal = course.argv[0], course.target
-    evaluations: list[Told] = []
+    evaluations: list[MetricPoint] = []
     first_steps: dict[str, int] = {}
     began = time.monotonic()
     with running(starts(course, replicas), folder, _GRACE_SECONDS) as processes:
@@ -79,7 +79,7 @@ def run(course: Course, replicas: int, folder: Path) -> TrialRun:
             for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
                     first_steps.setdefault(train[1], int(train[2]))
-                if point := progress.evaluated(line):
+                if point := progress.parse_eval_metrics(line):
                     evaluations.append(point)
                     _check(module, goal, evaluations)
                     step.count = f"{point.values[goal.metric]:g} at step {point.step}"
@@ -134,7 +134,7 @@ def _free_ports(count: int) -> list[int]:
             server.close()
 
 
-def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[Told]) -> None:
+def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> None:
     """Check that Eval lines have the metric, and that the first one is not at the target already.
 
     Raises:
@@ -151,7 +151,7 @@ def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[Told]) -> No
         )
 
 
-def _missed(course: Course, replicas: int, evaluations: Sequence[Told], processes: Running, took: float) -> OpsError:
+def _missed(course: Course, replicas: int, evaluations: Sequence[MetricPoint], processes: Running, took: float) -> OpsError:
     """Return the error of a run that did not reach its target."""
     module = course.argv[0]
     if processes.failed:

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from jobs import paths, progress
 from jobs.bucket import BucketError
-from jobs.checked import RecordError
 from jobs.chunks import LogFilter
+from jobs.firsterror import ERROR_SEVERITIES
 from jobs.records import JobRecord, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.times import now
 from ops import terminal
@@ -34,8 +35,6 @@ from ops.submit.trials import Tuned
 
 T = TypeVar("T")
 _POINTS = 1000
-LOUD = ("ERROR", "CRITICAL")
-"""Severities of the lines that a page has."""
 
 
 class JobEvidence:
@@ -111,7 +110,7 @@ class JobEvidence:
         with terminal.Step(f"reading the logs of {self.record.jobId}"):
             logs = read_logs(self._cluster, self.record, replica_names(self.record), LogFilter())
             return {
-                name: [line for line in log if line.severity in LOUD or progress.tells(line.message)]
+                name: [line for line in log if line.severity in ERROR_SEVERITIES or progress.is_progress_line(line.message)]
                 for name, log in logs.items()
             }
 
@@ -130,7 +129,9 @@ class JobEvidence:
         """The scalars of summaries, by `run/tag`; empty if the logs report steps."""
         lines = (line for log in self.logs.values() for line in log)
         output, none = self._output, dict[str, list[tuple[int, float]]]()
-        if output is None or any(progress.trained(line.message) or progress.evaluated(line.message) for line in lines):
+        if output is None or any(
+            progress.parse_train_metrics(line.message) or progress.parse_eval_metrics(line.message) for line in lines
+        ):
             return none
         return self.attempt(lambda: scalars(self._cluster, output, _POINTS), none, "the summaries were not read")
 
@@ -149,7 +150,7 @@ class JobEvidence:
     @cached_property
     def metrics(self) -> dict[str, str]:
         """The final metrics, from the chief's log if it has them, which saves a second read."""
-        metrics = progress.final_metrics(iter(self._chief_messages))
+        metrics = progress.parse_final_metrics(iter(self._chief_messages))
         return metrics or (final_metrics(self._cluster, self.record) if self.record.final else {})
 
     @cached_property

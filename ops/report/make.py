@@ -9,14 +9,15 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from jobs import progress
-from jobs.progress import Told
+from jobs.firsterror import ERROR_SEVERITIES
+from jobs.progress import MetricPoint
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.study import Parameter, ParameterType, ScaleType
 from jobs.times import seconds_between
 from ops.cluster.ledger import replica_names
 from ops.errors import OpsError
 from ops.logs.lines import LogLine
-from ops.report.evidence import LOUD, JobEvidence
+from ops.report.evidence import JobEvidence
 from ops.report.report import (
     RESTARTING,
     RUNNING,
@@ -119,19 +120,21 @@ def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> li
     """
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
-    def add(curve: str, told: Iterable[Told]) -> None:
+    def add(curve: str, told: Iterable[MetricPoint]) -> None:
         for each in told:
             for name, value in each.values.items():
                 curves.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
 
     there = [name for name in names if name in logs]
     trains = {
-        name: told for name in there if (told := [*filter(None, (progress.trained(line.message) for line in logs[name]))])
+        name: told
+        for name in there
+        if (told := [*filter(None, (progress.parse_train_metrics(line.message) for line in logs[name]))])
     }
     for name, told in list(trains.items())[:1]:
         add(_called("train", name, names), told)
     for name in there:
-        add(_called("eval", name, names), filter(None, (progress.evaluated(line.message) for line in logs[name])))
+        add(_called("eval", name, names), filter(None, (progress.parse_eval_metrics(line.message) for line in logs[name])))
     return _charts(curves)
 
 
@@ -202,7 +205,7 @@ def paces(
     throughput = []
     for replica in replicas:
         lines = logs.get(replica.name, [])
-        marks = [(_after(record, line.time), each) for line in lines if (each := progress.trained(line.message))]
+        marks = [(_after(record, line.time), each) for line in lines if (each := progress.parse_train_metrics(line.message))]
         own = [(seconds, each.rate) for seconds, each in marks if each.rate is not None]
         rates = own or _risen(record, lines)
         if rates:
@@ -212,7 +215,7 @@ def paces(
 
 
 def _risen(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, float]]:
-    marks = [(_after(record, line.time), mark) for line in lines if (mark := progress.mark(line.message))]
+    marks = [(_after(record, line.time), mark) for line in lines if (mark := progress.parse_train_point(line.message))]
     return [
         (seconds, round((b.step - a.step) / (b.seconds - a.seconds), 3))
         for (_, a), (seconds, b) in pairwise(marks)
@@ -297,7 +300,7 @@ def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
 
 def error_lines(logs: Mapping[str, Sequence[LogLine]]) -> list[str]:
     """Return the last lines that the replicas logged as errors, by time."""
-    loud = sorted(line for log in logs.values() for line in log if line.severity in LOUD)[-_MOST_ERRORS:]
+    loud = sorted(line for log in logs.values() for line in log if line.severity in ERROR_SEVERITIES)[-_MOST_ERRORS:]
     return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
 
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterable
 
 from jobs.bucket import BucketError
-from jobs.checked import RecordError
 from jobs.chunks import LogFilter
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.records import JobRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -152,4 +152,4 @@ class FirstErrorDetector:
         if self._finders is None or line.message.startswith(_OF_THE_AGENT):
             return False
         finder = self._finders.setdefault(line.replica, ErrorFinder())
-        return finder.see(line.time, line.severity, line.message, line.time)
+        return finder.add_line(line.time, line.severity, line.message, line.time)

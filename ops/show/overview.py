@@ -10,10 +10,10 @@ from typing import Any
 from infra.inventory import Host, Inventory
 from jobs import paths
 from jobs.bucket import Item
-from jobs.checked import RecordError
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from jobs.times import seconds_between
 from ops.show.cost import share
@@ -145,7 +145,7 @@ def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Ov
     whole, queue = share(inventory.hosts, moment), snapshot.queue
     assigned: dict[str, tuple[str | None, str | None]]
     assigned = {host: (e.jobId, replica) for e in queue.entries if e.held for replica, host in e.placement.items()}
-    reserved = queue.kept()
+    reserved = queue.reserved_hosts()
     hosts = [
         _host(host, *assigned.get(host.name, (None, None)), reserved.get(host.name), snapshot, moment)
         for host in inventory.hosts

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from infra.spec import Role
 from jobs.bucket import BucketError
-from jobs.checked import RecordError
 from jobs.records import Usage
+from jobs.serialization import RecordError
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient

@@ -9,10 +9,10 @@ from typing import Any
 from infra.inventory import Host, to_plain
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.checked import RecordError
 from jobs.progress import JobProgress
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from jobs.times import now, seconds_between
 from ops import terminal
@@ -112,11 +112,13 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
     first = first_error(record, replicas)
     queue = cluster.ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(record.jobId)
-    reserved = sum(job == record.jobId for job in queue.kept().values())
+    reserved = sum(job == record.jobId for job in queue.reserved_hosts().values())
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
-        "waits for": f"{len(record.wanted)} hosts, of which {reserved} are free and reserved for it" if ahead else None,
+        "waits for": f"{len(record.candidates_by_replica)} hosts, of which {reserved} are free and reserved for it"
+        if ahead
+        else None,
         "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
@@ -257,6 +259,6 @@ def _assignments(cluster: ClusterClient) -> dict[str, tuple[str, str]]:
     except (BucketError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
-    reserved = {host: (f"reserved for {job_id}", "") for host, job_id in queue.kept().items()}
+    reserved = {host: (f"reserved for {job_id}", "") for host, job_id in queue.reserved_hosts().items()}
     entries = (entry for entry in queue.entries if entry.held)
     return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}

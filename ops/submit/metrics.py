@@ -52,7 +52,7 @@ def final_metrics(cluster: ClusterClient, record: JobRecord) -> dict[str, str]:
         return {}
     try:
         log = read_logs(cluster, record, names[:1], LogFilter())
-        if metrics := progress.final_metrics(line.message for line in log.get(names[0], [])):
+        if metrics := progress.parse_final_metrics(line.message for line in log.get(names[0], [])):
             return metrics
         output = find(cluster, record)
         return _of_file(output) if METRICS in output.files else _of_summaries(cluster, output)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jobs import paths
-from jobs.checked import RecordError
 from jobs.records import JobRecord, ReplicaRecord
+from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import replica_names

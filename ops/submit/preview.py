@@ -23,7 +23,7 @@ def show(submission: Submission, as_json: bool) -> int:
     """Print the files, the plan if all hosts were free, and the environment of each replica."""
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.candidates, ())
-    plan = render.plan(inventory, submission.job, built.sha256).placed(hosts)
+    plan = render.plan(inventory, submission.job, built.sha256).with_hosts(hosts)
     sent = _sent(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
     wheels = dependencies(built)

@@ -20,13 +20,13 @@ from jobs import lease as leases
 from jobs import paths
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError
-from jobs.checked import RecordError
 from jobs.lease import ChangeTimer, Lease
 from jobs.notification import Notification
 from jobs.notification import shown as shown_target
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
+from jobs.serialization import RecordError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from ops import terminal
 from ops.cluster import host_files
@@ -154,7 +154,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
 
 def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
     """Return the hosts that the job has, or may be given, in the order of the inventory."""
-    mine = submitter.may_use
+    mine = submitter.usable_hosts
     return [name for name in inventory.names if name in mine]
 
 

@@ -217,7 +217,7 @@ def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
     if find_job(ledger, job.id):
         raise used_before(job.id)
     entry = QueueEntry(job.id, [], candidates=submission.candidates, priority=job.priority)
-    return sorted(ledger.queue().added(entry).entries[-1].may_use())
+    return sorted(ledger.queue().added(entry).entries[-1].usable_hosts())
 
 
 def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
@@ -307,7 +307,7 @@ def _check_output(cluster: ClusterClient, submission: Submission) -> None:
             continue  # it is being made, or cannot be read
         record = stored.record
         folder = str(record.trainingInput.get("jobDir", ""))
-        if shared(folder, submission.job.job_dir) and entry.must_have().isdisjoint(mine.must_have()):
+        if shared(folder, submission.job.job_dir) and entry.required_hosts().isdisjoint(mine.required_hosts()):
             raise UsageError(
                 f"job {entry.jobId}, which is {record.state}, writes to {folder}, and this job would at the same time: wait "
                 "for it (fab wait), or give another --job-dir"

@@ -24,10 +24,10 @@ from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
 from infra.spec import SpecError, parse_replica
 from jobs import chunks, notification
-from jobs.checked import Record, RecordError
 from jobs.progress import ProgressFinder
 from jobs.queue import Queue
 from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
+from jobs.serialization import Record, RecordError
 from jobs.study import Trial
 from ops import terminal
 from ops.checks import read_yaml, validate
@@ -256,7 +256,7 @@ PARSERS: Mapping[str, Parser] = {
         ),
     ),
     "a report of progress": Parser(
-        lambda data: ProgressFinder().see(_text(data), 0.0, ""),
+        lambda data: ProgressFinder().add_line(_text(data), 0.0, ""),
         (),
         (
             b'{"scaletier.progress": {"step": 3, "totalSteps": 9, "etaSeconds": 1.5, "loss": 0.1, "metrics": {"a": 1}}}',

@@ -21,12 +21,12 @@ from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
@@ -359,7 +359,7 @@ class Cluster:
         story.acknowledged = True
         world.note(f"{process.name} has handed {job_id} over")
         for host in self.hosts:  # fab starts the units
-            if host.name in submitter.may_use:
+            if host.name in submitter.usable_hosts:
                 world.wake(0.1, host.start)
 
     def cancel(self, job_id: str, at: float) -> None:
@@ -447,11 +447,11 @@ class Cluster:
 
     def _as_holder(self, who: str, job: JobRecord) -> str:
         """Return a process's name in a lease: for a host, the job's replica that it is."""
-        host, _, life = who.partition("#")
+        host, _, incarnation = who.partition("#")
         queue = Queue.from_json(self.world.objects[paths.QUEUE][0])
         holder = queue.entry(job.jobId) or job
         replica = next((replica for replica, its in holder.placement.items() if its == host), host)
-        return f"{replica}/{life}" if life else who
+        return f"{replica}/{incarnation}" if incarnation else who
 
     def starts(self, host: Host, job: Assignment) -> None:
         """Check the start of a trainer: its job has this host, and is not over as far as the host has read."""

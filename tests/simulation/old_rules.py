@@ -10,11 +10,11 @@ from unittest import mock
 from hosts.agent.leader import Leader
 from jobs import paths
 from jobs.bucket import Conflict
-from jobs.checked import RecordError
 from jobs.ledger import Stored
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.submitter import OvertakenError, Submitter
 
 

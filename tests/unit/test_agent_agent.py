@@ -31,7 +31,7 @@ LEASE = 9.0
 class Host(FakeSite):
     """The agent of one host, with a trainer that ends when it is told; its files are all there."""
 
-    def __init__(self, root: Path, life: str = "a") -> None:
+    def __init__(self, root: Path, incarnation: str = "a") -> None:
         self.root, self.clock = root, Clock()
         self.store = Flaky(FolderBucket(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
@@ -47,7 +47,7 @@ class Host(FakeSite):
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.damage = ""
-        self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
+        self.agent = Agent("master-0", incarnation, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         if self.damage:
@@ -170,7 +170,7 @@ def test_a_host_waits_while_another_job_has_it(host: Host) -> None:
 
 @pytest.mark.parametrize("missing", ["plan", "handed over", "job"])
 def test_a_job_is_not_taken_up_before_all_of_it_is_there(host: Host, missing: str) -> None:
-    host.submit(lease=JobRecord("x").passed("fab 1", submitter=True).lease)
+    host.submit(lease=JobRecord("x").with_holder("fab 1", submitter=True).lease)
     if missing != "handed over":
         (host.root / (paths.plan("job01") if missing == "plan" else paths.job("job01"))).unlink()
     host.rounds(4)
@@ -340,7 +340,7 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(h
         stored = host.ledger.job("job01")
         assert stored is not None
         record = stored.record
-        lease = record.lease.renewed() if record.lease.holder else record.lease.passed("worker-0/1")
+        lease = record.lease.renewed() if record.lease.holder else record.lease.with_holder("worker-0/1")
         host.ledger.change_job(stored, replace(record, lease=lease))
 
     for _ in range(0, 2 * int(Plan.preparingSeconds), 4):

@@ -16,11 +16,11 @@ from hosts.agent.log import Log
 from hosts.agent.process import ProcessRun
 from hosts.agent.reporter import HostProbes
 from hosts.agent.restart import Exit
-from jobs.checked import RecordError
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.serialization import RecordError
 from jobs.states import JobState
 
 UNIT = "/system.slice/scaletier.service"

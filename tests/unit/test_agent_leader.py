@@ -28,11 +28,11 @@ class Bucket:
         self.wall = "2026-01-31T12:00:00.000Z"
         self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING, startTime=self.wall))
 
-    def leader(self, name: str, life: str = "1", clock: Clock | None = None, plan: Plan = PLAN) -> Leader:
-        return Leader(plan, name, life, self.ledger, clock or self.clock, lambda: self.wall)
+    def leader(self, name: str, incarnation: str = "1", clock: Clock | None = None, plan: Plan = PLAN) -> Leader:
+        return Leader(plan, name, incarnation, self.ledger, clock or self.clock, lambda: self.wall)
 
-    def leading(self, name: str = "master-0", life: str = "1", plan: Plan = PLAN) -> Leader:
-        leader = self.leader(name, life, plan=plan)
+    def leading(self, name: str = "master-0", incarnation: str = "1", plan: Plan = PLAN) -> Leader:
+        leader = self.leader(name, incarnation, plan=plan)
         leader.take(self.stored)
         return leader
 
@@ -102,9 +102,9 @@ def test_an_earlier_life_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket
     later = bucket.leader("worker-0", "2")
     assert not later.leads(bucket.job)
     assert later.may_take(bucket.job)
-    bucket.ledger.change_job(bucket.stored, bucket.job.passed("fab 1", submitter=True))
+    bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("fab 1", submitter=True))
     assert takes_after(bucket, bucket.leader("master-0")) == 40.0
-    bucket.ledger.change_job(bucket.stored, bucket.job.passed("ps-0"))
+    bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("ps-0"))
     assert takes_after(bucket, bucket.leader("ps-0")) == 0.0
 
 
@@ -175,7 +175,7 @@ def test_the_time_that_a_job_runs_goes_on_with_another_leader(bucket: Bucket) ->
 def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -> None:
     """A peer that exits 20 s after a kill follows from it, one that exits 40 s after does not."""
     for pause, state in ((20, "RUNNING"), (40, "FAILED")):
-        leader = bucket.leading(life=str(pause))
+        leader = bucket.leading(incarnation=str(pause))
         killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
         killed = {name: replace(record, attempt=bucket.job.attempt) for name, record in killed.items()}
         for _ in range(pause):
@@ -215,7 +215,7 @@ def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Buc
 
 
 def test_a_job_that_was_placed_anew_says_where_it_is(bucket: Bucket) -> None:
-    leader = bucket.leader("master-0", plan=PLAN.placed({"master-0": "w3", "worker-0": "w4", "ps-0": "p"}))
+    leader = bucket.leader("master-0", plan=PLAN.with_hosts({"master-0": "w3", "worker-0": "w4", "ps-0": "p"}))
     leader.act(leader.take(bucket.stored), running(), False)
     assert bucket.job.hosts == ["w3", "w4", "p"]
     before = bucket.stored.version
@@ -230,7 +230,7 @@ def test_the_leader_has_hosts_started_and_says_what_came_of_it(bucket: Bucket) -
         asked.append(host)
         return "HTTP 403" if host == "h-ps" else ""
 
-    plan = PLAN.placed({"master-0": "h-m", "worker-0": "h-w", "ps-0": "h-ps"})
+    plan = PLAN.with_hosts({"master-0": "h-m", "worker-0": "h-w", "ps-0": "h-ps"})
     starter = HostStarter(start, ["h-w", "h-ps"], bucket.clock, lambda work: work())
     leader = Leader(plan, "master-0", "1", bucket.ledger, bucket.clock, lambda: bucket.wall, starter)
     leader.take(bucket.stored)

@@ -108,11 +108,11 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
     monkeypatch.setattr("hosts.agent.log.LARGEST", 1000)
     monkeypatch.setattr("hosts.agent.log._PIECE", 300)
     said = []
-    for life in range(3):
+    for incarnation in range(3):
         log = Log(tmp_path / "logs", "job01", "ps-0")
         following = copies(log, Once(tmp_path))
         for n in range(50):
-            log.write([OutputLine(1.0, "INFO", text := f"{life} {n}")] * 2)
+            log.write([OutputLine(1.0, "INFO", text := f"{incarnation} {n}")] * 2)
             said += [text] * 2
         until(following.finish)
     assert messages(tmp_path / NAME) == said
@@ -197,7 +197,7 @@ def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, mo
     again.say("four")
     until(copies(again, bucket).finish)
     assert messages(tmp_path / NAME) == ["one", "two", "three", "four"]
-    assert len({chunk.life for chunk in archived(bucket, NAME)}) == 2
+    assert len({chunk.incarnation for chunk in archived(bucket, NAME)}) == 2
 
 
 def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: P
     log = Log(tmp_path, "job01", "ps-0", archived=[there])
     log.say("one")
     (chunk,) = chunks_of(Chunks(log.path).sizes())
-    assert chunk.life == there.life + 1
+    assert chunk.incarnation == there.incarnation + 1
 
 
 def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path) -> None:

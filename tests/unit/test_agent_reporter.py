@@ -13,7 +13,6 @@ from test_agent_supervisor import Host
 from hosts.agent.reporter import HostProbes, Reporter
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
 from jobs.folder import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
@@ -21,6 +20,7 @@ from jobs.notification import Notification
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
 NAMES = ["master-0", "worker-0"]
@@ -35,7 +35,7 @@ class Replica:
         self,
         root: Path,
         name: str = "master-0",
-        life: str = "a",
+        incarnation: str = "a",
         version: str | None = None,
         plan: Plan = PLAN,
         probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
@@ -48,7 +48,7 @@ class Replica:
         self.name = name
         self.reporter = Reporter(
             self.host.supervisor,
-            life,
+            incarnation,
             self.ledger,
             self.clock,
             lambda: NOW,
@@ -134,12 +134,12 @@ def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> N
 
 
 def test_a_later_life_goes_on_from_the_record_of_the_former(root: Path) -> None:
-    former = Replica(root, life="a")
+    former = Replica(root, incarnation="a")
     former.reporter.publish()
-    later = Replica(root, life="b", version=former.ledger.replica_version("job01", "master-0"))
+    later = Replica(root, incarnation="b", version=former.ledger.replica_version("job01", "master-0"))
     later.reporter.publish()
     assert later.written.incarnation == "b"
-    late = Replica(root, life="c", version="what was there before")
+    late = Replica(root, incarnation="c", version="what was there before")
     late.reporter.publish()  # over a write that a former life had under way
     assert late.written.incarnation == "c"
 
@@ -173,7 +173,7 @@ def test_after_a_step_the_next_comes_at_once(root: Path) -> None:
 
 def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     replica = Replica(root, "worker-0")
-    replica.write(replace(replica.job, attempt=1).passed("master-0/x").passed("master-0/y"))
+    replica.write(replace(replica.job, attempt=1).with_holder("master-0/x").with_holder("master-0/y"))
     replica.rounds()
     assert replica.reporter.job == replica.job
     old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
@@ -194,7 +194,7 @@ def test_who_is_overtaken_obeys(root: Path) -> None:
     def overtaken(method: str, name: str) -> None:
         if (method, name) == ("replace", paths.job("job01")):
             replica.store.before = lambda method, name: None
-            replica.write(replica.job.passed("worker-0/x").ended("said by another"))
+            replica.write(replica.job.with_holder("worker-0/x").ended("said by another"))
 
     replica.store.before = overtaken
     replica.clock.pass_(5.0)
@@ -231,7 +231,7 @@ def test_a_trainer_that_is_about_to_start_again_does_not_once_its_job_is_over(ro
     for _ in range(3):
         chief.rounds()
         leader.rounds()
-    assert (leader.job.state, leader.job.lease.meant_for("worker-0")) == ("RUNNING", True)
+    assert (leader.job.state, leader.job.lease.is_assigned_to("worker-0")) == ("RUNNING", True)
     leader.host.ends(-9)
     leader.reporter.round()
     assert leader.job.attempt == 1
@@ -328,7 +328,7 @@ def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Pa
     told = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
     assert [line for line in replica.host.said if line[1].startswith("notify")] == told
     later = Replica(
-        root, life="b", plan=replace(PLAN, replicas=["master-0"], notify="x"), notify=lambda _: pytest.fail("twice")
+        root, incarnation="b", plan=replace(PLAN, replicas=["master-0"], notify="x"), notify=lambda _: pytest.fail("twice")
     )
     later.write(replace(later.job, lease=Lease()))
     later.host.supervisor.order(0, "over")

@@ -20,7 +20,7 @@ from waiting import limit
 
 import fabfile
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
+from jobs.serialization import RecordError
 from ops.cli import commandline, task
 from ops.errors import DETACHED, HostError, OpsError, UsageError, explain
 

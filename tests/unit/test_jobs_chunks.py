@@ -194,18 +194,18 @@ def test_the_end_of_a_long_log_is_read_alone() -> None:
 def test_severities_and_patterns() -> None:
     log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
     source = Memory(log, [4, 6])
-    assert lines_of(ChunkReader(source, wanted=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
+    assert lines_of(ChunkReader(source, log_filter=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
-    assert LogFilter(severity="ERROR", pattern="no").fits(b"no line of a log")
-    assert not LogFilter(pattern="no").fits(b"yes")
+    assert LogFilter(severity="ERROR", pattern="no").matches(b"no line of a log")
+    assert not LogFilter(pattern="no").matches(b"yes")
 
 
 def test_a_pattern_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
     with pytest.raises(SlowError):
-        LogFilter(pattern="(a+)+$").fits(text(1, message="a" * 60 + "b"))
-    assert LogFilter(pattern="a+").fits(text(1, message="aa"))
+        LogFilter(pattern="(a+)+$").matches(text(1, message="a" * 60 + "b"))
+    assert LogFilter(pattern="a+").matches(text(1, message="aa"))
 
 
 def ran(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:

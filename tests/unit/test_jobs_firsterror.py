@@ -28,8 +28,8 @@ def lines(*texts: str, replica: str = "ps-0") -> list[LogLine]:
 def first(*texts: str) -> FirstError | None:
     finder = ErrorFinder()
     for line in lines(*texts):
-        finder.see(line.time, line.severity, line.message, line.time)
-    return finder.found
+        finder.add_line(line.time, line.severity, line.message, line.time)
+    return finder.error
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,11 @@ class Site:
         self.asked.append(host)
         return self.answer
 
-    def want(self, *hosts: str, seconds: int = 1) -> list[str]:
+    def request_hosts(self, *hosts: str, seconds: int = 1) -> list[str]:
         """Return the reports while these are wanted, one poll a second."""
         said = []
         for _ in range(seconds):
-            said += self.starter.want(hosts)
+            said += self.starter.request_hosts(hosts)
             while self.work:
                 self.work.pop(0)()
             self.clock.pass_(1.0)
@@ -144,28 +144,28 @@ class Site:
 
 def test_a_host_is_asked_for_again_and_again_more_seldom_and_told_of_once() -> None:
     site = Site()
-    assert site.want("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
+    assert site.request_hosts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
     assert site.asked == ["worker-0"] * 5, "at 0, 10, 30, 60 and 120 s"
-    assert site.want(seconds=5) == []
-    assert site.want("worker-0", seconds=2) == ["worker-0 is being started"], "it is off once more"
+    assert site.request_hosts(seconds=5) == []
+    assert site.request_hosts("worker-0", seconds=2) == ["worker-0 is being started"], "it is off once more"
 
 
 def test_a_host_that_is_back_before_anybody_looks_again_was_started_all_the_same() -> None:
     site = Site()
-    assert site.want("worker-0") == []
-    assert site.want() == ["worker-0 is being started"]
-    assert site.want(seconds=3) == []
+    assert site.request_hosts("worker-0") == []
+    assert site.request_hosts() == ["worker-0 is being started"]
+    assert site.request_hosts(seconds=3) == []
 
 
 def test_a_refusal_is_told_when_it_comes_twice_and_a_change_of_it_too() -> None:
     site = Site()
     site.answer = "not off yet"
-    assert site.want("worker-0", seconds=5) == []
+    assert site.request_hosts("worker-0", seconds=5) == []
     site.answer = "HTTP 403"
     said = "worker-0 is not started: HTTP 403; it is asked for again"
-    assert site.want("worker-0", seconds=60) == [said]
+    assert site.request_hosts("worker-0", seconds=60) == [said]
     site.answer = ""
-    assert site.want("worker-0", seconds=70) == ["worker-0 is being started"]
+    assert site.request_hosts("worker-0", seconds=70) == ["worker-0 is being started"]
 
 
 def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
@@ -179,7 +179,7 @@ def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
     site.starter = HostStarter(start, ["worker-0"], site.clock, site.work.append)
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            site.want("worker-0")
+            site.request_hosts("worker-0")
         site.clock.pass_(60.0)
     assert site.asked == ["worker-0"] * 3
 
@@ -187,7 +187,7 @@ def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
 def test_nobody_waits_for_an_answer_and_none_is_asked_twice_meanwhile() -> None:
     site = Site()
     for _ in range(100):
-        assert site.starter.want(["worker-0", "worker-1"]) == []
+        assert site.starter.request_hosts(["worker-0", "worker-1"]) == []
         site.clock.pass_(1.0)
     assert len(site.work) == 2
     assert site.asked == []

@@ -9,13 +9,13 @@ from jobs.lease import ChangeTimer, Lease
 
 
 def test_a_lease_in_other_hands() -> None:
-    first = Lease().passed("fab 1", submitter=True)
+    first = Lease().with_holder("fab 1", submitter=True)
     assert first == Lease("fab 1", 1, 0, True)
     assert first.renewed().renewed() == Lease("fab 1", 1, 2, True)
-    free = first.renewed().passed("")
+    free = first.renewed().with_holder("")
     assert free == Lease("", 2, 0, False)
     assert (free.free, first.free) == (True, False)
-    assert free.passed("ps-0/1f") == Lease("ps-0/1f", 3, 0, False)
+    assert free.with_holder("ps-0/1f") == Lease("ps-0/1f", 3, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_lease_in_other_hands() -> None:
     ],
 )
 def test_an_earlier_life_s_lease_is_one_s_own(lease: Lease, meant: bool) -> None:
-    assert lease.meant_for("ps-0") == meant
+    assert lease.is_assigned_to("ps-0") == meant
 
 
 def test_silence_is_what_was_seen_of_it() -> None:
@@ -39,28 +39,28 @@ def test_silence_is_what_was_seen_of_it() -> None:
     seen = []
     for value, seconds in (("a", 0.0), ("a", 2.0), ("a", 3.0), ("b", 1.0), ("b", 4.0), ("a", 1.0)):
         clock.pass_(seconds)
-        seen.append(watch.see("x", value))
+        seen.append(watch.observe("x", value))
     assert seen == [0.0, 2.0, 5.0, 0.0, 4.0, 0.0]
 
 
 def test_who_looks_away_saw_nothing() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
-    watch.see("x", "a")
+    watch.observe("x", "a")
     clock.pass_(600.0)
-    assert watch.see("x", "a") == 5.0
+    assert watch.observe("x", "a") == 5.0
     clock.pass_(1.0)
-    assert watch.see("x", "a") == 6.0
+    assert watch.observe("x", "a") == 6.0
 
 
 def test_keys_are_apart_and_can_be_forgotten() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
-    watch.see("x", None)
+    watch.observe("x", None)
     clock.pass_(1.0)
-    assert watch.see("y", None) == 0.0
+    assert watch.observe("y", None) == 0.0
     clock.pass_(1.0)
-    assert (watch.see("x", None), watch.see("y", None)) == (2.0, 1.0)
-    watch.forget("x")
-    watch.forget("never seen")
-    assert (watch.see("x", None), watch.see("y", None)) == (0.0, 1.0)
+    assert (watch.observe("x", None), watch.observe("y", None)) == (2.0, 1.0)
+    watch.reset("x")
+    watch.reset("never seen")
+    assert (watch.observe("x", None), watch.observe("y", None)) == (0.0, 1.0)

@@ -10,11 +10,11 @@ from replicahosts import Flaky
 
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
-from jobs.checked import RecordError
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 
 
@@ -161,7 +161,7 @@ def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Ledger, tmp_path: Path) -> None:
     either = {"master-0": ["m", "w"]}
-    waits = JobRecord("waits", candidates=either, createTime="2026-01-02T00:00:00Z").passed("ann/1", submitter=True)
+    waits = JobRecord("waits", candidates=either, createTime="2026-01-02T00:00:00Z").with_holder("ann/1", submitter=True)
     ledger.create_job(waits)
     for name, number in (("first", 3), ("second", 4)):
         ledger.create_job(

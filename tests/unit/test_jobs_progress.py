@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import progress
-from jobs.progress import REPORT_KEY, JobProgress, Mark, ProgressFinder, of_job, read_report
+from jobs.progress import REPORT_KEY, JobProgress, ProgressFinder, TrainPoint, of_job, read_report
 from jobs.records import JobRecord
 from scaletier import loop
 
@@ -18,58 +18,62 @@ FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 @pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
 def test_a_train_line_is_found_whoever_prints_it_and_whatever_stands_around_it(replica: str) -> None:
-    assert progress.mark(f"INFO:root:Train [{replica}], step 348: loss: 0.729 (1.037 sec) 9 steps/s") == Mark(348, 1.037)
-    assert progress.mark(progress.TRAIN_LINE.replace("master/0", replica)) == Mark(348, 1.037)
+    assert progress.parse_train_point(
+        f"INFO:root:Train [{replica}], step 348: loss: 0.729 (1.037 sec) 9 steps/s"
+    ) == TrainPoint(348, 1.037)
+    assert progress.parse_train_point(progress.TRAIN_LINE.replace("master/0", replica)) == TrainPoint(348, 1.037)
 
 
 @pytest.mark.parametrize(
     "line", ["", "Eval, step 9: loss: 1", "Train [master/0], step 3: loss: 1", "Train, step 3: x (1.0 sec)"]
 )
 def test_what_is_no_train_line(line: str) -> None:
-    assert progress.mark(line) is None
+    assert progress.parse_train_point(line) is None
 
 
 def test_the_period_is_what_the_trainer_says() -> None:
     told = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
-    assert progress.period(["x", *told]) == 8
-    assert progress.period(["x"]) is None
+    assert progress.parse_period(["x", *told]) == 8
+    assert progress.parse_period(["x"]) is None
 
 
 def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
     said = ["Eval, step 9: loss: 1", FINAL.format(10, "0.300", "0.800"), FINAL.format(20, "0.250", "0.810"), "end"]
-    assert progress.final_metrics(said) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
-    assert progress.final_metrics(["nothing of the kind"]) == {}
+    assert progress.parse_final_metrics(said) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
+    assert progress.parse_final_metrics(["nothing of the kind"]) == {}
 
 
 def test_the_shipped_trainer_says_so() -> None:
-    assert progress.mark(loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == Mark(9, 1.25)
+    assert progress.parse_train_point(loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == TrainPoint(
+        9, 1.25
+    )
     told = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
-    assert progress.final_metrics([loop.final_line(9, 0.5, {"accuracy": 0.75})]) == told
+    assert progress.parse_final_metrics([loop.final_line(9, 0.5, {"accuracy": 0.75})]) == told
     line = loop.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
-    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
-    evaluated = progress.evaluated(loop.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
-    assert evaluated == progress.Told(9, {"loss": 0.5, "top-3 accuracy": 0.75})
+    assert progress.parse_train_metrics(line) == progress.MetricPoint(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
+    evaluated = progress.parse_eval_metrics(loop.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
+    assert evaluated == progress.MetricPoint(9, {"loss": 0.5, "top-3 accuracy": 0.75})
     measured = loop.SyncPeriod.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
-    assert progress.period([measured.told]) == measured.steps
+    assert progress.parse_period([measured.told]) == measured.steps
 
 
 def test_what_a_train_line_tells_besides() -> None:
     line = (
         "Train [master/0], step 348: loss: 0.729, mean error: 2e-3, x: nan (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
     )
-    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean error": 0.002}, 99.7)
-    assert progress.trained("Train [worker/1], step 3: (0.5 sec)") == progress.Told(3, {}, None)
-    assert progress.trained("Eval, step 990: loss: 0.400") is None
+    assert progress.parse_train_metrics(line) == progress.MetricPoint(348, {"loss": 0.729, "mean error": 0.002}, 99.7)
+    assert progress.parse_train_metrics("Train [worker/1], step 3: (0.5 sec)") == progress.MetricPoint(3, {}, None)
+    assert progress.parse_train_metrics("Eval, step 990: loss: 0.400") is None
 
 
 def test_what_an_eval_line_tells() -> None:
-    told = progress.Told(990, {"loss": 0.4, "accuracy": 0.89})
-    assert progress.evaluated("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
-    assert progress.evaluated("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
-    assert progress.evaluated("ReEval, step 3: loss: 1") is None
-    assert progress.evaluated("Eval, step x: loss: 1") is None
+    told = progress.MetricPoint(990, {"loss": 0.4, "accuracy": 0.89})
+    assert progress.parse_eval_metrics("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
+    assert progress.parse_eval_metrics("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
+    assert progress.parse_eval_metrics("ReEval, step 3: loss: 1") is None
+    assert progress.parse_eval_metrics("Eval, step x: loss: 1") is None
 
 
 def report(**keys: Any) -> str:
@@ -112,32 +116,32 @@ def test_a_report_that_is_wrong_is_dropped_and_told_once(line: str, says: str) -
         read_report(line)
     assert says in str(error.value)
     finder = ProgressFinder()
-    finder.see(report(step=7), 0.0, "t")
-    told = [finder.see(line, seconds, "t") for seconds in (1.0, 2.0)]
+    finder.add_line(report(step=7), 0.0, "t")
+    told = [finder.add_line(line, seconds, "t") for seconds in (1.0, 2.0)]
     assert told == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
     assert finder.progress == JobProgress(7, time="t")
 
 
 def test_what_a_report_leaves_out_stays_and_rate_and_eta_are_computed() -> None:
     finder = ProgressFinder()
-    finder.see(report(step=0, totalSteps=100, loss=2.0, metrics={"a": 1.0}), 10.0, "t0")
+    finder.add_line(report(step=0, totalSteps=100, loss=2.0, metrics={"a": 1.0}), 10.0, "t0")
     assert finder.progress == JobProgress(0, 100, None, None, 2.0, {"a": 1.0}, "t0")
-    finder.see(report(step=20, metrics={"b": 2.0}), 14.0, "t1")
+    finder.add_line(report(step=20, metrics={"b": 2.0}), 14.0, "t1")
     assert finder.progress == JobProgress(20, 100, 5.0, 16.0, 2.0, {"a": 1.0, "b": 2.0}, "t1")
     for step in range(21, 99):
-        finder.see(report(step=step), step + 10.0, "t2")
+        finder.add_line(report(step=step), step + 10.0, "t2")
     assert finder.progress is not None
     assert finder.progress.stepsPerSecond == 1.0
-    finder.see(report(step=30), 120.0, "t3")  # from its checkpoint
+    finder.add_line(report(step=30), 120.0, "t3")  # from its checkpoint
     assert finder.progress == JobProgress(30, 100, None, None, 2.0, {"a": 1.0, "b": 2.0}, "t3")
-    finder.see(report(step=31, stepsPerSecond=3, etaSeconds=0), 120.0, "t4")
+    finder.add_line(report(step=31, stepsPerSecond=3, etaSeconds=0), 120.0, "t4")
     assert (finder.progress.stepsPerSecond, finder.progress.etaSeconds) == (3.0, 0.0)
 
 
 def test_metrics_and_lines_are_bounded() -> None:
     finder = ProgressFinder()
     for n in range(100):
-        assert finder.see(report(step=n, metrics={f"m{n}": n}), 0.0, "t") == ""
+        assert finder.add_line(report(step=n, metrics={f"m{n}": n}), 0.0, "t") == ""
     assert finder.progress is not None
     assert list(finder.progress.metrics) == [f"m{n}" for n in range(68, 100)]
     before = finder.progress
@@ -145,19 +149,19 @@ def test_metrics_and_lines_are_bounded() -> None:
         f"Train [master/0], step 5: {'a ' * 40_000}(1.0 sec)",
         f"Train [master/0], step {'9' * 300}: loss: 1 (1.0 sec)",
     ):
-        assert finder.see(line, 0.0, "t") == ""
+        assert finder.add_line(line, 0.0, "t") == ""
     assert finder.progress == before
 
 
 def test_the_library_s_own_lines_are_reports() -> None:
     finder = ProgressFinder()
     for seconds, step in ((0.0, 1), (2.0, 201)):
-        finder.see(loop.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
+        finder.add_line(loop.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
     assert finder.progress == JobProgress(201, None, 100.0, None, 0.5, {"accuracy": 0.75}, "t")
-    finder.see(loop.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
+    finder.add_line(loop.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
     expected = replace(finder.progress, metrics={"accuracy": 0.75, "eval_loss": 0.25, "eval_accuracy": 0.875})
     assert finder.progress == expected
-    finder.see(loop.final_line(205, 0.125, {"accuracy": 0.9}), 4.0, "later")
+    finder.add_line(loop.final_line(205, 0.125, {"accuracy": 0.9}), 4.0, "later")
     assert finder.progress == replace(expected, step=205, metrics={"accuracy": 0.75, "eval_loss": 0.125, "eval_accuracy": 0.9})
 
 
@@ -185,6 +189,6 @@ def test_a_record_without_progress_is_read() -> None:
 
 def test_a_report_is_a_train_line_to_whoever_reads_a_log() -> None:
     line = report(step=3, loss=0.5, metrics={"accuracy": 0.25})
-    assert progress.trained(line) == progress.Told(3, {"loss": 0.5, "accuracy": 0.25})
-    assert progress.tells(line)
-    assert progress.trained(report(step=-3)) is None
+    assert progress.parse_train_metrics(line) == progress.MetricPoint(3, {"loss": 0.5, "accuracy": 0.25})
+    assert progress.is_progress_line(line)
+    assert progress.parse_train_metrics(report(step=-3)) is None

@@ -29,7 +29,7 @@ def test_all_hosts_or_none() -> None:
     assert (ahead(queue, "a"), ahead(queue, "c"), ahead(queue, "none")) == ([], [], [])
     holders = {host: entry.jobId if (entry := queue.holder(host)) else None for host in "mwpx"}
     assert holders == {"m": "a", "w": "a", "p": None, "x": "c"}
-    assert [[entry.jobId for entry in queue.concerning(host)] for host in "wpy"] == [["a", "b"], ["b"], []]
+    assert [[entry.jobId for entry in queue.entries_for(host)] for host in "wpy"] == [["a", "b"], ["b"], []]
     after = queue.without(QueueEntry("a", []))
     assert held(after) == ["b", "c"]
     assert (after.entry("a"), after.entry("b")) == (None, QueueEntry("b", ["w", "p"], held=True))
@@ -186,8 +186,8 @@ def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() 
     assert [entry.placement for entry in queue.entries] == [{"master-0": host} for host in ("m", "w0", "w1", "w2")]
     queue = queue.added(QueueEntry("three", [], candidates=wants(2))).added(QueueEntry("late", [], candidates=wants(0)))
     assert [entry.jobId for entry in queue.ahead_of("late")] == ["one0", "one1", "one2", "one3", "three"]
-    assert queue.kept() == {}
-    assert queue.without(QueueEntry("one3", [])).kept() == {"w2": "three"}
+    assert queue.reserved_hosts() == {}
+    assert queue.without(QueueEntry("one3", [])).reserved_hosts() == {"w2": "three"}
     for gone in ("one3", "one1"):
         queue = queue.without(QueueEntry(gone, []))
         assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
@@ -195,7 +195,7 @@ def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() 
     three = queue.entry("three")
     assert three is not None
     assert three.placement == {"master-0": "m", "worker-0": "w0", "worker-1": "w2"}
-    assert [(entry.jobId, entry.replica_on("w2")) for entry in queue.concerning("w2")] == [
+    assert [(entry.jobId, entry.replica_on("w2")) for entry in queue.entries_for("w2")] == [
         ("three", "worker-1"),
         ("late", ""),
     ]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.checked import SCHEMA, Record, RecordError
 from jobs.lease import Lease
 from jobs.queue import Queue, QueueEntry
 from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, with_events
+from jobs.serialization import SCHEMA, Record, RecordError
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.times import now, seconds_between
 
@@ -242,7 +242,7 @@ def test_a_moment_that_is_none_ends_a_job_all_the_same(moment: str) -> None:
 
 def test_a_record_of_an_older_version_names_hosts_alone() -> None:
     old = JobRecord.from_json('{"jobId": "job01", "hosts": ["master-0", "ps-0"]}')
-    assert old.wanted == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
+    assert old.candidates_by_replica == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
     assert old.placement == {"master-0": "master-0", "ps-0": "ps-0"}
     assert JobRecord("job02", candidates={"master-0": ["w"]}).placement == {}
 
@@ -252,7 +252,7 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
     told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
     tasks = {"master-0": Task(json.dumps(config), told), "worker-0": Task(json.dumps(config))}
     plan = Plan("job01", ["master-0", "worker-0"], "m", [], tasks, addresses={"w0": "10.0.0.1", "w1": "10.0.0.2"})
-    placed = plan.placed({"master-0": "w1", "worker-0": "w0"})
+    placed = plan.with_hosts({"master-0": "w1", "worker-0": "w0"})
     assert json.loads(placed.tasks["worker-0"].tfConfig) == {
         "cluster": {"chief": ["10.0.0.2:2222"], "worker": ["10.0.0.1:2222"]},
         "task": {"type": "chief", "index": 0},
@@ -267,9 +267,9 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
     damaged = replace(plan, tasks={"master-0": Task("no JSON")})
     for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
         with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):
-            replace(damaged, tasks={"master-0": Task(text)}).placed({"master-0": "w1"})
+            replace(damaged, tasks={"master-0": Task(text)}).with_hosts({"master-0": "w1"})
     older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
-    assert older.placed({"master-0": "master-0"}).tasks == older.tasks
+    assert older.with_hosts({"master-0": "master-0"}).tasks == older.tasks
 
 
 OLD = {

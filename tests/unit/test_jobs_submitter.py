@@ -218,7 +218,7 @@ def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bu
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
         submitter.hand_over()
-    bucket.change(lambda job: job.passed("master-0/1").to(JobState.RUNNING))
+    bucket.change(lambda job: job.with_holder("master-0/1").to(JobState.RUNNING))
     before = bucket.job()
     submitter.hand_over()
     assert bucket.job() == before
@@ -266,7 +266,7 @@ def test_the_canceller_gives_replicas_three_leases(bucket: Bucket) -> None:
     submitter = bucket.claimed()
     submitter.prepare()
     submitter.hand_over()
-    bucket.change(lambda job: job.passed("master-0/1").to(JobState.RUNNING))
+    bucket.change(lambda job: job.with_holder("master-0/1").to(JobState.RUNNING))
     canceller = bucket.canceller()
     for _ in range(int(3 * LEASE)):
         canceller.step()
@@ -310,7 +310,7 @@ def test_a_waiting_job_whose_end_was_asked_for_is_ended_by_who_tends(bucket: Buc
 def test_hosts_of_a_job_that_is_over_are_given_to_the_next(bucket: Bucket) -> None:
     bucket.claimed()
     bucket.claimed("fab 2", "job02")
-    bucket.change(lambda job: job.passed("").ended("why"))
+    bucket.change(lambda job: job.with_holder("").ended("why"))
     beats = bucket.submitter("fab 2", "job02")
     beats.claim(may_wait=True)
     bucket.tend(LEASE - 1)
@@ -401,7 +401,7 @@ def test_a_job_whose_hosts_are_all_gone_before_they_took_it_up_is_ended(bucket: 
 
 def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: Bucket) -> None:
     handed_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
-    bucket.change(lambda job: job.to(JobState.PREPARING).passed("master-0/1").to(JobState.RUNNING))
+    bucket.change(lambda job: job.to(JobState.PREPARING).with_holder("master-0/1").to(JobState.RUNNING))
     bucket.tend(80)
     bucket.change(lambda job: replace(job, lease=job.lease.renewed()))  # it was only away
     bucket.tend(119)
@@ -432,7 +432,7 @@ def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> Non
     assert asked == [], "they may be about to take it up"
     bucket.tend(2)
     assert asked == HOSTS
-    bucket.change(lambda job: job.passed("worker-0/1"))
+    bucket.change(lambda job: job.with_holder("worker-0/1"))
     bucket.tend(29)
     assert asked == HOSTS, "one of them leads"
     bucket.change(lambda job: job.to(JobState.CANCELLING))

@@ -105,7 +105,7 @@ def test_what_is_no_reference_of_ours_passes(inventory: Inventory) -> None:
 def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventory) -> None:
     """Each may stand in an argument, as torchrun's own do: none stays as it is."""
     words = [f"--x=${name}" for name in variables.NAMES]
-    plan = render.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").placed({})
+    plan = render.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").with_hosts({})
     for name in ("master-0", "worker-0"):
         assert not [word for word in variables.expand_command(words, plan.tasks[name].environment) if "$" in word]
     worker = plan.tasks["worker-0"].environment

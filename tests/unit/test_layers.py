@@ -21,7 +21,7 @@ OURS = frozenset({"fabfile", "hosts", "infra", "jobs", "ops", "scaletier", "trai
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
-    "infra": {"infra", "jobs.queue", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
+    "infra": {"infra", "jobs.queue", "jobs.paths", "jobs.serialization", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
     "ops": {
         "ops",

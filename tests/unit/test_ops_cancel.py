@@ -62,7 +62,7 @@ def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
 
 
 def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRecord:
-    return replace(JobRecord("job01", state, hosts=HOSTS, **fields).passed(holder))  # type: ignore[arg-type]
+    return replace(JobRecord("job01", state, hosts=HOSTS, **fields).with_holder(holder))  # type: ignore[arg-type]
 
 
 def put(ledger: Ledger, record: JobRecord) -> None:

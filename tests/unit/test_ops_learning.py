@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jobs.progress import Told
+from jobs.progress import MetricPoint
 from ops.errors import UsageError
 from ops.plan import learning
 from ops.plan.learning import AccuracyTarget, Learned, StepsModel
@@ -19,8 +19,8 @@ ACCURACY, LOSS = AccuracyTarget("accuracy", 0.9), AccuracyTarget("loss", 0.2)
 counts = some.lists(some.integers(1, 16), min_size=2, max_size=6, unique=True)
 
 
-def evaluations(metric: str, *points: tuple[int, float]) -> list[Told]:
-    return [Told(step, {metric: value, "other": 1.0}) for step, value in points]
+def evaluations(metric: str, *points: tuple[int, float]) -> list[MetricPoint]:
+    return [MetricPoint(step, {metric: value, "other": 1.0}) for step, value in points]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_does_not_cross() -> None:
 
 
 def test_the_best_is_the_nearest_to_the_target() -> None:
-    assert learning.best(ACCURACY, evaluations("accuracy", (1, 0.5), (2, 0.8), (3, 0.7))) == Told(
+    assert learning.best(ACCURACY, evaluations("accuracy", (1, 0.5), (2, 0.8), (3, 0.7))) == MetricPoint(
         2, {"accuracy": 0.8, "other": 1}
     )
     nearest = learning.best(LOSS, evaluations("loss", (1, 0.5), (2, 0.8), (3, 0.7)))

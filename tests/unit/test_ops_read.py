@@ -125,6 +125,6 @@ def test_what_is_followed_has_no_end_yet(ended: ClusterClient) -> None:
 
 def test_a_pattern_that_takes_too_long(ended: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
-    put_log(tmp_path / paths.log("job01", "worker-0"), [LogLine("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
+    put_log(tmp_path / paths.log("job01", "worker-0"), [LogLine("2027", "INFO", "worker-0", "a" * 50)], incarnation=1 << 33)
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
         show_logs(ended, "worker", "job01", LogFilter(pattern="(a+)+b"), follow=False, as_json=False)

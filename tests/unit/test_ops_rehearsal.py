@@ -13,7 +13,7 @@ import pytest
 from waiting import limit, wait_for
 
 from jobs import progress
-from jobs.progress import Mark
+from jobs.progress import TrainPoint
 from ops.errors import OpsError, UsageError
 from ops.plan import processes, rehearsal
 
@@ -27,20 +27,25 @@ def log(*points: tuple[int, float]) -> list[str]:
 @pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
 def test_the_warm_up_does_not_count(replica: str) -> None:
     lines = log((4, 2.5), (20, 3.5), (40, 4.5), (60, 5.5))
-    assert rehearsal.marks(line.replace("master/0", replica) for line in lines) == [Mark(40, 4.5), Mark(60, 5.5)]
+    assert rehearsal.marks(line.replace("master/0", replica) for line in lines) == [TrainPoint(40, 4.5), TrainPoint(60, 5.5)]
     assert rehearsal.marks(log((4, 2.5), (20, 3.5))) == []
 
 
 def test_only_the_last_start_counts() -> None:
     lines = log((4, 2.5), (20, 3.5), (40, 4.5), (30, 1.0), (50, 2.0), (70, 3.0), (90, 4.0))
-    assert rehearsal.marks(lines) == [Mark(70, 3.0), Mark(90, 4.0)]
+    assert rehearsal.marks(lines) == [TrainPoint(70, 3.0), TrainPoint(90, 4.0)]
 
 
 def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
-    found = [Mark(0, 0.0), Mark(20, 1.0), Mark(40, 2.0), Mark(45, 3.0)]  # an evaluation took most of the last second
+    found = [
+        TrainPoint(0, 0.0),
+        TrainPoint(20, 1.0),
+        TrainPoint(40, 2.0),
+        TrainPoint(45, 3.0),
+    ]  # an evaluation took most of the last second
     assert rehearsal.step_seconds(found) == pytest.approx(0.05)
     assert rehearsal.mean_rate(found) == pytest.approx(15)
-    for few in ([], [Mark(1, 1.0)], [Mark(1, 1.0), Mark(1, 1.0)]):
+    for few in ([], [TrainPoint(1, 1.0)], [TrainPoint(1, 1.0), TrainPoint(1, 1.0)]):
         assert rehearsal.step_seconds(few) is None
         assert rehearsal.mean_rate(few) is None
 
@@ -56,14 +61,14 @@ PRINTS = "import sys, time\nfor n in range(6):\n    print(f'Train [master/0], st
 def test_one_that_goes_on_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leap: Callable[[], None]
 ) -> None:
-    mark = progress.mark
+    mark = progress.parse_train_point
 
-    def seen(line: str) -> Mark | None:
+    def seen(line: str) -> TrainPoint | None:
         if "step 5:" in line:
             leap()
         return mark(line)
 
-    monkeypatch.setattr(progress, "mark", seen)
+    monkeypatch.setattr(progress, "parse_train_point", seen)
     code = "import subprocess\nchild = subprocess.Popen(['sleep', '6000'])\nprint(child.pid)\n" + PRINTS + "time.sleep(6000)\n"
     lines = rehearse(tmp_path, code)
     assert len(rehearsal.marks(lines)) == 4

@@ -38,7 +38,7 @@ def files(inventory: Inventory, host: str) -> dict[str, str]:
 
 def placed(inventory: Inventory, job: JobSpec) -> Plan:
     """Return a job's plan once it has the hosts that come first."""
-    return plan(inventory, job, "").placed(place(would_do(job.counts, inventory), ()))
+    return plan(inventory, job, "").with_hosts(place(would_do(job.counts, inventory), ()))
 
 
 def tf_config(inventory: Inventory, job: JobSpec, host: str) -> dict[str, Any]:

@@ -180,14 +180,14 @@ def test_bad_input_is_one_line_and_leaves_nobody(
     says: str,
 ) -> None:
     metric, _, value = target.partition("=")
-    evaluated = progress.evaluated
+    evaluated = progress.parse_eval_metrics
 
-    def seen(line: str) -> progress.Told | None:
+    def seen(line: str) -> progress.MetricPoint | None:
         if args == "--endless" and "step 600:" in line:
             leap()
         return evaluated(line)
 
-    monkeypatch.setattr(progress, "evaluated", seen)
+    monkeypatch.setattr(progress, "parse_eval_metrics", seen)
     with pytest.raises(OpsError, match=f"^{says}$") as error:
         runs.run(course(tmp_path, AccuracyTarget(metric, float(value)), *args.split()), 2, tmp_path)
     assert type(error.value) is kind

@@ -25,11 +25,11 @@ from waiting import limit, wait_for
 from infra.inventory import Inventory, PowerAccess
 from jobs import paths
 from jobs.bucket import Bucket, BucketError, Item, RecordStore
-from jobs.checked import RecordError
 from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import HostFile, JobRecord
+from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.submitter import NOT_HANDED_OVER, Submitter
 from ops.cluster import waking
@@ -389,7 +389,7 @@ def test_a_job_that_another_took_over_is_left_to_it(
             stored = ledger.job("job01")
             assert stored is not None
             try:
-                ledger.change_job(stored, stored.record.passed("bob@desk").ended(NOT_HANDED_OVER))
+                ledger.change_job(stored, stored.record.with_holder("bob@desk").ended(NOT_HANDED_OVER))
             except Exception:  # noqa: BLE001  it was renewed in between
                 continue
             time.sleep(0.1)
@@ -612,7 +612,7 @@ def test_a_part_of_the_cluster_concerns_no_other_host(submission: Submission, le
     plan = ledger.plan("job01")
     assert plan is not None
     assert plan.replicas == ["master-0"]
-    config = json.loads(plan.placed(found(ledger).placement).tasks["master-0"].tfConfig)
+    config = json.loads(plan.with_hosts(found(ledger).placement).tasks["master-0"].tfConfig)
     assert config["cluster"] == {"chief": ["10.0.0.64:2222"]}
 
 

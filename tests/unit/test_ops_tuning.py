@@ -29,7 +29,7 @@ from jobs.study import (
     TrialState,
     best,
     shown,
-    thinned,
+    thin,
 )
 from ops.errors import OpsError, UsageError
 from ops.submit import trials, tuning
@@ -97,7 +97,7 @@ def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path)
     assert made.replicas == ["master-0", "worker-0", "worker-1"]
     assert (made.restartPolicy, made.optionalRoles) == ("replica", [Role.WORKER])
     assert made.args == ["--steps", "5"], "a trial's own folder is passed by who runs it"
-    placed = made.placed({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
+    placed = made.with_hosts({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
     for name in made.replicas:
         task = placed.tasks[name]
         told = json.loads(task.tfConfig)
@@ -281,11 +281,11 @@ def test_numbers_are_passed_as_one_would_type_them() -> None:
 def test_of_many_measurements_some_are_kept_and_the_last_always() -> None:
     for count in (0, 1, 200, 201, 400, 401, 100_000):
         many = [Measurement(step, 0.0) for step in range(count)]
-        kept = thinned(many)
+        kept = thin(many)
         assert kept[-1:] == many[-1:]
         assert min(count, 100) <= len(kept) <= 200
         assert kept == sorted(kept, key=lambda each: each.trainingStep)
-    assert thinned(many[:200]) == many[:200]
+    assert thin(many[:200]) == many[:200]
 
 
 HYPERPARAMETERS = {"params": [ONE], "maxTrials": 3, "hyperparameterMetricTag": "score"}

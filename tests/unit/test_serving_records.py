@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
-from jobs.checked import RecordError
 from jobs.folder import FolderBucket
+from jobs.serialization import RecordError
 
 READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING
 FILES = {"saved_model.pb": "00"}
