@@ -27,7 +27,7 @@ class Conflict(Exception):  # noqa: N818  it is no error but an answer
     """Another writer was first; nothing was changed."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} was changed by somebody else")
+        super().__init__(f"{name} was changed by another writer")
         self.name = name
 
 
@@ -66,7 +66,7 @@ class RecordStore(Protocol):
         """
 
     def create(self, name: str, content: bytes) -> str:
-        """Make an object that is not there yet; its version. Conflict where it is."""
+        """Create an object and return its version; Conflict if it exists."""
 
     def replace(self, name: str, content: bytes, version: str) -> str:
         """Replace just this version of an object and return the new version.
@@ -88,7 +88,7 @@ class Bucket(RecordStore, Protocol):
         """
 
     def download(self, name: str, target: Path, progress: Progress = ignore) -> bool:
-        """Write an object to a file, which is complete or unchanged; False where there is no such object."""
+        """Write an object to a file, which is complete or unchanged; False if there is no such object."""
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
@@ -97,7 +97,7 @@ class Bucket(RecordStore, Protocol):
         """Return the sizes of all objects below a folder by relative path; an object of that name is ``."""
 
     def delete(self, name: str) -> None:
-        """Take an object away, which may be gone already."""
+        """Delete an object if it exists."""
 
     def remove(self, folder: str, last: str = "") -> None:
         """Remove an object, or a folder with its content, if it exists.

@@ -1,9 +1,9 @@
 """A replica's log as chunks: files of whole lines, each written once, equal on host and in bucket.
 
-A chunk's name gives its place in the log: the moment at which its host began to keep the log, in seconds of the epoch, and the
-number of bytes and lines before it since then. So a place stays valid if the middle of the log is cut out, and the names of
-two chunks that do not adjoin give the missing range. This module is also the program that reads a log on its host. It is
-copied there as it is, so it imports the standard library only.
+A chunk's name gives its place in the log: the incarnation, which is the time when its host began the log, in seconds of the
+epoch, and the number of bytes and lines before it since then. So a place stays valid if the middle of the log is cut out, and
+the names of two chunks that do not adjoin give the missing range. This module is also the program that reads a log on its
+host. It is copied there as it is, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 LIMIT = 1_000_000_000
-"""Bytes of a replica's log that are kept where the job does not say."""
+"""Bytes of a replica's log that are kept by default."""
 LARGEST = 1 << 20
 NO_LOG = 66  # sysexits' EX_NOINPUT
 TOO_SLOW = 65
@@ -39,7 +39,7 @@ _TICK_NANOSECONDS = 100_000_000
 
 
 class Position(NamedTuple):
-    """A place in a log: since when its host has kept it, and the bytes of it before that place."""
+    """A place in a log: the incarnation, and the bytes of the log before that place."""
 
     incarnation: int
     offset: int
@@ -49,7 +49,7 @@ BEGINNING = Position(0, 0)
 
 
 class Chunk(NamedTuple):
-    """A part of a log: where it begins, in bytes and in lines, and how many bytes it has by now."""
+    """A part of a log: its start in bytes and in lines, and its present size in bytes."""
 
     incarnation: int
     offset: int
@@ -360,8 +360,8 @@ def _too_slow(*_: object) -> None:
 def show(folder: str, filter_json: str, follow: bool, position: str = "") -> int:
     """Print the selected lines of a log, each behind its position. Return NO_LOG if there is no log.
 
-    With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
-    where later lines begin. An empty line, the very first, says that there is something to read.
+    With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone
+    marks where later lines begin. An empty first line means that there is a log.
     """
     source, log_filter = ChunkFolder(Path(folder)), LogFilter(*json.loads(filter_json))
     out = sys.stdout.buffer
@@ -407,7 +407,7 @@ def main(arguments: Iterable[str]) -> int:
     try:
         return show(folder, filter_json, how == "follow", *position)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, nor shall Python say so at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone, and Python is not to report that at its end
         return 0
     except SlowError:
         return TOO_SLOW

@@ -22,7 +22,7 @@ class FirstError:
 class ErrorFinder:
     """Finds, among the lines of one trainer, the first message of severity ERROR or above.
 
-    `found` is that message's first line, and of a traceback in it the last one, which names the exception.
+    `error` is that message's first line, and of a traceback in it the last one, which names the exception.
     """
 
     def __init__(self) -> None:

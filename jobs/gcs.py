@@ -281,8 +281,8 @@ class GcsBucket:
         """Return Google's client with a valid token: renewing one blocks, and a request must not begin late."""
         with self._opening:
             if self._client is None:
-                logging.getLogger("google").addHandler(logging.NullHandler())  # what fails is said once, in one line
-                # Of the bucket itself, which it would ask for its location for traces that nobody collects.
+                logging.getLogger("google").addHandler(logging.NullHandler())  # errors are reported once, in one line
+                # Of the bucket itself, which it would ask for its location for traces, which are not collected.
                 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
                 emulated = os.environ.get("STORAGE_EMULATOR_HOST")
                 self._credentials = AnonymousCredentials() if emulated else default(scopes=Client.SCOPE)[0]

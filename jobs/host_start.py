@@ -18,8 +18,8 @@ from jobs.lease import Clock
 from jobs.records import Power
 
 Start = Callable[[str], str]
-"""Asks that a host be started: empty where that was accepted, else one line that says why it was not."""
-# A host that was just taken back cannot be started yet, and a spot host not to be had now may be in a minute.
+"""Requests the start of a host; returns an empty text if that was accepted, else the reason in one line."""
+# A host that was just preempted cannot be started yet, and a spot host may become available in a minute.
 PAUSES = (10.0, 20.0, 30.0, 60.0)
 _SECONDS = 5.0
 # Whoever starts a host may take longer to say so.
@@ -35,7 +35,7 @@ class NoAnswerError(PowerError):
 
 
 class StartClient:
-    """Client that requests host starts as `power` says, within a time limit.
+    """Client that requests host starts as described by `power`, within a time limit.
 
     `token` returns the requester's token; by default it is the host's own.
     """
@@ -91,7 +91,7 @@ def in_thread(work: Callable[[], None]) -> None:
 
 @dataclass
 class _HostRequest:
-    """For one host: when it is due again, what the answer was, and how often in a row."""
+    """The request for one host: when it is due again, the answer, and how often that came in a row."""
 
     due: float
     times: int = 0
@@ -117,7 +117,7 @@ class HostStarter:
         self._requests: dict[str, _HostRequest] = {}
 
     def request_hosts(self, hosts: Iterable[str]) -> list[str]:
-        """Ask for each of these that is due; the lines that are new since the last time."""
+        """Request the start of each of these that is due; return the lines that are new since the last call."""
         targets, now = self.hosts & set(hosts), self._clock()
         back = [(host, request) for host, request in self._requests.items() if host not in targets]
         self._requests = {host: self._requests.get(host) or _HostRequest(now) for host in sorted(targets)}

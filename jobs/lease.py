@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 SECONDS = 15.0
-"""So long without a change, and the lease of a holder may be taken over."""
+"""The time without a change after which a holder's lease may be taken over."""
 SUBMITTER_FACTOR = 2
-"""So many times as long for that of a submitter, who does one thing at a time: a single slow call must not cost it its job."""
-# A judge that did not look for longer than this did not see what happened in between.
+"""The factor on SECONDS for a submitter, which does one thing at a time: one slow call must not cost it its job."""
+# Of a longer time between two polls only this much counts: the observer missed what happened in between.
 _LONGEST_GAP = 5.0
 
 Clock = Callable[[], float]
@@ -63,7 +63,7 @@ class ChangeTimer:
         self._values: dict[Hashable, tuple[Hashable, float, float]] = {}
 
     def observe(self, key: Hashable, value: Hashable) -> float:
-        """Take note of a value; the seconds for which it has been the same, 0 for one that is new."""
+        """Record a value; return the seconds for which it has been the same, 0 for a new one."""
         now = self.clock()
         before = self._values.get(key)
         same = before is not None and before[0] == value
@@ -72,5 +72,5 @@ class ChangeTimer:
         return seconds
 
     def reset(self, key: Hashable) -> None:
-        """Begin again with this key."""
+        """Forget the value of a key."""
         self._values.pop(key, None)

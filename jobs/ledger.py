@@ -129,11 +129,11 @@ class Ledger:
         return Stored(trial, self.store.replace(paths.trial(job_id, trial.trialId), trial.to_json(), before.version))
 
     def cancel_requested(self, job_id: str) -> bool:
-        """Return True once somebody asked for the job's end."""
+        """Return True once the job's end was requested."""
         return self.store.read(paths.cancel(job_id)) is not None
 
     def request_cancel(self, job_id: str, request: bytes) -> None:
-        """Ask for the job's end; nothing happens where somebody has asked before."""
+        """Request the job's end; do nothing if it was requested before."""
         with contextlib.suppress(Conflict):
             self.store.create(paths.cancel(job_id), request)
 
@@ -164,7 +164,7 @@ class Ledger:
         raise Conflict(paths.QUEUE)
 
     def free_hosts(self, job_id: str) -> None:
-        """Give a job's hosts to who comes next, or its place to who waits behind it."""
+        """Remove a job from the queue, which assigns its hosts to the next jobs."""
         if entry := self.queue().entry(job_id):
             self.change_queue(lambda queue: queue.without(entry))
 

@@ -54,7 +54,7 @@ def parse_train_point(line: str) -> TrainPoint | None:
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """Hold the metrics of a step, and the steps/s of this replica alone if the line has them."""
+    """The metrics of a step, and the steps/s of this replica alone if the line has them."""
 
     step: int
     values: dict[str, float]
@@ -220,7 +220,7 @@ class ProgressFinder:
             line: what was printed.
             seconds: when, by a clock that never goes back.
             time: when, for people.
-        Returns: what is wrong with the first report that is; empty for any other line.
+        Returns: the error in the first invalid report; empty for any other line.
         """
         if len(line) > LONGEST_REPORT and REPORT_KEY not in line[:LONGEST_NAME]:
             return ""

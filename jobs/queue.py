@@ -1,7 +1,7 @@
-"""The queue of a cluster: which job has which hosts, and who comes next. Pure rules on one record.
+"""The queue of a cluster: which job has which hosts, and which is next. Pure rules on one record.
 
-`cluster/queue.json` is the one truth about who has a host. As it is one object, hosts are given to a job all at once, and no
-host to two jobs, whatever happens at the same time.
+`cluster/queue.json` is the only source of which job has a host. As it is one object, a job gets all its hosts at once, and no
+two jobs get the same host.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class QueueMonitor:
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
-            with suppress(Conflict, RecordError):  # somebody else moved it on
+            with suppress(Conflict, RecordError):  # another process changed it
                 if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
         if self._starter:
@@ -115,8 +115,8 @@ class QueueMonitor:
         patience = plan.lostAfterSeconds + plan.maxWaitTime if started else plan.preparingSeconds
         if silent < patience:
             return ""
-        what = "are lost" if started else "have not taken it up, and count as lost"
-        return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
+        what = "are lost" if started else "did not start it, and count as lost"
+        return f"its hosts ({', '.join(entry.hosts)}) {what}: none of them sent a heartbeat for {patience:g} s"
 
     def _leaderless_seconds(self, entry: QueueEntry, job: JobRecord) -> float:
         """Return the seconds since the last renewal by a leader."""

@@ -1,6 +1,6 @@
 """The records of a job: `job.json`, `replicas/<name>.json`, `plan.json`, and the queue of a cluster.
 
-Names are Cloud ML's (`projects.jobs`) where it has them.
+Names are Cloud ML's (`projects.jobs`) if it has them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 
 EVENTS_KEPT = 50
 STOP_FILE = "SCALETIER_STOP_FILE"
-"""The variable that names the file which a program finds when it is told to end: it holds the seconds that are left then."""
+"""The variable with the path of a file that exists once a program is to end: it holds the remaining seconds."""
 RESTART_CODE = 42
 """TensorFlow's own exit code for "start me again"."""
 SERVERS = "ps"
@@ -260,25 +260,23 @@ class Plan(Record):
     """`jobs/<id>/plan.json`: all that the replicas of a job need to know, written by its submitter, once.
 
     `replicas` names every replica of the job, the chief first: the order in which they would lead. `tasks` has their names in
-    place of addresses, as a job may get these hosts or those, and `addresses` are those of all hosts that it may get; `placed`
-    puts the two together. `hosts` is empty in the bucket, and where it was placed has each replica's host. With a `command`
-    that runs, in that `folder` of the package, in place of the module. `python` is that of the job's own runtime, and empty
-    where the hosts' is meant. `data` are the paths, directories or globs of what the
-    job trains on, which the chief's host hashes. `packageSha256` is that of the package's archive. `secrets` are names of
-    variables whose values `fab train` brought to the hosts, and nowhere else. With a `study` each replica runs the program
-    again and again, as trials. `optionalRoles` are the roles whose loss or repeated kill the job goes on without. With a
-    restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
+    place of addresses, as the hosts are assigned later, and `addresses` are those of all candidate hosts; `with_hosts` merges
+    the two. `hosts` maps each replica to its host; it is empty in the bucket. A `command` runs in that `folder` of the
+    package, in place of the module. `python` is that of the job's own runtime, empty for the hosts' Python. `data` are the
+    paths, directories or globs of the training data, which the chief's host hashes. `packageSha256` is that of the package's
+    archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else. With a `study`
+    each replica runs the program again and again, as trials. `optionalRoles` are the roles whose loss or repeated kill does
+    not end the job. With a restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
     restartCodes are exit codes that count as a kill, permanentCodes those that never do (`hosts.agent.restart`). By
-    successPolicy `chief` the job SUCCEEDED once the chief has, by `all` once every replica has that `decides`. Who still works
-    then has gracePeriod seconds. By stopSignal `main` SIGTERM goes to a trainer's first process alone, by `all` to each of its
-    processes.
+    successPolicy `chief` the job SUCCEEDED once the chief has, by `all` once every replica has that `decides`. Replicas that
+    still run then have gracePeriod seconds. By stopSignal `main` SIGTERM goes to a trainer's first process alone, by `all` to
+    each of its processes.
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
-    for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
+    for preparingSeconds and RUNNING for maxRunningTime seconds. A job that prints nothing for stallTimeout seconds
     counts as killed. Of each replica's log logLimit bytes are kept. The leader reports the job's end to `notify`, a URL or a
-    command (`jobs.notification`); it is empty if nobody wants that. Who leads holds its lease for leaseSeconds without a sign
-    of life.
+    command (`jobs.notification`); it is empty for no report. A leader keeps its lease for leaseSeconds without a heartbeat.
     """
 
     kind: ClassVar[str] = "plan.json"
@@ -370,7 +368,7 @@ class Plan(Record):
 
     @property
     def whole(self) -> bool:
-        """True where peers cannot go on without one another: a kill starts them all again."""
+        """True if a kill of one replica restarts all of them."""
         return self.restartPolicy == "all"
 
 
@@ -403,7 +401,7 @@ class Power:
 class HostFile(Record):
     """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit.
 
-    `power` is None where no host can start another.
+    `power` is None if no host can start another.
     """
 
     kind: ClassVar[str] = "host.json"

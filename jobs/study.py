@@ -69,7 +69,7 @@ class Parameter:
 
     @property
     def choices(self) -> list[str] | range | None:
-        """Its values in their order, where there are finitely many; those of a range as numbers."""
+        """Its values in order if there are finitely many, those of a range as numbers; else None."""
         if self.type is ParameterType.CATEGORICAL:
             return self.categoricalValues
         if self.type is ParameterType.DISCRETE:

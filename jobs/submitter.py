@@ -72,10 +72,14 @@ class Submitter:
         self._lock = threading.Lock()
 
     def claim(self, may_wait: bool) -> list[QueueEntry]:
-        """Enter the queue and make the job; whom it waits for, empty where its hosts are its own now.
+        """Enter the queue and create the job.
 
-        UsedBeforeError, or BusyError where it would wait and may not: then nothing was changed. OvertakenError where the bucket
-        took so long that who tends the queue has ended the job.
+        Returns: the entries that it waits for; empty if its hosts are assigned.
+
+        Raises:
+            UsedBeforeError: the id is used; nothing was changed.
+            BusyError: it would wait and may not; nothing was changed.
+            OvertakenError: the bucket was so slow that a queue monitor has ended the job.
         """
 
         def enter(queue: Queue) -> Queue:
@@ -99,7 +103,7 @@ class Submitter:
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
             there = self._ledger.job(self._entry.jobId)
             if there and (there.record.createTime, there.record.errorMessage) == (self._entry.createTime, NOT_HANDED_OVER):
-                raise OvertakenError(there.record) from None  # made by who tends the queue, in our place
+                raise OvertakenError(there.record) from None  # created by a queue monitor in our place
             raise UsedBeforeError(self._entry.jobId) from None
         return self.ahead()
 
@@ -150,9 +154,9 @@ class Submitter:
                 raise
 
     def give_up(self, why: str, cancelled: bool = False) -> JobRecord | None:
-        """End what was begun, wherever it was interrupted; the job as it is now, None where there is none.
+        """End the submission, wherever it was interrupted; a job that was handed over continues.
 
-        One that is in other hands by now, as it had been handed over, stays as it is and goes on.
+        Returns: the job's present record; None if there is none.
         """
         if self._stored is None and self._creating:
             # We did not hear whether it was made, and it may still be: so it is made here, at its end.
@@ -199,7 +203,7 @@ class Submitter:
 
 
 class Canceller:
-    """Ends a job: asks its leader to, and does it in the place of one who is gone."""
+    """Ends a job: it requests that of the leader, and does it itself if the leader is gone."""
 
     def __init__(
         self, ledger: Ledger, watch: ChangeTimer, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
@@ -209,7 +213,7 @@ class Canceller:
         self._requested = False
 
     def step(self) -> JobRecord | None:
-        """Look once, and do what is to do; the job as it is, None where there is none."""
+        """Poll once and do what is due; return the job's present record, None if there is none."""
         if not self._requested:
             self._ledger.request_cancel(self._job_id, self._request)
             self._requested = True

@@ -1,4 +1,4 @@
-"""Moments for people. Nothing is decided by them: the wall clocks of two machines are never compared."""
+"""Times for people. No decision depends on them: the wall clocks of two machines are never compared."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]
 
 
 def unknown(words: Sequence[str]) -> str | None:
-    """Find the first `${NAME}` of a command line that nobody fills in; None if there is none."""
+    """Find the first `${NAME}` of a command line that is no variable; None if there is none."""
     shell_texts = set(scripts(words))
     texts = (word for place, word in enumerate(words) if place not in shell_texts)
     matches = (reference for text in texts for reference in _REFERENCE.finditer(text))

@@ -17,7 +17,7 @@ class FakeSite:
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         return Assignment(plan, replica, Path(), {}, "python", self)
 
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         pass
 
     def facts(self) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """`python -m hosts.agent`: the main process of a host's unit scaletier.service.
 
-Exit code 0: no job needs this host, or the unit was stopped. 2: it is not said which host this is. 75: fab has brought another
-version of this program, and systemd starts that.
+Exit code 0: no job needs this host, or the unit was stopped. 2: the host's configuration is missing. 75: fab has installed
+another version of this program, and systemd starts that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jobs.times import now
 
 STORE_SECONDS = 20.0
 AGAIN = 75
-# A unit that is stopped tells the bucket, for so long.
+# The time in which a stopped unit reports to the bucket.
 _LAST_WORDS_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
 _VERSION = Path(__file__).parents[1] / "VERSION"
@@ -137,7 +137,7 @@ class Loop:
             signal.signal(number, lambda *_: self._terminate())
         threading.Thread(target=self._report, name="reporter", daemon=True).start()
         status, reported = "", None
-        while not agent.over:
+        while not agent.finished:
             notify("WATCHDOG=1")
             if self._hurried:
                 self._hurried = False
@@ -147,7 +147,7 @@ class Loop:
             supervisor = agent.supervisor
             wait = supervisor.step() if supervisor else _LONGEST_SLEEP
             if supervisor and reported != (reported := supervisor.record.state):
-                self._due.set()  # the bucket should hear of it
+                self._due.set()  # the bucket should have it
             if self._gives_up():
                 return
             if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
@@ -177,7 +177,7 @@ class Loop:
     def _report(self) -> None:
         agent = self._agent
         try:
-            while not agent.over:
+            while not agent.finished:
                 self._due.clear()  # what comes from here on is for the next round
                 wait = agent.round()
                 with suppress(BlockingIOError):
@@ -185,7 +185,7 @@ class Loop:
                 self._due.wait(wait)
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
-            os._exit(1)  # a host that reports nothing is worse than one that starts again
+            os._exit(1)  # a restart is better than a host that reports nothing
 
 
 def notify(*assignments: str) -> None:

@@ -22,12 +22,12 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
-# While a job begins or ends here, somebody waits for it: this many rounds in the time of one, for so long.
+# While a job begins or ends here, a person waits for it: so this many rounds in the time of one, for these seconds.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
 
-class Site(Protocol):
+class HostSite(Protocol):
     """A job's needs from its host besides a process: files, log, and facts about the host."""
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
@@ -66,7 +66,7 @@ class Site(Protocol):
 
 
 class Agent:
-    """One life of the process that a host's unit runs.
+    """One incarnation of the process that a host's unit runs.
 
     `round` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
     """
@@ -76,7 +76,7 @@ class Agent:
         name: str,
         incarnation: str,
         ledger: Ledger,
-        site: Site,
+        site: HostSite,
         spawn: Spawn,
         clock: Clock,
         now: Callable[[], str],
@@ -103,8 +103,8 @@ class Agent:
         self._failure = ""
         self._end_seen = ""
         self._terminated = self._preemption_checked = False
-        self.over = False
-        """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
+        self.finished = False
+        """True once no job has this host or waits for it, or the unit is stopped and the replica's record is in the bucket."""
 
     @property
     def status(self) -> str:
@@ -133,7 +133,7 @@ class Agent:
             self._note_failure(error)
             return self._poll
         if self._failing and self.supervisor:
-            self.supervisor.assignment.log.say("the bucket answers again")
+            self.supervisor.assignment.log.write_message("the bucket answers again")
         self._failing, self._failure = False, ""
         return self._wait()
 
@@ -151,64 +151,64 @@ class Agent:
         if self._reporter is None and not self._terminated:
             try:
                 self._find()
-            except RecordError as error:  # a job that cannot be read is ended below, like one that nobody leads
+            except RecordError as error:  # an unreadable job is ended below, like one without a leader
                 self._note_failure(error)
         if self._reporter is not None:
             self._report(self._reporter)
         elif self._terminated:
-            self.over = True
-        if not self._terminated and (self._reporter is None or not self._reporter.led):
+            self.finished = True
+        if not self._terminated and (self._reporter is None or not self._reporter.follows_leader):
             self._queue_monitor.run_if_due()
 
     def _find(self) -> None:
-        """Take up the job that has this host; where none has it and none waits for it, this process is over."""
+        """Claim the job that has this host; finish if no job has it or waits for it."""
         if not self._current():
-            self.over = True  # what comes next is for the version that fab has brought since
+            self.finished = True  # the next job is for the newer version that fab has installed
             return
         queue = self._ledger.queue()
         entries = queue.entries_for(self._name)
         self._site.tidy([entry.jobId for entry in entries])
         entry = queue.holder(self._name)
         if entry is None:
-            self.over = not entries
+            self.finished = not entries
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:
             return  # its submitter is about to make it, or its end is about to be noticed
         job = stored.record
         if job.lease.submitter:
-            return  # it may still come to nothing
+            return  # it may still fail
         try:
             plan = self._ledger.plan(entry.jobId)
             replica = entry.replica_on(self._name)
             if plan is None or replica not in plan.replicas:
                 raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
-            self._take_up(plan.with_hosts(entry.placement), replica, job)
+            self._claim(plan.with_hosts(entry.placement), replica, job)
         except (BucketError, RecordError) as error:
-            self._cannot_take_up(stored, error)
+            self._end_unclaimable(stored, error)
             raise
 
-    def _cannot_take_up(self, stored: Stored[JobRecord], error: Exception) -> None:
+    def _end_unclaimable(self, stored: Stored[JobRecord], error: Exception) -> None:
         """End a job whose plan or package is corrupt, unless it has a leader, which decides itself.
 
         Such a job must not keep its hosts for ever.
         """
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
-        tried = self._watch.observe(("take up", job.jobId), True)
+        tried_seconds = self._watch.observe(("take up", job.jobId), True)
         nobody_leads = job.lease.free or self._watch.observe(("led", job.jobId), job.lease) >= self._lease_seconds
-        if tried >= patience and nobody_leads and not job.lease.submitter:
-            why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
+        if tried_seconds >= patience and nobody_leads and not job.lease.submitter:
+            why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
 
-    def _take_up(self, plan: Plan, name: str, job: JobRecord) -> None:
-        """Go on from the record that a former life of this replica left in the bucket, or begin."""
+    def _claim(self, plan: Plan, name: str, job: JobRecord) -> None:
+        """Continue from the record of an earlier incarnation of this replica in the bucket, or begin."""
         version = self._ledger.replica_version(plan.jobId, name)
         previous = self._ledger.replicas(plan.jobId, [name]).get(name)
         assignment = self._site.prepare(plan, name)
         record = restart.resume(plan, name, job.attempt, previous, self._now())
         if previous and previous.state is ReplicaState.RUNNING:
-            assignment.log.say("the replica or its host was stopped", "WARNING")
+            assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
             supervisor,
@@ -221,7 +221,7 @@ class Agent:
             self._site.notify,
         )
         self.supervisor = supervisor
-        if self._terminated:  # looked at last: terminate() may come at any moment
+        if self._terminated:  # checked last: terminate() may be called at any time
             supervisor.terminate()
 
     def _report(self, reporter: Reporter) -> None:
@@ -232,7 +232,7 @@ class Agent:
             self._check_preemption()
             reporter.publish()
             if self.supervisor.idle and not reporter.unpublished:
-                self.over = self._site.finish()
+                self.finished = self._site.finish()
             return
         try:
             reporter.round()
@@ -241,14 +241,14 @@ class Agent:
             if self._watch.observe("unreadable", True) >= 2 * self._lease_seconds:
                 self.supervisor.order(0, "the job's record cannot be read")
                 if self.supervisor.idle and self._site.finish():
-                    self._drop()
+                    self._release()
             raise
         self._watch.reset("unreadable")
         self._diagnose(reporter.job, self.supervisor)
         if not self._record_unsaved(reporter.job, self.supervisor) or reporter.unpublished:
             return
         if reporter.settled and self._site.finish():
-            self._drop()
+            self._release()
 
     def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
         """Write the diagnosis of a job that FAILED once its trainer has stopped, before files are removed."""
@@ -276,23 +276,23 @@ class Agent:
             return
         self._preemption_checked = True
         if self._probes.preempted():
-            self.supervisor.assignment.log.say("this host is preempted", "WARNING")
+            self.supervisor.assignment.log.write_message("this host is preempted", "WARNING")
             self.supervisor.set_preempted()
 
-    def _drop(self) -> None:
-        """Be done with a job."""
+    def _release(self) -> None:
+        """Forget the job."""
         self._reporter = self.supervisor = None
         self._end_seen = ""
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = str(error)
         if not self._failing and self.supervisor:
-            self.supervisor.assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
+            self.supervisor.assignment.log.write_message(f"the bucket fails, trying again: {error}", "WARNING")
         elif not self._failing:
-            self._complain(f"<4>replica: {error}; trying again\n")
+            self._write_to_journal(f"<4>replica: {error}; trying again\n")
         self._failing = True
 
     @staticmethod
-    def _complain(text: str) -> None:
+    def _write_to_journal(text: str) -> None:
         """Write to the journal, as no job's log is open."""
         sys.stderr.write(text)

@@ -1,4 +1,4 @@
-"""Work in a thread of its own that nobody waits for longer than it may take."""
+"""Work in a thread of its own, with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class BackgroundTask(Generic[T]):
     """One call in a thread of its own, and its result: that of the function, or of `failed` with the reason in one line.
 
-    The function has failed too if it has not returned after so many seconds; what it returns later is dropped.
+    The function has failed too if it has not returned after `seconds`; a later result is dropped.
     """
 
     def __init__(self, name: str, work: Callable[[], T], seconds: float, failed: Callable[[str], T]) -> None:

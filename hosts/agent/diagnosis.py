@@ -30,14 +30,14 @@ from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.times import now, seconds_between
 
 LIMIT = 1_000_000
-"""Bytes of it at most: what does not fit of the log, its oldest lines, is left out, then what is largest."""
+"""The most bytes of it: of more, the oldest lines of the log are left out, then the largest part."""
 LINES = 200
 SECONDS = 30.0
-"""So long the host's next job waits for it at most."""
+"""The longest that the host's next job waits for it."""
 SHORTEST = 4
-"""Characters of a secret that is looked for: a shorter one is part of too many words."""
+"""The fewest characters of a secret that is removed: a shorter one is part of too many words."""
 _MESSAGE = 4000
-# So long is what was cut before it came here, a line of the end of a log and the first error.
+# The lengths of texts that were cut before: a line of the end of a log, and the first error.
 _CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
@@ -159,7 +159,7 @@ def units() -> dict[str, Any]:
     if ran.returncode:
         return {"notReadable": f"systemctl: {ran.stderr.strip() or ran.returncode}"}
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in ran.stdout.split("\n\n")]
-    forgotten = {"LoadState": "not-found"}  # which is what systemd says of a unit that has ended
+    forgotten = {"LoadState": "not-found"}  # as systemd reports a unit that has ended
     loaded = {block.pop("Id"): block for block in blocks if "Id" in block}
     return {name: forgotten if forgotten.items() <= block.items() else block for name, block in loaded.items()}
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 # More would take minutes, and push what the trainer reads out of the page cache.
 LIMIT = 8_000_000_000
-_NICE = 10  # a short job is told of, too, though its trainers have the processors
+_NICE = 10  # not lower, so that a short job's data is hashed beside its trainers, too
 _CHUNK = 1 << 20
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 

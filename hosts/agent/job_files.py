@@ -118,7 +118,7 @@ class JobFiles:
             plan, plan.tasks[name], package, python, network.interface_variables(plan.address(name))
         )
         if environment.get("JOB_DIR", "").startswith("/"):
-            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, which needs no folder
         return _Job(
             Assignment(plan, name, package / plan.folder, environment, python, self._log),
             self._log,
@@ -131,19 +131,26 @@ class JobFiles:
         return self._job.manifest.new_facts() if self._job and self._job.manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, end_seen: str) -> None:
-        if (mine := self._job) and mine.diagnosis is None:
-            make = partial(diagnosis.build, self._host, self._state, mine.assignment, mine.log.path, job, record, end_seen)
+        if (current := self._job) and current.diagnosis is None:
+            make = partial(
+                diagnosis.build, self._host, self._state, current.assignment, current.log.path, job, record, end_seen
+            )
             name = paths.diagnosis(job.jobId, record.name)
-            mine.diagnosis = diagnosis.start(self._files, name, make, lambda why: mine.log.say(why, "WARNING"))
+            current.diagnosis = diagnosis.start(self._files, name, make, lambda why: current.log.write_message(why, "WARNING"))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        mine = self._job
-        if mine is None or mine.assignment.plan.study or not record.startTime or not mine.assignment.environment.get("JOB_DIR"):
+        current = self._job
+        if (
+            current is None
+            or current.assignment.plan.study
+            or not record.startTime
+            or not current.assignment.environment.get("JOB_DIR")
+        ):
             return UnsavedFiles()
-        if mine.unsaved is None:
+        if current.unsaved is None:
             start = self._launcher or Child
-            mine.unsaved = unsaved.start_search(mine.assignment, mine.folders, self._host, self._files, start)
-        return mine.unsaved.result
+            current.unsaved = unsaved.start_search(current.assignment, current.folders, self._host, self._files, start)
+        return current.unsaved.result
 
     def notify(self, job: JobRecord) -> Notification | None:
         assert self._job is not None
@@ -155,11 +162,11 @@ class JobFiles:
             self._job.notifier = Notifier(plan.notify, words, record, partial(self._run_as_trainer, self._job))
         return self._job.notifier.result
 
-    def _run_as_trainer(self, mine: _Job, argv: list[str], added: Mapping[str, str]) -> int:
+    def _run_as_trainer(self, current: _Job, argv: list[str], added: Mapping[str, str]) -> int:
         """Run a command as the trainer's user and behind its isolation, with its output in the log."""
-        assignment = mine.assignment
+        assignment = current.assignment
         run = ProcessRun(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
-        command = Trainer(run, mine.log, self._launcher or Child)
+        command = Trainer(run, current.log, self._launcher or Child)
         deadline = time.monotonic() + COMMAND_SECONDS
         while (end := command.poll()) is None:
             if time.monotonic() > deadline:
@@ -215,7 +222,7 @@ class JobFiles:
             for member in tar.getmembers():
                 if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
                     raise BucketError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
-            tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is no privileged user who unpacks
+            tar.extractall(unpacked)  # noqa: S202  each name was checked, and the user has no privileges
         delete(folder)
         unpacked.rename(folder)
         packed.unlink()
@@ -261,13 +268,13 @@ class JobFiles:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
-        may = access(plan, task, bucket)
+        granted = access(plan, task, bucket)
         # A client that makes a folder looks for those above it, which are not this trainer's to look at.
         with suppress(Conflict):
-            self._ledger.store.create(f"{may.writes[0]}/", b"")
+            self._ledger.store.create(f"{granted.writes[0]}/", b"")
         log = self._log
         assert log is not None  # of this job
-        self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
+        self._broker = Broker(granted, self._mint, lambda text: log.write_message(text, "WARNING"))
         return self._broker.environment
 
     def _home(self, plan: Plan) -> Path:

@@ -21,9 +21,9 @@ LEFT = "left"
 """The folder in JOB_DIR."""
 MOST_BYTES = 100_000_000
 MOST_FILES = 1000
-"""So much of a replica is kept at most: the smallest files, as many as fit."""
+"""The most that is kept of a replica: the smallest files, as many as fit."""
 NAMED = 50
-"""So many names are told of each kind."""
+"""The most names of each kind in the report."""
 LONGEST = 200
 _ENTRIES, _DEPTH = 50_000, 32
 _CHUNK = 1 << 20
@@ -39,7 +39,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LimitError(Exception):
-    """One line: why not all could be looked at or copied."""
+    """One line: why not all files could be searched or copied."""
 
 
 class UnsavedFile(NamedTuple):
@@ -105,15 +105,15 @@ def check_time(deadline: float) -> None:
         raise LimitError("it took too long")
 
 
-def opened(found: UnsavedFile) -> IO[bytes]:
+def open_file(unsaved: UnsavedFile) -> IO[bytes]:
     """Open a file that was found, link by link refused; OSError if it is another by now."""
-    folder = os.open(found.top, _FOLDER)
+    folder = os.open(unsaved.top, _FOLDER)
     try:
-        for part in found.path[:-1]:
+        for part in unsaved.path[:-1]:
             below = os.open(part, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below
-        file = os.fdopen(os.open(found.path[-1], _FILE, dir_fd=folder), "rb")
+        file = os.fdopen(os.open(unsaved.path[-1], _FILE, dir_fd=folder), "rb")
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -176,7 +176,7 @@ def keep(
     """
     deadline = time.monotonic() + seconds
     target = None if wrote else Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
-    if target and _wrote(target, Search(since, deadline)):
+    if target and _has_job_files(target, Search(since, deadline)):
         target = None
     files: list[UnsavedFile] = []
     report: dict[str, Any] = {"jobDirEmpty": target is not None}
@@ -195,15 +195,15 @@ def keep(
         largest = sorted(files, key=lambda each: (-each.size, each.name))
         left_out = [(each.name, size(each.size)) for each in largest]
     return report | {
-        "kept": [shown(name) for name, _ in copies[:NAMED]],
+        "kept": [printable(name) for name, _ in copies[:NAMED]],
         "keptFiles": len(copies),
         "keptBytes": sum(size for _, size in copies),
-        "leftOut": [f"{shown(name)} ({why})" for name, why in left_out[:NAMED]],
+        "leftOut": [f"{printable(name)} ({why})" for name, why in left_out[:NAMED]],
         "leftOutFiles": len(left_out),
     }
 
 
-def _wrote(target: LocalFolder | Url, search: Search) -> bool:
+def _has_job_files(target: LocalFolder | Url, search: Search) -> bool:
     try:
         return target.wrote(search)
     except LimitError:
@@ -211,20 +211,20 @@ def _wrote(target: LocalFolder | Url, search: Search) -> bool:
 
 
 def _copy(
-    found: Sequence[UnsavedFile], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
+    unsaved: Sequence[UnsavedFile], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
 ) -> tuple[list[tuple[str, int]], list[tuple[str, str]], str]:
     """Copy the files; return those copied with size, those left out with reason, and the reason of a stop."""
     copies: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
-    room, stopped = MOST_BYTES, ""
-    for each in sorted(found, key=lambda each: (each.size, each.name)):
-        if each.size > room or len(copies) == MOST_FILES:
+    free_bytes, stopped = MOST_BYTES, ""
+    for each in sorted(unsaved, key=lambda each: (each.size, each.name)):
+        if each.size > free_bytes or len(copies) == MOST_FILES:
             left_out.append((each.name, size(each.size)))
             continue
         try:
             each.name.encode()  # a name that is no UTF-8 is none in a bucket
             check_time(deadline)
-            with opened(each) as source:
+            with open_file(each) as source:
                 _write(source, each.size, target, place(each.name), deadline)
         except LimitError as error:
             stopped = str(error)
@@ -232,28 +232,28 @@ def _copy(
         except Exception as error:  # noqa: BLE001  clients raise errors of their own
             left_out.append((each.name, (error.strerror if isinstance(error, OSError) else None) or type(error).__name__))
         else:
-            room -= each.size
+            free_bytes -= each.size
             copies.append((each.name, each.size))
     left_out.reverse()  # the largest first
     return copies, left_out, stopped
 
 
 def _write(source: IO[bytes], most: int, target: LocalFolder | Url, name: str, deadline: float) -> None:
-    whole = False
+    complete = False
     try:
         with target.create(name) as out:
             while most > 0 and (piece := source.read(min(_CHUNK, most))):
                 check_time(deadline)
                 out.write(piece)
                 most -= len(piece)
-        whole = True
+        complete = True
     finally:
-        if not whole:
+        if not complete:
             with suppress(OSError):
                 target.remove(name)
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """Return a printable name: of a bounded length, and of characters that any record can hold."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

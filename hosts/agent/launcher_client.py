@@ -23,8 +23,8 @@ from hosts.agent.restart import SIGKILL_STATUS, Exit
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
 STOP_FILE = "/run/scaletier-stop"
-"""The file that tells a launcher's program how many seconds are left to end."""
-# For the launcher, of which systemd starts a process a program: on a busy machine that takes longer than it seems.
+"""The file with the seconds that a launcher's program has left to end."""
+# systemd starts a launcher's process for each program, which takes long on a busy machine.
 _START_SECONDS = 60.0
 _PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
@@ -43,7 +43,7 @@ class Launcher:
                 self._waiting.append(_connected(self._address))
 
     def __call__(self, run: ProcessRun, output: int) -> Launched:
-        """Start a program; OSError where the launcher refuses."""
+        """Start a program; OSError if the launcher refuses."""
         return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
     def _channel(self) -> socket.socket:
@@ -51,7 +51,7 @@ class Launcher:
             channel = self._waiting.pop()
             if not select.select([channel], [], [], 0)[0]:
                 return channel
-            channel.close()  # it has said something, or ended: there is nobody any more
+            channel.close()  # it has answered, or ended: no launcher is there any more
         return _connected(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:

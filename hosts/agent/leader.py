@@ -58,29 +58,29 @@ class Leader:
         if lease.submitter:
             return False
         if lease.is_assigned_to(self._name):
-            return True  # an earlier life of this replica, which is no more
+            return True  # an earlier incarnation of this replica, which has ended
         patience = 0.0 if lease.free else self._plan.leaseSeconds
         return silent >= patience + self._rank * self._plan.leaseSeconds / 2 / _RANKS
 
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
-        """Take the lease; Conflict where another was quicker."""
+        """Take the lease; Conflict if another replica was quicker."""
         stored = self._ledger.change_job(job, job.record.with_holder(self._me))
         self._renewed()
         return stored
 
     def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
-        """Return the job's record after what had to be decided, and its lease renewed if that was due.
+        """Decide what is due and renew the lease if necessary; return the job's record.
 
-        Conflict where the lease was taken over meanwhile: then nothing was changed.
+        Conflict if the lease was taken over meanwhile: then nothing was changed.
         """
         record = job.record
         if record.state is JobState.RUNNING:
-            # The time that this leader has seen it run; who leads after it goes on from there.
+            # The time in which this leader saw it run; the next leader continues from there.
             record = replace(record, runSeconds=round(record.runSeconds + self._watch.observe("runs", True), 3))
         hosts = list(self._plan.hosts.values())
         moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
         if moved:
-            record = replace(record, hosts=hosts)  # the queue was garbled, and has been made anew since the job was submitted
+            record = replace(record, hosts=hosts)  # the queue was corrupt, and was rebuilt since the job was submitted
         view = self._look(record, replicas, cancel_requested)
         new = decide(record, view)
         if self._starter:

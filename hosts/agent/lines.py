@@ -14,14 +14,14 @@ HALF_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 RAISED_SECONDS = 0.05
 
-# So many bytes a backspace goes back at most, which bounds what a line of them costs.
+# The most bytes that backspaces go back, which limits the cost of a line of them.
 _REACH = 4096
 # A colour, which takes no room, a character of UTF-8, or a byte that is none.
 _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
-# At the end of what has come so far, what may go on: an end of a line, a colour, a character.
+# The end of the input so far, if it may continue: an end of a line, a colour, a character.
 _BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
 _LONGEST_BEGUN = 64
-# So many lines the cursor goes up, with the number of them; and what moves it otherwise, hides it, or erases.
+# A move of the cursor upwards, with the number of lines; and the sequences that move it otherwise, hide it, or erase.
 _UP = re.compile(rb"\x1b\[(\d*)[AF]")
 _MOVES = re.compile(rb"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
 _MOST_ROWS = 100
@@ -48,7 +48,7 @@ _SEVERITY = {
     "error": "ERROR",
 }
 _TF_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Of the levels 0 to 3, those by which somebody asks for remarks.
+# The levels, of 0 to 3, that enable remarks.
 _TF_VERBOSE = ("0", "1")
 # Messages of TensorFlow's libraries while they load, before any level of logging applies.
 _TF_REMARKS = re.compile(
@@ -72,17 +72,17 @@ class OutputLine(NamedTuple):
 class Splitter:
     """Bytes to lines, whatever the pieces they arrive in; what is kept between pieces is bounded.
 
-    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew, and \\b a part of it: its last state is a line, and
-    before that a state each BAR_SECONDS. What has no end for HALF_SECONDS is a line as it is, and what follows it is another.
-    Several bars, one below the other, move the cursor up, as tqdm does: each of their rows is such a bar.
+    Ends of lines are \\n and \\r\\n. A lone \\r redraws a progress bar, and \\b a part of it: its last state is a line, and
+    before that a state each BAR_SECONDS. Text without an end for HALF_SECONDS is a line, and the text that follows is
+    another. Several bars, one below the other, move the cursor up, as tqdm does: each of their rows is such a bar.
     """
 
     def __init__(self) -> None:
         self._rest = b""
         self._since = 0.0
         self._bar, self._bar_at = False, 0.0
-        self._told = False  # whether the beginning of this line was one already
-        # Rows that are drawn anew, by their distance from the lowest; the cursor's; and whether one has ended that may be none.
+        self._line_begun = False  # whether the beginning of this line was one already
+        # Redrawn rows by their distance from the lowest; the cursor's; and whether a row has ended that may be no bar.
         self._rows: dict[int, bytes] = {}
         self._rows_since = 0.0
         self._up, self._doubtful = 0, False
@@ -93,25 +93,25 @@ class Splitter:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
         for text in complete:
-            line = self._moved(text, now) if b"\x1b[" in text else text
+            line = self._apply_moves(text, now) if b"\x1b[" in text else text
             if self._up:
                 yield from self._row(line, now)
             else:
-                visible = _shown(line, self._bar)
+                visible = _visible(line, self._bar)
                 if self._rows:
                     visible = visible or self._rows.pop(0, b"")
                     yield from self._drawn_rows()
-                if visible or not self._told:
+                if visible or not self._line_begun:
                     yield from self._cut(visible)
-            self._told = self._bar = False
+            self._line_begun = self._bar = False
             self._since = now
-        rest = self._moved(rest, now) if b"\x1b[" in rest else rest
+        rest = self._apply_moves(rest, now) if b"\x1b[" in rest else rest
         # A last \r may be half of \r\n: it waits for what follows.
         before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
         if drawn_over or b"\b" in rest:
             self._begin_bar(now)
         if drawn_over:
-            bar = _shown(before, True)
+            bar = _visible(before, True)
             if bar and now - self._bar_at >= BAR_SECONDS:
                 self._bar_at = now
                 yield from self._cut(bar)
@@ -119,14 +119,14 @@ class Splitter:
         if b"\b" in rest:
             match = _BEGUN.search(rest, max(0, len(rest) - _LONGEST_BEGUN))
             whole = match.start() if match else len(rest)
-            rest = _drawn(rest[:whole]) + rest[whole:]
+            rest = _apply_backspaces(rest[:whole]) + rest[whole:]
         while len(rest) > LONGEST_LINE:
             cut = _boundary(rest)
             yield _text(rest[:cut])
             rest = rest[cut:]
         self._rest = rest
         if self.due(now) == 0.0:
-            yield from self.half(now)
+            yield from self.take_partial(now)
 
     def _row(self, line: bytes, now: float) -> Iterator[str]:
         """Yield the end of a row above the lowest, unless it is a progress bar, which may continue."""
@@ -136,12 +136,12 @@ class Splitter:
                 yield from self._drawn_rows()
             if drawn:
                 self._draw(line, now)
-                self._doubtful = True  # tqdm goes on to a lower row and comes back; otherwise somebody wrote behind the bar
+                self._doubtful = True  # tqdm moves to a lower row and comes back; otherwise other output followed the bar
             else:
                 yield from self._cut(line)
         self._up -= 1
 
-    def _moved(self, text: bytes, now: float) -> bytes:
+    def _apply_moves(self, text: bytes, now: float) -> bytes:
         """Draw the rows of a text that are left upwards, and return what follows them."""
         begin = 0
         for up in _UP.finditer(text):
@@ -153,7 +153,7 @@ class Splitter:
     def _draw(self, text: bytes, now: float) -> None:
         if not self._rows:
             self._rows_since = now
-        if visible := _shown(text, True):
+        if visible := _visible(text, True):
             self._rows[self._up] = visible
         elif text:
             self._rows.pop(self._up, None)
@@ -171,7 +171,7 @@ class Splitter:
             waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
         return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
-    def half(self, now: float) -> Iterator[str]:
+    def take_partial(self, now: float) -> Iterator[str]:
         """Yield an unfinished line that has waited long enough; half a character waits on."""
         if self.due(now) != 0.0:
             return
@@ -182,18 +182,18 @@ class Splitter:
         self._since = now
         if self._bar or self._rest.endswith(b"\r"):
             self._bar, self._bar_at = True, now
-        visible = _shown(self._rest, self._bar)
+        visible = _visible(self._rest, self._bar)
         whole = visible[: len(visible) - _unfinished(visible)]
         if whole:
             yield from self._cut(whole)
-            self._rest, self._told = visible[len(whole) :], True
+            self._rest, self._line_begun = visible[len(whole) :], True
 
     def end(self) -> Iterator[str]:
         """Return the line without an end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         yield from self._drawn_rows()
         if rest:
-            yield from self._cut(_shown(rest, self._bar))
+            yield from self._cut(_visible(rest, self._bar))
 
     def _begin_bar(self, now: float) -> None:
         if not self._bar:
@@ -210,7 +210,7 @@ class Splitter:
 class Messages:
     """Finds the message that each line belongs to, for its time and severity.
 
-    Python tells nobody where a message ends, so a line that says nothing of its own severity continues the one before
+    Python does not mark where a message ends. So a line without a severity of its own continues the one before
     when it comes soon and is indented or empty, when a traceback still waits for its exception, and when it comes right
     after that exception, whose text may have many lines.
     """
@@ -273,13 +273,13 @@ def _text(line: bytes) -> str:
     return line.replace(b"\b", b"").decode("utf-8", "replace")
 
 
-def _shown(line: bytes, bar: bool) -> bytes:
+def _visible(line: bytes, bar: bool) -> bytes:
     """Return a line as a terminal shows it: its last state; of a bar without padding spaces."""
     _, drawn_over, last = line.removesuffix(b"\r").rpartition(b"\r")
-    return _drawn(last).rstrip(b"\b ") if bar or drawn_over or b"\b" in last else last
+    return _apply_backspaces(last).rstrip(b"\b ") if bar or drawn_over or b"\b" in last else last
 
 
-def _drawn(line: bytes) -> bytes:
+def _apply_backspaces(line: bytes) -> bytes:
     """Apply the backspaces in a line. Those at its end stay, as they say where the next character goes."""
     first = line.find(b"\b")
     if first < 0:

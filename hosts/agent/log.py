@@ -43,16 +43,16 @@ class Log:
         self._chunks = chunks_of(ChunkFolder(self.path).sizes())
         self._file = -1
         self._open_chunk, self._lines = self._next(archived), 0
-        self._lost: list[OutputLine] = []  # the first and the last of them
-        self._lost_count, self._why = 0, ""
+        self._lost_ends: list[OutputLine] = []  # the first and the last of them
+        self._lost_count, self._lost_reason = 0, ""
         _forget_others(self.path, limit)
         link = directory / ".newest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.path.name)
         link.replace(directory / "newest")
 
-    def say(self, message: str, severity: str = "INFO") -> None:
-        """Write a line of the replica's own."""
+    def write_message(self, message: str, severity: str = "INFO") -> None:
+        """Write a message of the agent."""
         self.write([OutputLine(time.time(), severity, line) for line in message.splitlines()])
 
     def write(self, lines: Iterable[OutputLine]) -> None:
@@ -102,15 +102,15 @@ class Log:
                 lines += 1
             self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
             return Chunk(last_chunk.incarnation, last_chunk.end, last_chunk.line + lines, 0)
-        return Chunk(last_chunk.incarnation + 1, 0, 0, 0)  # which cannot be gone on with
+        return Chunk(last_chunk.incarnation + 1, 0, 0, 0)  # as it cannot be continued
 
     def _keep(self, lines: list[OutputLine]) -> None:
         try:
-            if self._lost:
-                begin, end = (moment(line.time) for line in self._lost)
-                message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
+            if self._lost_ends:
+                begin, end = (moment(line.time) for line in self._lost_ends)
+                message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._lost_reason} …"
                 self._put([OutputLine(time.time(), "WARNING", message)])
-                self._lost, self._lost_count = [], 0
+                self._lost_ends, self._lost_count = [], 0
         except OSError:
             self._lose(lines)
         else:
@@ -123,12 +123,12 @@ class Log:
                 self._put(piece)
                 count += len(piece)
         except OSError as error:
-            self._why = error.strerror or str(error)
+            self._lost_reason = error.strerror or str(error)
             self._lose(lines[count:])
 
     def _lose(self, lines: list[OutputLine]) -> None:
         if lines:
-            self._lost = [*self._lost[:1], lines[-1]] if self._lost else [lines[0], lines[-1]]
+            self._lost_ends = [*self._lost_ends[:1], lines[-1]] if self._lost_ends else [lines[0], lines[-1]]
             self._lost_count += len(lines)
 
     def _put(self, lines: list[OutputLine]) -> None:
@@ -179,11 +179,11 @@ class LogArchive:
     would otherwise have too many chunks.
     """
 
-    def __init__(self, log: Log, store: Bucket, folder: str, there: list[Chunk]) -> None:
-        """Prepare to copy a log; `there` are its chunks that the bucket has already."""
+    def __init__(self, log: Log, store: Bucket, folder: str, archived_chunks: list[Chunk]) -> None:
+        """Prepare to copy a log; `archived_chunks` are its chunks that the bucket has already."""
         self._log, self._store, self._folder = log, store, folder
-        self._there = there
-        self._incarnations = {chunk.incarnation for chunk in there} - {chunk.incarnation for chunk in log.closed()}
+        self._archived = archived_chunks
+        self._incarnations = {chunk.incarnation for chunk in archived_chunks} - {chunk.incarnation for chunk in log.closed()}
         self._ending = threading.Event()
         self._give_up_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
@@ -221,20 +221,20 @@ class LogArchive:
 
     def _copy(self) -> None:
         """Upload what follows the chunks in the bucket, and delete from its middle what exceeds the limit."""
-        behind = max(self._there, default=None)
+        behind = max(self._archived, default=None)
         for chunk in self._log.closed():
             if behind is None or chunk[:2] > behind[:2]:
                 if not (path := self._log.path / chunk.name).exists():
                     continue  # cut out just now
                 self._store.upload(f"{self._folder}/{chunk.name}", path)
-                self._there.append(chunk)
-        for chunk in cut(self._there, self._log.limit):
+                self._archived.append(chunk)
+        for chunk in cut(self._archived, self._log.limit):
             self._store.delete(f"{self._folder}/{chunk.name}")
-            self._there.remove(chunk)
+            self._archived.remove(chunk)
 
     def _adopt(self) -> None:
-        """Fetch what earlier hosts of the replica have written: who reads the log here is to find it whole."""
-        for chunk in [chunk for chunk in self._there if chunk.incarnation in self._incarnations]:
+        """Fetch what earlier hosts of the replica have written: a reader of the log here is to find all of it."""
+        for chunk in [chunk for chunk in self._archived if chunk.incarnation in self._incarnations]:
             if not (path := self._log.path / chunk.name).exists() and self._store.download(
                 f"{self._folder}/{chunk.name}", path
             ):

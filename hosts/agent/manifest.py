@@ -1,4 +1,4 @@
-"""The chief's part of manifest.json: what only its host can tell, asked of a process of its own."""
+"""The chief's part of manifest.json: facts that only its host knows, collected by a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Manifest:
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
         argv = [python, "-S", "-m", "hosts.agent.facts", *plan.data]  # -S: what a job brought along runs at no start of Python
-        with suppress(OSError):  # a Python that is not there keeps the trainer from starting, too, and that is said there
+        with suppress(OSError):  # without this Python the trainer does not start either, which is reported there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def new_facts(self) -> dict[str, Any] | None:

@@ -84,9 +84,9 @@ _LIBRARY = re.compile(
     r": cannot open shared object file"
 )
 _NAME = r"(?:x86_64-linux-gnu-)?([\w.+-]+)"
-# In front of what an error says: its class, or those of the errors around it too.
+# The text before an error's message: its class, also those of the errors around it.
 _RAISED = r"\s*(?:[\w.]+: )+"
-# What shells, env, the host's own start of a trainer, setuptools, graphviz, pydot and pytesseract say.
+# The messages of shells, env, the host's own start of a trainer, setuptools, graphviz, pydot and pytesseract.
 _PROGRAMS_MISSED = tuple(
     re.compile(pattern)
     for pattern in (
@@ -99,7 +99,7 @@ _PROGRAMS_MISSED = tuple(
         rf"{_RAISED}{_NAME} is not installed or it's not in your PATH",
     )
 )
-# What PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic say names none, and means this program or library.
+# Messages without a name, of PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic, and what each means.
 _MEANT = {
     re.compile(_RAISED + text): name
     for text, name in {
@@ -113,8 +113,8 @@ _MEANT = {
         "failed to find libmagic": "libmagic.so.1",
     }.items()
 }
-# Python says so of a file as well, and of the folder that a program is to run in: it is the program if the traceback goes
-# through subprocess, and we know such a one, or the call has it in front.
+# Python raises the same for a file and for a program's working folder. It is the program if the traceback goes through
+# subprocess and the name is in _PROGRAMS, or is the first word of the call.
 _FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: (?:PosixPath\()?'{_NAME}'\)?$")
 _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
 _IN_FRONT = r"""[(\[]\s*['"]{}['"]"""

@@ -15,7 +15,7 @@ from hosts.agent import cgroup
 from hosts.agent.restart import Exit
 from jobs.records import STOP_FILE, Plan
 
-ASK_SHARE = 0.8
+FIRST_PROCESS_SHARE = 0.8
 """The share of a program's time to end after which the rest of its processes gets the signal, too."""
 
 
@@ -45,13 +45,13 @@ class TrainerProcess(Protocol):
     pid: int
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM, as its `stop_signal` says, and write the seconds until SIGKILL to its STOP_FILE."""
+        """Send SIGTERM by its `stop_signal`, and write the seconds until SIGKILL to its STOP_FILE."""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """Return True once it has ended, of which a SIGCHLD informs.
+        """Return True once it has ended, which a SIGCHLD reports.
 
         What it leaves behind is killed by then, or by `reap`.
         """
@@ -61,7 +61,7 @@ class TrainerProcess(Protocol):
 
 
 class TrainerStart(Protocol):
-    """Starts a program; OSError where that cannot be, ValueError for an argument that no process can have."""
+    """Starts a program; OSError if that fails, ValueError for an argument that no process can have."""
 
     def __call__(self, run: ProcessRun, output: int) -> TrainerProcess:
         """Start a program; `output` is a descriptor that the caller closes."""
@@ -108,7 +108,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def ended(self) -> bool:
-        # Not reaped before its group is signalled, so that the group's id cannot be somebody else's yet.
+        # Not reaped before its group is signalled, so that the group's id is not reused yet.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def reap(self) -> Exit:

@@ -21,7 +21,7 @@ from jobs.states import JobState
 
 @dataclass(frozen=True)
 class HostProbes:
-    """Answer what the agent asks of its host, and of others for it; by default nothing does.
+    """Functions by which the agent queries its host, and starts others; the defaults return nothing.
 
     `usage` reads the trainer's resource usage, `connections` the state of the host's sockets by the names of its peers'
     addresses, `preempted` whether the host is being preempted; `starter` creates a client that starts other hosts.
@@ -34,7 +34,7 @@ class HostProbes:
 
 
 class Reporter:
-    """Between a supervisor and the bucket. Each round may wait for the bucket; nobody waits for a round."""
+    """Exchanges records between a supervisor and the bucket. A round may wait for the bucket; no thread waits for a round."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class Reporter:
         self._connections: list[str] = []
         self._lines = -1
         self._published: ReplicaRecord | None = None
-        self._beat = 0
-        self._beat_at = self._measure_at = 0.0
+        self._heartbeat_seq = 0
+        self._heartbeat_at = self._measure_at = 0.0
         self._epoch = 0
         self._job: JobRecord | None = None
         self.settled = False
         """True once the job has ended, and this replica has nothing more to do for it."""
         self.due_at_once = False
         """True while one step may lead to the next, so that the next round should come at once."""
-        self.led = False
-        """True while another replica moves the job on, and looks after the queue."""
+        self.follows_leader = False
+        """True while another replica leads the job, and monitors the queue."""
 
     @property
     def job(self) -> JobRecord | None:
@@ -79,7 +79,7 @@ class Reporter:
 
     @property
     def unpublished(self) -> bool:
-        """True while the bucket does not know how the replica is."""
+        """True while the replica's present record is not in the bucket."""
         return self._published != self._supervisor.record
 
     def publish(self) -> None:
@@ -89,18 +89,18 @@ class Reporter:
             BucketError: the bucket fails.
         """
         record = self._supervisor.record
-        if self._published == record and self._clock() < self._beat_at:
+        if self._published == record and self._clock() < self._heartbeat_at:
             return
-        self._beat += 1
+        self._heartbeat_seq += 1
         record_written = self._current(record)
         try:
             self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
         except Conflict:
-            # Our own last write, of whose success we did not hear, or one that an earlier life of this replica had under way.
+            # Our own last write, whose answer was lost, or one that an earlier incarnation of this replica had under way.
             self._version = self._ledger.replica_version(self._plan.jobId, self._name)
             self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
         self._published = record
-        self._beat_at = self._clock() + self._plan.heartbeatSeconds
+        self._heartbeat_at = self._clock() + self._plan.heartbeatSeconds
 
     def _current(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
@@ -112,7 +112,7 @@ class Reporter:
             connections=self._connections,
             heartbeatTime=self._now(),
         )
-        return replace(current, incarnation=self._incarnation, heartbeatSeq=self._beat)
+        return replace(current, incarnation=self._incarnation, heartbeatSeq=self._heartbeat_seq)
 
     def round(self) -> None:
         """Report, read, and lead if it is this replica's turn.
@@ -128,13 +128,13 @@ class Reporter:
         if stored.record.lease.epoch < self._epoch:
             return  # a late answer: its writer has been overtaken
         replicas: dict[str, ReplicaRecord] = {}
-        with suppress(Conflict):  # another was quicker: the next round sees it
+        with suppress(Conflict):  # another replica was quicker: the next round reads that
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
                 stored = self._leader.take(stored)
             if self._leader.leads(stored.record):
                 replicas = self._replicas()
                 stored = self._lead(stored, replicas)
-        self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
+        self.follows_leader = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._follow(stored.record)
         self._settle(stored, replicas)
         self._measure()
@@ -161,11 +161,11 @@ class Reporter:
         after = stored.record
         if (after.state, after.attempt) != (before.state, before.attempt):
             attempt = f", attempt {after.attempt}" if after.attempt else ""
-            self._log.say(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
+            self._log.write_message(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
             self.due_at_once = True
         for event in after.events:
             if event not in before.events:
-                self._log.say(event.cause, "WARNING")
+                self._log.write_message(event.cause, "WARNING")
         return stored
 
     def _follow(self, job: JobRecord) -> None:
@@ -197,5 +197,5 @@ class Reporter:
         except Conflict:
             return False  # the next round writes it into the record as it is then
         failed = f"failed: {result.error}" if result.error else "done"
-        self._log.say(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
+        self._log.write_message(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
         return True

@@ -17,11 +17,11 @@ PREEMPTED = "its host was preempted"
 """The death of a trainer by no fault of the job, which counts against no limit."""
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
-"""A trainer that ran for so long has its restarts back, but for those that its own faults took."""
+"""The run time after which a trainer gets its restarts back, except those used by its own faults."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
-ALIKE = 3
-"""So many deaths in a row that are the same, at once or for want of memory, and there is no further start."""
+CRASH_LOOP_EXITS = 3
+"""The number of equal failures in a row, at once or out of memory, after which there is no further start."""
 
 
 class Exit(NamedTuple):
@@ -38,29 +38,33 @@ class Exit(NamedTuple):
 
 SIGKILL_STATUS = -int(signal.SIGKILL)
 SIGTERM_CODE = 128 + int(signal.SIGTERM)
-# What others send to end a program; 143 counts for one that was told to end.
+# The signals that others send to end a program; 143 counts for one that was asked to end.
 _FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))})
 
 
-def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now: str) -> ReplicaRecord:
-    """Return the record to continue from when the unit starts; `mine` is that in the bucket.
+def resume(plan: Plan, name: str, attempt: int, previous: ReplicaRecord | None, now: str) -> ReplicaRecord:
+    """Return the record to continue from when the unit starts; `previous` is that in the bucket.
 
     A record that still says RUNNING is that of a trainer which died with its replica or its host: a kill.
     """
-    if mine is None:
+    if previous is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
-    preempted = mine.preempted
+    preempted = previous.preempted
     reason = PREEMPTED if preempted else ""
-    mine = replace(mine, preempted=False, terminationReason=reason or mine.terminationReason.replace(PREEMPTED, ""))
-    if outdated(plan, mine, attempt):
-        return again(mine, attempt)
-    if mine.state is ReplicaState.RUNNING:
-        ended = replace(_with_end(mine, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
+    previous = replace(previous, preempted=False, terminationReason=reason or previous.terminationReason.replace(PREEMPTED, ""))
+    if outdated(plan, previous, attempt):
+        return for_attempt(previous, attempt)
+    if previous.state is ReplicaState.RUNNING:
+        ended = replace(_with_end(previous, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="", terminationReason=reason)
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if mine.state is ReplicaState.EXITED and not mine.crashLooping and (mine.exitCode is None or mine.killed):
-        ended = mine if mine.exitCode else replace(_with_end(mine, SIGKILL_STATUS, mine.endTime), terminationReason=reason)
+    if previous.state is ReplicaState.EXITED and not previous.crashLooping and (previous.exitCode is None or previous.killed):
+        ended = (
+            previous
+            if previous.exitCode
+            else replace(_with_end(previous, SIGKILL_STATUS, previous.endTime), terminationReason=reason)
+        )
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
-    return mine
+    return previous
 
 
 def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now: str, tail: str) -> ReplicaRecord:
@@ -79,11 +83,11 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     death = killer(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
-    spent = record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
+    restarts_used = record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
-    alike = record.consecutiveFailures + 1 if at_once and record.terminationReason in (death, "") else int(at_once)
-    ended = replace(ended, consecutiveFailures=alike, terminationReason=death, restartsUsed=spent, faults=faults)
-    if alike >= ALIKE:
+    failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (death, "") else int(at_once)
+    ended = replace(ended, consecutiveFailures=failures, terminationReason=death, restartsUsed=restarts_used, faults=faults)
+    if failures >= CRASH_LOOP_EXITS:
         return replace(ended, state=ReplicaState.EXITED, killed=True, crashLooping=True)
     return after_kill(plan, ended, now, death)
 
@@ -95,8 +99,10 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
     """
     if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
-    events, spent = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
-    pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, restartsUsed=spent)
+    events, restarts_used = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
+    pending = replace(
+        ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, restartsUsed=restarts_used
+    )
     return replace(pending, events=events)
 
 
@@ -120,7 +126,7 @@ def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
     return record.attempt < attempt and not (record.done and plan.stays_done(record.name))
 
 
-def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
+def for_attempt(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     """Return the record for a restart of the whole job; repeated immediate exits still count."""
     fresh = replace(
         record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, restartsUsed=0, faults=0, crashLooping=False
@@ -158,7 +164,7 @@ def is_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_en
         plan: has the user's rules, which come first.
         status: how the program ended.
         out_of_memory: True if the kernel killed one of its processes for want of memory.
-        asked_to_end: True if the program was told to end.
+        asked_to_end: True if the program was asked to end.
     """
     code = shell_code(status)
     if code == 0 or code in plan.permanentCodes:

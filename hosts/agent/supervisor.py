@@ -69,7 +69,7 @@ class SupervisedProcess(Protocol):
 class MessageLog(Protocol):
     """The agent's own lines in the log of a replica."""
 
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         """Write them."""
 
 
@@ -108,7 +108,7 @@ class Supervisor:
         self._attempt = -1
         self._ending = ""
         self._terminated = False
-        # A restart that an earlier life of this replica began is recorded from here on.
+        # A restart that an earlier incarnation of this replica began is recorded from here on.
         pending = bool(record.events) and record.events[-1].seconds is None
         self._ended_at = clock() if pending else None
         self._started_at = 0.0
@@ -151,7 +151,7 @@ class Supervisor:
             self._record = replace(self._record, facts=dict(facts))
 
     def set_unsaved(self, unsaved: UnsavedFiles) -> None:
-        """Take note of what was written beside JOB_DIR, of a job that has ended."""
+        """Record the files that an ended job wrote outside JOB_DIR."""
         with self._lock:
             self._record = replace(self._record, unsaved=unsaved)
 
@@ -171,7 +171,7 @@ class Supervisor:
             self._terminated = True
 
     def step(self) -> float:
-        """Do what is due; the seconds until something is again, unless a signal comes first."""
+        """Do what is due; return the seconds until the next step, unless a signal comes first."""
         with self._lock:
             self._reap()
             self._start_or_stop()
@@ -181,7 +181,7 @@ class Supervisor:
             return max(min(waits, default=float("inf")), 0.0)
 
     def _reap(self) -> None:
-        """Take note of a trainer that has ended."""
+        """Record a trainer that has ended."""
         child = self._child
         if child is None or (end := child.poll()) is None:
             return
@@ -207,7 +207,7 @@ class Supervisor:
         return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
 
     def _record_recovery(self) -> None:
-        """Take note of the first line after a restart, also of a trainer that ended before anybody asked."""
+        """Record the first line after a restart, also of a trainer that has ended meanwhile."""
         if self._child and self._ended_at is not None and self._child.lines:
             self._record = restart.recovered(self._record, self._clock() - self._ended_at)
             self._ended_at = None
@@ -222,13 +222,15 @@ class Supervisor:
         log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
-            log.say(f"restarting after {killer(record)} ({record.restartsUsed} of {limit}){when}", "WARNING")
+            log.write_message(f"restarting after {killer(record)} ({record.restartsUsed} of {limit}){when}", "WARNING")
         elif record.crashLooping:
-            log.say(f"trainer ended by {killer(record)}, the same {record.consecutiveFailures} times in a row", "ERROR")
+            log.write_message(
+                f"trainer ended by {killer(record)}, the same {record.consecutiveFailures} times in a row", "ERROR"
+            )
         elif record.signal:
-            log.say(f"trainer ended by {killer(record)}", "ERROR")
+            log.write_message(f"trainer ended by {killer(record)}", "ERROR")
         else:
-            log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
+            log.write_message(f"trainer exited with status {code}", "ERROR" if code else "INFO")
 
     def _start_or_stop(self) -> None:
         """Start or stop the trainer, as was ordered."""
@@ -239,13 +241,13 @@ class Supervisor:
         if self._child:
             if (self._terminated or self._ending or outdated) and not self._child.stopping:
                 why = self._ending or "the whole job starts again"
-                log.say(f"stopping: {'the unit is stopped' if self._terminated else why}")
+                log.write_message(f"stopping: {'the unit is stopped' if self._terminated else why}")
                 self._child.stop(plan.stopSeconds)
         elif self._terminated or self._ending:
             self._record = self._stopped(None)
         elif outdated:
-            log.say(f"the whole job starts again, attempt {self._attempt}", "WARNING")
-            self._start(restart.again(record, self._attempt))
+            log.write_message(f"the whole job starts again, attempt {self._attempt}", "WARNING")
+            self._start(restart.for_attempt(record, self._attempt))
         elif record.state is ReplicaState.PREPARING and self._clock() >= self._start_at:
             self._start(record)
 
@@ -259,11 +261,11 @@ class Supervisor:
             program = self.assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            # A host that is slow is no verdict on the program.
+            # A slow host is no fault of the program.
             status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
             record = restart.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
             self._start_at = self._clock() + restart.wait_before_start(record)
-            log.say(record.errorMessage, "ERROR")
+            log.write_message(record.errorMessage, "ERROR")
         else:
-            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self.assignment.argv)}")
+            log.write_message(f"started trainer pid {self._child.pid}: {shlex.join(self.assignment.argv)}")
         self._record = record

@@ -4,8 +4,8 @@
 write its OUTPUT, for as long as the command runs. PORT among the command's words is the broker's port.
 
 The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
-have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask whoever
-GCE_METADATA_HOST names. What no boundary can say is which of other people's buckets a program means to use: those that its
+have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask the server
+in GCE_METADATA_HOST. What no boundary can say is which of other people's buckets a program means to use: those that its
 arguments and its environment name are open to it, as far as they are to its host. Sources: Cloud Storage documentation,
 "Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
 paths.
@@ -31,7 +31,7 @@ from jobs import paths
 from jobs.records import Plan, Task
 
 Mint = Callable[[Any], tuple[str, float]]
-"""A token within a boundary, and how many seconds it is good for; OSError where none is to be had."""
+"""Returns a token within a boundary, and the seconds for which it is valid; OSError if none is available."""
 Boundary = list[dict[str, Any]]
 
 PORT = "@port@"
@@ -42,7 +42,7 @@ _PREFIXES_A_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical o
 _MOST_AT_ONCE, _SILENCE_SECONDS = 32, 10.0
 _LOOPBACK = "127.0.0.1"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_EARLY = 300.0  # seconds before its end in which a token is made anew, as clients do
+_EARLY = 300.0  # seconds before its end in which a token is renewed, as clients do
 _ROOT = "/computeMetadata/v1/"
 _ACCOUNT = f"{_ROOT}instance/service-accounts/default"
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -76,15 +76,15 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
 
 
-def boundary(may: Access) -> Boundary:
+def boundary(granted: Access) -> Boundary:
     """Return the rules of a credential access boundary, in the form of Google's API; pure."""
-    some = [may.reads[place : place + _PREFIXES_A_RULE] for place in range(0, len(may.reads), _PREFIXES_A_RULE)]
+    some = [granted.reads[place : place + _PREFIXES_A_RULE] for place in range(0, len(granted.reads), _PREFIXES_A_RULE)]
     return [
-        _rule(may.bucket, "roles/storage.objectUser", _within(may.bucket, may.writes)),
-        *(_rule(may.bucket, "roles/storage.objectViewer", _within(may.bucket, each, dotted=True)) for each in some),
+        _rule(granted.bucket, "roles/storage.objectUser", _within(granted.bucket, granted.writes)),
+        *(_rule(granted.bucket, "roles/storage.objectViewer", _within(granted.bucket, each, dotted=True)) for each in some),
         # That the bucket exists, which TensorFlow asks before it makes a folder.
-        _rule(may.bucket, "roles/storage.bucketViewer"),
-        *(_rule(other, "roles/storage.objectUser") for other in may.others),
+        _rule(granted.bucket, "roles/storage.bucketViewer"),
+        *(_rule(other, "roles/storage.objectUser") for other in granted.others),
     ]
 
 
@@ -125,23 +125,23 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, broker: Broker) -> None:
         super().__init__((_LOOPBACK, 0), _Handler)
         self.broker = broker
-        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started: the system has no more
-            self._room.release()
+            self._slots.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the error: the client has gone."""
@@ -151,11 +151,11 @@ class Broker:
     """Answers on a loopback port of its own until `close`; the port is the trainer's to know."""
 
     def __init__(
-        self, may: Access, mint: Mint, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, granted: Access, mint: Mint, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start the broker; `say` is called once for each failure to get a token."""
-        self._rules, self._mint, self._say, self._clock = boundary(may), mint, say, clock
-        self._trouble = ""
+        """Start the broker; `report` is called once for each failure to get a token."""
+        self._rules, self._mint, self._report, self._clock = boundary(granted), mint, report, clock
+        self._last_error = ""
         self._lock = threading.Lock()
         self._token, self._good_until = "", 0.0
         self._server = _Server(self)
@@ -169,8 +169,8 @@ class Broker:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that direct Google's clients to this broker."""
-        there = f"{_LOOPBACK}:{self.port}"
-        return {"GCE_METADATA_HOST": there, "GCE_METADATA_IP": there}
+        address = f"{_LOOPBACK}:{self.port}"
+        return {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address}
 
     def close(self) -> None:
         """Stop answering; an issued token stays valid until it expires."""
@@ -185,20 +185,20 @@ class Broker:
         """
         with self._lock:
             if self._clock() > self._good_until - _EARLY:
-                self._token, seconds = self._minted()
+                self._token, seconds = self._mint_token()
                 self._good_until = self._clock() + seconds
             remaining = int(self._good_until - self._clock())
             return {"access_token": self._token, "expires_in": remaining, "token_type": "Bearer"}
 
-    def _minted(self) -> tuple[str, float]:
+    def _mint_token(self) -> tuple[str, float]:
         try:
             minted = self._mint(self._rules)
         except OSError as error:
-            if self._trouble != (trouble := str(error)):
-                self._say(f"no token for the bucket: {trouble}")
-            self._trouble = trouble
+            if self._last_error != (message := str(error)):
+                self._report(f"no token for the bucket: {message}")
+            self._last_error = message
             raise
-        self._trouble = ""
+        self._last_error = ""
         return minted
 
 
@@ -211,19 +211,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path != "/" and self.headers["Metadata-Flavor"] != "Google":
-            return self._say(403, "")
+            return self._respond(403, "")
         if path == "/":
-            return self._say(200, "")
+            return self._respond(200, "")
         if path == f"{_ACCOUNT}/":
-            return self._say(200, json.dumps({"aliases": ["default"], "email": "default", "scopes": [_SCOPE]}))
+            return self._respond(200, json.dumps({"aliases": ["default"], "email": "default", "scopes": [_SCOPE]}))
         if path != f"{_ACCOUNT}/token":
-            return self._say(404, "")
+            return self._respond(404, "")
         try:
-            return self._say(200, json.dumps(self.server.broker.token()))
+            return self._respond(200, json.dumps(self.server.broker.token()))
         except OSError as error:
-            return self._say(503, str(error))
+            return self._respond(503, str(error))
 
-    def _say(self, status: int, content: str) -> None:
+    def _respond(self, status: int, content: str) -> None:
         body = content.encode()
         self.send_response(status)
         kind = "application/json" if content.startswith("{") else "application/text"
@@ -270,8 +270,8 @@ def main(arguments: Sequence[str], mint: Mint = mint) -> int:
     """Run the command; return its exit code."""
     output, _, *command = arguments
     url = urlsplit(output)
-    may = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
-    broker = Broker(may, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    granted = Access(url.netloc, (url.path.strip("/"),), (paths.DATA,))
+    broker = Broker(granted, mint, lambda text: print(text, file=sys.stderr))  # noqa: T201
     try:
         return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
     finally:

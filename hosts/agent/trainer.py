@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, moment
-from hosts.agent.process import ASK_SHARE, Child, ProcessRun, TrainerStart
+from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProcessRun, TrainerStart
 from hosts.agent.restart import Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
@@ -30,9 +30,9 @@ class Trainer:
     """A running trainer, with every process that it started: the supervisor's `SupervisedProcess`."""
 
     def __init__(self, run: ProcessRun, log: Log, start: TrainerStart = Child) -> None:
-        """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
+        """Start it; OSError if that fails, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
-        self._ask_at = math.inf
+        self._signal_rest_at = math.inf
         self._stop_signal, self._log = run.stop_signal, log
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -72,15 +72,15 @@ class Trainer:
         if self._stop_at is None:
             now = time.monotonic()
             self._stop_at = now + seconds
-            self._ask_at = now + ASK_SHARE * seconds if self._stop_signal == "main" else math.inf
+            self._signal_rest_at = now + FIRST_PROCESS_SHARE * seconds if self._stop_signal == "main" else math.inf
             self._process.stop(seconds)
 
     def poll(self) -> Exit | None:
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             self._process.signal(signal.SIGKILL)
-        elif now >= self._ask_at:
-            self._ask_at = math.inf
+        elif now >= self._signal_rest_at:
+            self._signal_rest_at = math.inf
             self._process.signal(signal.SIGTERM)
         if not self._process.ended():
             return None
@@ -89,17 +89,17 @@ class Trainer:
         self._pump.join()
         if end.left and not self.stopping:
             running = f"{end.left} of its processes still ran when the program ended with 0, and were ended"
-            self._log.say(f"{running}: it must wait for what it starts in the background", "WARNING")
+            self._log.write_message(f"{running}: it must wait for what it starts in the background", "WARNING")
         return end
 
     def due(self) -> float:
-        return math.inf if self._stop_at is None else max(min(self._stop_at, self._ask_at) - time.monotonic(), 0.1)
+        return math.inf if self._stop_at is None else max(min(self._stop_at, self._signal_rest_at) - time.monotonic(), 0.1)
 
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()
         for data in self._output(lambda: splitter.due(time.time())):
             moment = time.time()
-            texts = splitter.feed(data, moment) if data else splitter.half(moment)
+            texts = splitter.feed(data, moment) if data else splitter.take_partial(moment)
             self._take(log, [messages.add(text, moment) for text in texts])
         moment = time.time()
         self._take(log, [messages.add(text, moment) for text in splitter.end()])
@@ -136,5 +136,5 @@ class Trainer:
                 complaint = self._reports.add_line(line.message, seconds, moment(line.time)) or complaint
             log.write(lines)
             if complaint:
-                log.say(complaint, "WARNING")
+                log.write_message(complaint, "WARNING")
             self.lines += len(lines)

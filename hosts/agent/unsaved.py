@@ -1,4 +1,4 @@
-"""Find what a job wrote beside JOB_DIR, and keep it if JOB_DIR is empty, when it has ended and before its folders go."""
+"""Find what a job wrote outside JOB_DIR, and keep it if JOB_DIR is empty, when it has ended and before its folders go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.bucket import Bucket
 from jobs.records import HostFile, UnsavedFiles
 
 SECONDS = 20.0
-"""So long files are looked for and copied."""
+"""The time limit of searching and copying files."""
 _START_SECONDS = 20.0
 _BUCKET_SECONDS = 5.0
 _MOST = 1 << 18
@@ -48,10 +48,10 @@ def start_search(
 ) -> BackgroundTask[UnsavedFiles]:
     """Begin one search for a job's files; `start` starts a program as the trainer's user. The result is logged."""
 
-    def logged(found: UnsavedFiles) -> UnsavedFiles:
-        if text := describe(found, assignment.name):
-            assignment.log.say(text, "WARNING")
-        return found
+    def logged(unsaved: UnsavedFiles) -> UnsavedFiles:
+        if text := describe(unsaved, assignment.name):
+            assignment.log.write_message(text, "WARNING")
+        return unsaved
 
     def failed(why: str) -> UnsavedFiles:
         return logged(UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}"))
@@ -61,7 +61,7 @@ def start_search(
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
-    """Have the files looked for, and kept, as the trainer's user."""
+    """Search the files, and keep them, as the trainer's user."""
     env, deadline = assignment.environment, time.monotonic() + _START_SECONDS + SECONDS
     options = {
         "jobDir": env["JOB_DIR"],
@@ -136,18 +136,18 @@ def _bounded(names: Sequence[str]) -> list[str]:
     return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
 
 
-def describe(found: UnsavedFiles, replica: str) -> str:
+def describe(unsaved: UnsavedFiles, replica: str) -> str:
     """Return one line for the log; empty if there is nothing to report."""
     parts = []
-    if found.keptFiles:
+    if unsaved.keptFiles:
         parts.append(
-            f"the files that it wrote elsewhere are kept in JOB_DIR/{LEFT}/{replica}: {few(found.kept, found.keptFiles)}"
+            f"the files that it wrote elsewhere are kept in JOB_DIR/{LEFT}/{replica}: {few(unsaved.kept, unsaved.keptFiles)}"
         )
-    if found.leftOutFiles:
-        parts.append(f"not kept: {few(found.leftOut, found.leftOutFiles)}")
+    if unsaved.leftOutFiles:
+        parts.append(f"not kept: {few(unsaved.leftOut, unsaved.leftOutFiles)}")
     if parts:
-        parts.insert(0, "the job wrote nothing to JOB_DIR" if found.jobDirEmpty else "it wrote beside JOB_DIR")
-    return "; ".join([*parts, *([found.error] if found.error else [])])
+        parts.insert(0, "the job wrote nothing to JOB_DIR" if unsaved.jobDirEmpty else "it wrote beside JOB_DIR")
+    return "; ".join([*parts, *([unsaved.error] if unsaved.error else [])])
 
 
 def few(names: Sequence[str], count: int) -> str:

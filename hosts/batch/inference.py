@@ -1,4 +1,4 @@
-"""A shard through the model: instances in, for each a line or why there is none."""
+"""Run a shard through the model: each instance gives a line, or an error."""
 
 from __future__ import annotations
 

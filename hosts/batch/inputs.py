@@ -31,13 +31,13 @@ _MOST_PACKED = 1032
 """The most bytes that gzip makes of one."""
 _ENDED_EARLY = "cannot be read from here on"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds between the attempts to read what fails, for what is over in a moment."""
+"""Seconds between the attempts to read, for short failures."""
 
 
 class UnreadableError(Exception):
     """A file that cannot be read: one line, and whether a retry may succeed.
 
-    It says nothing about the file's content.
+    It is no statement about the file's content.
     """
 
     def __init__(self, path: str, error: Exception) -> None:
@@ -52,7 +52,7 @@ class _ShorterError(Exception):
     """A file has fewer bytes than it had."""
 
 
-def kind_of(head: bytes) -> tuple[bool, bool]:
+def detect_kind(head: bytes) -> tuple[bool, bool]:
     """Return whether a file with this head has TFRecords, not lines, and whether it is in gzip.
 
     A TFRecord begins with its length in eight bytes, of which the last are 0; no text has a 0. Source: TensorFlow, tf_record.
@@ -68,7 +68,7 @@ def kind_of(head: bytes) -> tuple[bool, bool]:
     return b"\0" in begin, packed
 
 
-def look(path: str) -> InputFile:
+def inspect_file(path: str) -> InputFile:
     """Return a file with its kind and size.
 
     Raises:
@@ -79,7 +79,7 @@ def look(path: str) -> InputFile:
         size = int(tensorflow().file_io.stat_v2(path).length)
         with tensorflow().file_io.FileIO(path, "rb") as opened:
             try:
-                records, packed = kind_of(opened.read(_HEAD))
+                records, packed = detect_kind(opened.read(_HEAD))
             except _damages(ValueError) as error:
                 return InputFile(path, damage=_describe(error))
             if packed and size >= 4:
@@ -88,7 +88,7 @@ def look(path: str) -> InputFile:
                 size = min(int.from_bytes(opened.read(4), "little"), _MOST_PACKED * size)
             return InputFile(path, size, records, packed)
 
-    return _patiently(path, read)
+    return _retry(path, read)
 
 
 class InputReader:
@@ -106,7 +106,7 @@ class InputReader:
         """Yield the records of a shard, or its lines without their ends, up to damage.
 
         Raises:
-            UnreadableError: as by `look`.
+            UnreadableError: as by `inspect_file`.
         """
         if not file.packed or file.path != self._path or shard.start < self._end:
             self._path, self._at, self._ahead = file.path, shard.start, None
@@ -120,7 +120,7 @@ class InputReader:
                     self._at, self._ahead = begin, record
                     break
                 self._at, self._ahead = end, None
-                if begin >= shard.start:  # else it is another replica's
+                if begin >= shard.start:  # otherwise it is another replica's
                     start = begin if start is None else start
                     number += 1
                     yield content
@@ -137,10 +137,10 @@ class InputReader:
                     self._records = records(file, self._at)
                 raise
 
-        return _patiently(file.path, read)
+        return _retry(file.path, read)
 
 
-def _patiently(path: str, read: Callable[[], T]) -> T:
+def _retry(path: str, read: Callable[[], T]) -> T:
     """Read, again and again if that fails, but not if the content is damaged."""
     for pause in (*_PAUSES, None):
         try:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from hosts.batch.shards import Count, Done, InputFile, Shard, Tally
+from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally
 from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class PredictionOutput:
         return tensorflow().file_io
 
     def plan(self) -> list[InputFile] | None:
-        """Return the input files, or None if the chief has not looked at them yet."""
+        """Return the input files, or None if the chief has not inspected them yet."""
         return self._read_list(_PLAN, InputFile)
 
     def keep_plan(self, files: Sequence[InputFile]) -> None:
@@ -60,13 +60,13 @@ class PredictionOutput:
     def keep_counts(self, rank: int, counts: Sequence[Count]) -> None:
         self._write(_counts(rank), [json.dumps([asdict(count) for count in counts]).encode()])
 
-    def done(self, shard: Shard) -> Done:
+    def done(self, shard: Shard) -> ShardOutcome:
         """Return the outcome of a shard that is done."""
         content = self._read(_part(shard))
         if content is None:
             raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
         data = json.loads(content)
-        return Done(**{**data, "count": Count(**data["count"])})
+        return ShardOutcome(**{**data, "count": Count(**data["count"])})
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
         """Return the shards to do; none if all were done and merged."""
@@ -80,7 +80,7 @@ class PredictionOutput:
         """Write the results of a shard; the name is as in Cloud ML."""
         self._write(f"prediction.results-{shard.number:05d}-of-{shard.total:05d}", lines)
 
-    def keep_done(self, shard: Shard, done: Done) -> None:
+    def keep_done(self, shard: Shard, done: ShardOutcome) -> None:
         """Record a shard as done; call it after `keep_results`.
 
         If the process is killed in between, the shard is done again, with the same result.
@@ -130,7 +130,7 @@ class PredictionOutput:
         return metrics
 
     def tidy(self) -> None:
-        """Forget what is of no use any more."""
+        """Delete the intermediate files."""
         if self._io.file_exists_v2(f"{self._folder}/{_PARTS}"):
             self._io.delete_recursively_v2(f"{self._folder}/{_PARTS}")
 
@@ -150,7 +150,7 @@ class PredictionOutput:
         path, part = f"{self._folder}/{name}", f"{self._folder}/{_PARTS}/.{name.rpartition('/')[2]}.{os.getpid()}"
         self._io.recursive_create_dir_v2(f"{self._folder}/{_PARTS}")
         with self._io.FileIO(part, "wb") as file:
-            file.write(b"")  # without a byte, too, it is to be there
+            file.write(b"")  # creates the file even if there are no pieces
             for piece in pieces:
                 file.write(piece)
         self._io.rename_v2(part, path, overwrite=True)

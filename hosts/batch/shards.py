@@ -54,7 +54,7 @@ def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
     return shards
 
 
-def mine(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
+def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
     """Return the shards of one replica."""
     return [shard for shard in shards if shard.number % replicas == rank]
 
@@ -86,7 +86,7 @@ class Tally:
             self.line, self._byte, self._readable = 0, 0, True
         if not self._readable:
             return False, ""
-        # A record that begins where none ends was found in the data of another.
+        # A record that does not begin at the end of another was found inside a record's data.
         if count.start != self._byte and (count.records or not count.damage):
             self._readable = False
             return False, _NOT_JOINED
@@ -96,7 +96,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Done:
+class ShardOutcome:
     """The outcome of a shard: its records, the number of results, and line and reason of each error."""
 
     count: Count

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hosts.batch.inference import ShardPredictor
-from hosts.batch.inputs import InputReader, UnreadableError, look, why
+from hosts.batch.inputs import InputReader, UnreadableError, inspect_file, why
 from hosts.batch.output import BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.shards import Count, Done, InputFile, Shard, Tally, cut, mine
+from hosts.batch.shards import Count, InputFile, Shard, ShardOutcome, Tally, cut, shards_of
 from hosts.serving.download import fetch
 from hosts.serving.rest import SIGNATURE, RestError
 from hosts.serving.saved import SavedModel, tensorflow
@@ -62,7 +62,7 @@ def _fail(message: str, code: int) -> int:
 
 @dataclass(frozen=True)
 class BatchTask:
-    """A replica's part of a batch; the chief, of rank 0, looks at the files and merges the outcomes."""
+    """A replica's part of a batch; the chief, of rank 0, inspects the files and merges the outcomes."""
 
     request: Request
     model: str
@@ -72,25 +72,25 @@ class BatchTask:
     replicas: int
 
     def run(self) -> None:
-        """Predict this replica's shards, and as the chief finish the output; it may have been begun or finished before."""
+        """Predict this replica's shards, and as the chief finish the output; repeat nothing that an earlier run has done."""
         start = time.monotonic()
         output = self.output
         if output.metrics is None:
             if self.rank == 0 and output.plan() is None:
-                output.keep_plan([look(path) for path in self.request.inputs])
-            if files := self._await(output.plan):
+                output.keep_plan([inspect_file(path) for path in self.request.inputs])
+            if files := self._wait_for(output.plan):
                 shards = cut(files, self.replicas)
                 self._predict_all(files, shards)
                 if self.rank == 0:
-                    self._await(lambda: not output.not_done(shards))
+                    self._wait_for(lambda: not output.not_done(shards))
                     output.finish(files, shards)
         if self.rank == 0 and (metrics := output.metrics):
             output.tidy()
             seconds = time.monotonic() - start
-            _say(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
+            _print(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
 
-    def _await(self, read: Callable[[], T | None]) -> T | None:
-        """Return what another replica has to do first; None if all was finished meanwhile.
+    def _wait_for(self, read: Callable[[], T | None]) -> T | None:
+        """Wait for a result of another replica and return it; None if all was finished meanwhile.
 
         If it never does, the end of the job ends the wait.
         """
@@ -102,7 +102,7 @@ class BatchTask:
 
     def _predict_all(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> None:
         """Predict the shards of this replica that are not done yet."""
-        own = mine(shards, self.rank, self.replicas)
+        own = shards_of(shards, self.rank, self.replicas)
         todo = self.output.not_done(own)
         if not todo:
             return
@@ -124,13 +124,13 @@ class BatchTask:
         """Return the number of the first record of each shard; every replica counts its own."""
         if self.output.counts(self.rank) is None:
             reader, counts = InputReader(), list[Count]()
-            for shard in mine(shards, self.rank, self.replicas):
+            for shard in shards_of(shards, self.rank, self.replicas):
                 for _ in reader.read(files[shard.file], shard):
                     pass
                 counts.append(reader.count)
             self.output.keep_counts(self.rank, counts)
         ranks = range(min(self.replicas, len(shards)))
-        by_rank = [self._await(partial(self.output.counts, rank)) or [] for rank in ranks]
+        by_rank = [self._wait_for(partial(self.output.counts, rank)) or [] for rank in ranks]
         tally, keys = Tally(), list[int]()
         for shard in shards:
             keys.append(tally.key)
@@ -156,7 +156,7 @@ class BatchTask:
         except RestError as error:
             raise BatchError(str(error), 2) from None
 
-    def _predict(self, predictor: ShardPredictor, reader: InputReader, file: InputFile, shard: Shard, key: int) -> Done:
+    def _predict(self, predictor: ShardPredictor, reader: InputReader, file: InputFile, shard: Shard, key: int) -> ShardOutcome:
         start = time.monotonic()
         errors = list[dict[str, Any]]()
         instances = 0
@@ -173,11 +173,11 @@ class BatchTask:
             errors.append({"line": count.records + 1, "error": count.damage})
         seconds = time.monotonic() - start
         number = f"{shard.number + 1} of {shard.total}"
-        _say(f"Shard {number}: {instances} instances, {len(errors)} errors ({seconds:.3f} sec)")
-        return Done(count, instances, errors)
+        _print(f"Shard {number}: {instances} instances, {len(errors)} errors ({seconds:.3f} sec)")
+        return ShardOutcome(count, instances, errors)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

@@ -26,12 +26,12 @@ from jobs.folder import open_bucket
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
 _IDLE_SECONDS = 30.0
-# With nothing to serve it was just started, and somebody is about to bring a model.
+# With nothing to serve it was just started, and a model is about to be deployed.
 _SOON_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the models of a bucket until SIGTERM; 2 where the bucket's address is none."""
+    """Serve the models of a bucket until SIGTERM; return 2 if the bucket's address is invalid."""
     parser = argparse.ArgumentParser(prog="python -m hosts.serving", description="Answers for the models of a bucket.")
     parser.add_argument("--bucket", required=True, help="directory, or gs://name")
     parser.add_argument("--cache", required=True, type=Path, help="directory of this server's own")
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _load,
         lambda model, rows: metrics.rows.labels(model).observe(rows),
     )
-    # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
+    # Uvicorn ends by raising its signal once more, which is ignored here: the process has something left to do.
     signal.signal(signal.SIGTERM, lambda *_: None)
     threading.Thread(target=_follow, args=(manager, options.poll_seconds), name="manager", daemon=True).start()
     config = uvicorn.Config(
@@ -81,12 +81,12 @@ def _load(folder: Path) -> SavedModel:
 
 
 def _follow(manager: ModelManager, seconds: float) -> None:
-    tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
+    tensorflow()  # its import takes longest, and meanwhile requests are answered by 503
     wanted_at = time.monotonic()
     while True:
         try:
             manager.follow()
-        except Exception:  # noqa: BLE001  whatever it is, those that answer go on, and the next look may do
+        except Exception:  # noqa: BLE001  loaded models keep answering, and the next poll may succeed
             traceback.print_exc()
         if not manager.idle:
             wanted_at = time.monotonic()

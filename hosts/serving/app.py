@@ -1,4 +1,4 @@
-"""The server's HTTP face: TensorFlow Serving's REST API, health, and figures for Prometheus."""
+"""The server's HTTP interface: TensorFlow Serving's REST API, health, and figures for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hosts.serving.signatures import Tensor
 
 MOST_BYTES = 16 << 20
 """The largest request, in bytes of JSON: some three thousand images of MNIST."""
-TOGETHER_BYTES = 2 * MOST_BYTES
-"""What all requests that are being answered may have: in memory it is ten times as much."""
+MOST_BYTES_IN_PROGRESS = 2 * MOST_BYTES
+"""The bytes of all requests in progress at most: in memory they are ten times as large."""
 _LARGE_BYTES = 1 << 18
 SECONDS = 60.0
 """The longest that a request may wait and be computed."""
@@ -71,7 +71,7 @@ class ServerMetrics:
         """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
         for name, served in manager.models.items():
-            self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in served.versions.values()))
+            self.loaded.labels(name).set(sum(loaded.state is LoadState.AVAILABLE for loaded in served.versions.values()))
         text: bytes = generate_latest(self.registry)
         return text
 
@@ -108,7 +108,7 @@ class RequestMemoryLimit:
     def _check(self, size: int, more: int) -> None:
         if size > MOST_BYTES:
             raise RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
-        if self._taken + more > TOGETHER_BYTES:
+        if self._taken + more > MOST_BYTES_IN_PROGRESS:
             raise RestError(503, "too many large requests at once", 1)
 
 
@@ -119,12 +119,12 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
 
     async def status(request: Request) -> Response:
         versions = manager.versions_of(request.path_params["model"], request.path_params.get("version"))
-        return _json({"model_version_status": [_status(here) for here in versions]})
+        return _json({"model_version_status": [_status(loaded) for loaded in versions]})
 
     async def metadata(request: Request) -> Response:
         model = request.path_params["model"]
-        here = manager.find(model, request.path_params.get("version"))
-        assert here.model is not None
+        loaded = manager.find(model, request.path_params.get("version"))
+        assert loaded.model is not None
         signatures = {
             name: {
                 "inputs": {key: _info(key, tensor) for key, tensor in signature.inputs.items()},
@@ -132,15 +132,15 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
                 "method_name": "tensorflow/serving/predict",
                 "defaults": {},
             }
-            for name, signature in here.model.signatures.items()
+            for name, signature in loaded.model.signatures.items()
         }
-        spec = {"name": model, "signature_name": "", "version": here.name}
+        spec = {"name": model, "signature_name": "", "version": loaded.name}
         return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
 
     async def predict(request: Request) -> Response:
-        here = manager.find(request.path_params["model"], request.path_params.get("version"))
-        assert here.model is not None
-        signatures = here.model.signatures
+        loaded = manager.find(request.path_params["model"], request.path_params.get("version"))
+        assert loaded.model is not None
+        signatures = loaded.model.signatures
 
         def read(content: bytes) -> tuple[str, rest.Arrays, bool]:
             body = rest.body_of(content)
@@ -148,22 +148,22 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
             return name, *rest.predict(body, rest.chosen(signatures, name))
 
         async with limit.content(request) as content:
-            # What takes long is not for the thread that all requests share.
-            aside = len(content) > _LARGE_BYTES
-            name, inputs, by_rows = await asyncio.to_thread(read, content) if aside else read(content)
-            outputs = await _computed(here, name, inputs)
-            answer = await asyncio.to_thread(rest.answer, outputs, by_rows) if aside else rest.answer(outputs, by_rows)
+            # Long work must not block the thread that all requests share.
+            in_thread = len(content) > _LARGE_BYTES
+            name, inputs, by_rows = await asyncio.to_thread(read, content) if in_thread else read(content)
+            outputs = await _compute(loaded, name, inputs)
+            answer = await asyncio.to_thread(rest.answer, outputs, by_rows) if in_thread else rest.answer(outputs, by_rows)
         return Response(answer, media_type="application/json")
 
     async def classify(request: Request) -> Response:
-        here = manager.find(request.path_params["model"], request.path_params.get("version"))
-        assert here.model is not None
+        loaded = manager.find(request.path_params["model"], request.path_params.get("version"))
+        assert loaded.model is not None
         async with limit.content(request) as content:
             body = rest.body_of(content)
             name = rest.signature_name(body)
-            rest.chosen(here.model.signatures, name)
-            inputs = here.model.examples(name, rest.examples(body))
-            return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
+            rest.chosen(loaded.model.signatures, name)
+            inputs = loaded.model.examples(name, rest.examples(body))
+            return Response(rest.classified(await _compute(loaded, name, inputs)), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.text(manager), media_type=CONTENT_TYPE_LATEST)
@@ -180,7 +180,7 @@ def app(manager: ModelManager, metrics: ServerMetrics) -> Starlette:
                 response = _refused(error)
             except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
                 response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
-            # A name that nobody has is one label, whatever clients make up.
+            # All unknown names share one label, whatever names clients invent.
             model = request.path_params["model"] if request.path_params["model"] in manager.models else _UNKNOWN
             metrics.requests.labels(model, method, str(response.status_code)).inc()
             metrics.seconds.labels(model, method).observe(time.perf_counter() - began)
@@ -219,18 +219,18 @@ async def _content(request: Request, take: Callable[[int], None]) -> bytes:
     return b"".join(pieces)
 
 
-async def _computed(here: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:
-    assert here.batcher is not None
+async def _compute(loaded: LoadedVersion, signature: str, inputs: rest.Arrays) -> rest.Arrays:
+    assert loaded.batcher is not None
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(here.batcher.put(signature, inputs)), SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(loaded.batcher.put(signature, inputs)), SECONDS)
     except TimeoutError:
         raise RestError(504, f"no answer within {SECONDS:.0f} s: ask for fewer instances at once") from None
 
 
-def _status(here: LoadedVersion) -> dict[str, Any]:
-    code = "OK" if here.state is not LoadState.END else "UNKNOWN"
-    status = {"error_code": code, "error_message": here.why}
-    return {"version": here.name, "state": here.state, "status": status, "deployment": here.token}
+def _status(loaded: LoadedVersion) -> dict[str, Any]:
+    code = "OK" if loaded.state is not LoadState.END else "UNKNOWN"
+    status = {"error_code": code, "error_message": loaded.why}
+    return {"version": loaded.name, "state": loaded.state, "status": status, "deployment": loaded.token}
 
 
 def _info(name: str, tensor: Tensor) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Batcher:
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._most_waiting = most_waiting
         self._closed = False
-        self._odd: set[str] = set()
+        self._not_by_rows: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._work, name="model", daemon=True).start()
 
@@ -56,22 +56,24 @@ class Batcher:
         Raises:
             RestError: 503 if too many requests wait already.
         """
-        together = (
-            signature not in self._odd and self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
+        batchable = (
+            signature not in self._not_by_rows
+            and self._signatures[signature].by_rows
+            and len({len(a) for a in inputs.values()}) == 1
         )
-        request = _Request(signature, inputs, len(next(iter(inputs.values()))) if together else 0)
+        request = _Request(signature, inputs, len(next(iter(inputs.values()))) if batchable else 0)
         if self._waiting.qsize() >= self._most_waiting:
             raise RestError(503, "too many requests wait for this model", retry_after=1)
         with self._lock:
             if not self._closed:
                 self._waiting.put(request)
                 return request.future
-        # Whoever found this model just before it was dropped still gets an answer.
+        # A request that found this model just before it was dropped still gets an answer.
         threading.Thread(target=self._compute, args=([request],), daemon=True).start()
         return request.future
 
     def close(self) -> None:
-        """End once what waits is done."""
+        """End once the waiting requests are answered."""
         with self._lock:
             self._closed = True
             self._waiting.put(None)
@@ -90,7 +92,7 @@ class Batcher:
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
         """Return the waiting requests that fit the first, the next one, and whether the end has come."""
         batch, rows = [first], first.rows
-        while first.rows and first.signature not in self._odd and rows < self._most_rows:
+        while first.rows and first.signature not in self._not_by_rows and rows < self._most_rows:
             try:
                 other = self._waiting.get_nowait()
             except queue.Empty:
@@ -108,21 +110,21 @@ class Batcher:
         if not batch:
             return
         if len(batch) == 1:
-            self._alone(batch[0])
+            self._compute_one(batch[0])
             return
         first, rows = batch[0], sum(request.rows for request in batch)
         try:
-            together = {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
-            outputs = self._run(first.signature, together)
+            inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
+            outputs = self._run(first.signature, inputs)
         except Exception:  # noqa: BLE001  one bad request must not spoil those that it was computed with
             for request in batch:
-                self._alone(request)
+                self._compute_one(request)
             return
         if any(array.ndim == 0 or len(array) != rows for array in outputs.values()):
             # Whatever its shapes say, this model gives other rows than it got: none of them is to reach another client.
-            self._odd.add(first.signature)
+            self._not_by_rows.add(first.signature)
             for request in batch:
-                self._alone(request)
+                self._compute_one(request)
             return
         self._on_batch(rows)
         start = 0
@@ -131,11 +133,11 @@ class Batcher:
             request.future.set_result({name: array[start:end] for name, array in outputs.items()})
             start = end
 
-    def _alone(self, request: _Request) -> None:
+    def _compute_one(self, request: _Request) -> None:
         try:
             outputs = self._run(request.signature, request.inputs)
             self._on_batch(max(request.rows, 1))
-        except Exception as error:  # noqa: BLE001  it is for whoever asked
+        except Exception as error:  # noqa: BLE001  it is the request's answer
             request.future.set_exception(error)
         else:
             request.future.set_result(outputs)

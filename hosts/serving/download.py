@@ -1,4 +1,4 @@
-"""A version's files, brought into a folder, each as it was when it was deployed."""
+"""Download a version's files to a folder, and check that each is as it was deployed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 MODEL_FILE = "saved_model.pb"
 NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
-"""What is wrong with a model that nobody can ask: said when it is deployed, when it is loaded, and by a batch."""
+"""The error of a model without a signature, at its deployment, when it is loaded, and in a batch."""
 
 
 def fetch(files: Mapping[str, str], folder: Path, download: Callable[[str, Path], bool]) -> None:

@@ -20,7 +20,7 @@ from hosts.serving.signatures import Signature
 from jobs.bucket import Bucket, BucketError, Conflict
 
 _RETRY_SECONDS = 1
-_AGAIN_SECONDS = 60.0
+_RELOAD_SECONDS = 60.0
 
 
 class LoadedModel(Protocol):
@@ -49,7 +49,7 @@ class LoadedVersion:
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0
-    """How often it could not be loaded, the last time `at` on this server's clock; 0 for what is not to be tried again."""
+    """How often it could not be loaded, the last time `at` on this server's clock; 0 if it is not to be loaded again."""
     at: float = 0.0
 
 
@@ -98,12 +98,12 @@ class ModelManager:
         Raises:
             RestError: 404 if it does not exist, 503 before the first poll.
         """
-        served = self._shown(model)
+        served = self._served_model(model)
         if version is None:
             return list(served.versions.values())
         if version not in served.versions:
-            there = ", ".join(sorted(served.versions)) or "none"
-            raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
+            names = ", ".join(sorted(served.versions)) or "none"
+            raise RestError(404, f"model {model} has no version {version!r} here; there are {names}")
         return [served.versions[version]]
 
     def find(self, model: str, version: str | None) -> LoadedVersion:
@@ -112,14 +112,14 @@ class ModelManager:
         Raises:
             RestError: as by `versions_of`, and 503 for one that may be loaded soon.
         """
-        here = self._shown(model).default if version is None else self.versions_of(model, version)[0]
-        if here is None or here.state is LoadState.LOADING:
+        loaded = self._served_model(model).default if version is None else self.versions_of(model, version)[0]
+        if loaded is None or loaded.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
-        if here.state is LoadState.END:
-            raise RestError(500, f"version {here.name} of model {model} could not be loaded: {here.why}")
-        return here
+        if loaded.state is LoadState.END:
+            raise RestError(500, f"version {loaded.name} of model {model} could not be loaded: {loaded.why}")
+        return loaded
 
-    def _shown(self, model: str) -> ServedModel:
+    def _served_model(self, model: str) -> ServedModel:
         models = self._models
         if model in models:
             return models[model]
@@ -129,33 +129,33 @@ class ModelManager:
 
     @property
     def idle(self) -> bool:
-        """True where there is nothing to serve, as far as the bucket says."""
+        """True if the bucket has no model to serve."""
         return self.polled and not self._models
 
     def follow(self) -> None:
-        """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
+        """Load and unload versions by the records in the bucket. Raises nothing for errors of a model or the bucket."""
         try:
             records, bad = self._catalog.models()
         except (BucketError, Conflict) as error:
-            _complain(f"the bucket does not answer: {error}")
+            _log_warning(f"the bucket does not answer: {error}")
             return
         for line in bad:
-            _complain(line)
+            _log_warning(line)
         broken = {line.partition(":")[0] for line in bad}
-        deleted = self._models.keys() - {model.name for model in records if _wanted(model)} - broken
-        if deleted and not records and not bad and not self._bucket_there():
-            _complain("the bucket is empty: it is taken for one that is away")
+        deleted = self._models.keys() - {model.name for model in records if _loadable(model)} - broken
+        if deleted and not records and not bad and not self._bucket_exists():
+            _log_warning("the bucket is empty: it counts as unmounted")
             return
         # What answered before a restart does so again before anything new is tried, which may take the whole process down.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
-                if any(version.state is state for version in _wanted(model)):
+                if any(version.state is state for version in _loadable(model)):
                     self._follow(model, state)
         if deleted:
             self._drop(deleted)
         self.polled = True
 
-    def _bucket_there(self) -> bool:
+    def _bucket_exists(self) -> bool:
         """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
         try:
             return self._catalog.in_use()
@@ -163,21 +163,23 @@ class ModelManager:
             return False
 
     def _follow(self, model: Model, state: VersionState) -> None:
-        """Load the versions of that state, and drop what is not wanted."""
-        there = dict(self._models[model.name].versions) if model.name in self._models else {}
-        versions = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
-        for version in _wanted(model):
+        """Load the versions of that state, and drop those that are no longer recorded."""
+        previous = dict(self._models[model.name].versions) if model.name in self._models else {}
+        versions = {
+            v.name: previous[v.name] for v in _loadable(model) if v.name in previous and previous[v.name].token == v.token
+        }
+        for version in _loadable(model):
             if version.name not in versions:
                 versions[version.name] = LoadedVersion(version.name, LoadState.LOADING, token=version.token)
         self._show(model, versions)
-        for version in _wanted(model):
-            here = versions[version.name]
-            if version.state is state and (here.state is LoadState.LOADING or self._try_again(version, here)):
-                versions = {**versions, version.name: self._loaded(model.name, version, here.tries)}
+        for version in _loadable(model):
+            loaded = versions[version.name]
+            if version.state is state and (loaded.state is LoadState.LOADING or self._try_again(version, loaded)):
+                versions = {**versions, version.name: self._load_version(model.name, version, loaded.tries)}
                 self._show(model, versions)
-        for name, here in there.items():
-            if versions.get(name) is not here and here.batcher:
-                here.batcher.close()
+        for name, loaded in previous.items():
+            if versions.get(name) is not loaded and loaded.batcher:
+                loaded.batcher.close()
         self._tidy(model.name, versions)
 
     def _show(self, model: Model, versions: Mapping[str, LoadedVersion]) -> None:
@@ -190,13 +192,13 @@ class ModelManager:
             default = still if still and still.state is LoadState.AVAILABLE else before if recorded else recorded
         self._models = {**self._models, model.name: ServedModel(default, dict(versions))}
 
-    def _try_again(self, version: Version, here: LoadedVersion) -> bool:
-        """Return True for a version to load again, after a pause that doubles each time."""
-        if version.state is not VersionState.READY or here.state is not LoadState.END or not here.tries:
+    def _try_again(self, version: Version, loaded: LoadedVersion) -> bool:
+        """Return True if a version is to be loaded again, after a pause that doubles each time."""
+        if version.state is not VersionState.READY or loaded.state is not LoadState.END or not loaded.tries:
             return False
-        return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
+        return self._clock() - loaded.at >= math.ldexp(_RELOAD_SECONDS, loaded.tries - 1)
 
-    def _loaded(self, model: str, version: Version, tries: int) -> LoadedVersion:
+    def _load_version(self, model: str, version: Version, tries: int) -> LoadedVersion:
         """Load a version and return the result; `tries` loads have failed before."""
         mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if mark.exists() and mark not in self._marks:
@@ -206,26 +208,26 @@ class ModelManager:
             self._marks.add(mark)
             self._cache.mkdir(parents=True, exist_ok=True)
             mark.touch()
-            folder = self._fetched(model, version)
+            folder = self._fetch(model, version)
             saved = self._load(folder)
             batcher = Batcher(saved.run, saved.signatures, on_batch=lambda rows: self._on_batch(model, rows))
         except BucketError as error:
-            _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
+            _log_warning(f"version {version.name} of model {model}: the bucket does not answer: {error}")
             return LoadedVersion(version.name, LoadState.LOADING, token=version.token)  # next time
-        except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
+        except Exception as error:  # noqa: BLE001  whatever a model does, the server continues
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
-            _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
+            _log_warning(f"version {version.name} of model {model} cannot be loaded: {why}")
             return LoadedVersion(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
         finally:
             mark.unlink(missing_ok=True)
         return LoadedVersion(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
 
     def close(self) -> None:
-        """End with the process, without blaming a model for it."""
+        """Remove the marks of loads in progress, so that the end of the process counts against no model."""
         for mark in self._marks:
             mark.unlink(missing_ok=True)
 
-    def _fetched(self, model: str, version: Version) -> Path:
+    def _fetch(self, model: str, version: Version) -> Path:
         """Return the version's files in a local folder, each as it was deployed.
 
         Raises:
@@ -237,26 +239,26 @@ class ModelManager:
         return folder
 
     def _tidy(self, model: str, kept: Mapping[str, LoadedVersion]) -> None:
-        names = {f"{here.name}-{here.token}" for here in kept.values()}
+        names = {f"{loaded.name}-{loaded.token}" for loaded in kept.values()}
         for folder in (self._cache / model).glob("*"):
             if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _drop(self, names: Collection[str]) -> None:
-        dropped = [here for name in names for here in self._models[name].versions.values()]
+        dropped = [loaded for name in names for loaded in self._models[name].versions.values()]
         self._models = {name: model for name, model in self._models.items() if name not in names}
-        for here in dropped:
-            if here.batcher:
-                here.batcher.close()
+        for loaded in dropped:
+            if loaded.batcher:
+                loaded.batcher.close()
         for name in names:
             shutil.rmtree(self._cache / name, ignore_errors=True)
 
 
-def _wanted(model: Model) -> list[Version]:
+def _loadable(model: Model) -> list[Version]:
     """Return the versions that this server must have."""
     return [version for version in model.versions if version.loadable]
 
 
-def _complain(line: str) -> None:
+def _log_warning(line: str) -> None:
     """Write a line to the journal."""
     sys.stderr.write(f"<4>serving: {line}\n")

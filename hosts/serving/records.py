@@ -60,7 +60,7 @@ class VersionState(StrEnum):
 
 
 class ModelError(ValueError):
-    """A change that cannot be: one line that says why, and what is valid."""
+    """An invalid change: one line with the reason and what is valid."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Version:
 
     @property
     def loadable(self) -> bool:
-        """True where servers are to load it: it is served, or about to be if that succeeds."""
+        """True if servers are to load it: it is served, or will be if that succeeds."""
         return bool(self.files) and self.state in (VersionState.READY, VersionState.CREATING)
 
     @property
@@ -95,7 +95,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Model(Record):
-    """A model; `default` is the version that answers where none is named, empty while there is none."""
+    """A model; `default` is the version that answers if a request names none, empty while there is none."""
 
     kind: ClassVar[str] = "model.json"
 
@@ -203,7 +203,7 @@ class Model(Record):
     def _creating(self, name: str, token: str) -> Version:
         version = self.version(name)
         if version.state is not VersionState.CREATING or version.token != token:
-            raise ModelError(f"version {name} of model {self.name} is {version.state} by now: somebody else changed it")
+            raise ModelError(f"version {name} of model {self.name} is {version.state} by now: another command changed it")
         return version
 
     def _without_default(self, name: str) -> Model:

@@ -158,7 +158,7 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
     """Return the value with texts as bytes; `{"b64": …}` is decoded."""
     if isinstance(value, list):
         if depth == _DEEPEST:
-            raise RestError(400, f"input {name} has lists in lists {_DEEPEST} deep, and no tensor has so many dimensions")
+            raise RestError(400, f"input {name} has lists nested {_DEEPEST} deep, and no tensor has that many dimensions")
         return [_decoded(item, name, depth + 1) for item in value]
     if isinstance(value, dict) and value.keys() == {_BASE64}:
         try:
@@ -172,10 +172,10 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
     raise ValueError(value)
 
 
-def _fits(found: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
-    if wanted is None:
+def _fits(shape: Sequence[int], expected: Sequence[int | None] | None) -> bool:
+    if expected is None:
         return True
-    return len(found) == len(wanted) and all(want in (None, size) for size, want in zip(found, wanted, strict=True))
+    return len(shape) == len(expected) and all(want in (None, size) for size, want in zip(shape, expected, strict=True))
 
 
 def answer(outputs: Arrays, by_rows: bool) -> bytes:

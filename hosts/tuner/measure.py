@@ -20,26 +20,26 @@ _BESIDE = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
 _LAST_STEP = 2**53
 _EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
 
-ENOUGH = 5
-"""So many trials must have run to their end before another is held against them."""
+FEWEST_HISTORIES = 5
+"""The fewest finished trials with which another one is compared."""
 
 
 class TrialMetrics:
     """One trial's. `file` is CLOUD_ML_HP_METRIC_FILE, `folder` the trial's output.
 
-    The value may be one that is not finite. `others` are the names of what else was told.
+    The value may be infinite or NaN. `other_metrics` are the names of other reported metrics.
     """
 
     def __init__(self, tag: str, file: Path, folder: str) -> None:
         self._tag, self._file, self._folder = tag, file, folder
         self._reported: dict[tuple[str, int], Measurement] = {}
         self._summaries: Any = None
-        self.others: set[str] = set()
+        self.other_metrics: set[str] = set()
 
     def reported(self) -> list[Measurement]:
         """Return the present reports of `cloudml-hypertune`, in the order of time.
 
-        Its file has a line of JSON for each report, of which the newest hundred are left there. Source: its hypertune.py.
+        Its file has a line of JSON for each report, and keeps the newest hundred. Source: its hypertune.py.
         """
         lines: list[str] = []
         with suppress(OSError):
@@ -47,10 +47,10 @@ class TrialMetrics:
         for line in lines:
             with suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
                 report = json.loads(line)  # or half a line, while it is written
-                self.others |= report.keys() - _BESIDE - {self._tag}
+                self.other_metrics |= report.keys() - _BESIDE - {self._tag}
                 step = int(report["global_step"])
                 self._reported[str(report["timestamp"]), step] = _measurement(step, report[self._tag])
-        return list(self._reported.values())  # as they came: a clock may have been set back
+        return list(self._reported.values())  # in the order of arrival: a clock may have been set back
 
     def evaluated(self) -> list[Measurement]:
         """Return the present evaluation metrics of the TensorBoard summaries below the folder.
@@ -70,7 +70,7 @@ class TrialMetrics:
             return []
         return series[min(series, key=lambda path: (not _EVALUATED.search(path), path))]
 
-    def in_file(self) -> list[Measurement]:
+    def from_file(self) -> list[Measurement]:
         """Return the metric of metrics.json, which a trainer writes at its end.
 
         Its content is such as `{"steps": 5006, "loss": 0.228}`.
@@ -83,21 +83,21 @@ class TrialMetrics:
         numbers = {
             name: value for name, value in content.items() if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        self.others |= numbers.keys() - {self._tag, "steps"}
+        self.other_metrics |= numbers.keys() - {self._tag, "steps"}
         if self._tag not in numbers:
             return []
         with suppress(ArithmeticError, ValueError):
             return [_measurement(numbers.get("steps", 0), numbers[self._tag])]
         return []
 
-    def whole(self) -> list[Measurement]:
+    def final_measurements(self) -> list[Measurement]:
         """Return all measurements at the trial's end: the reports, else the summaries, then metrics.json.
 
         If several summaries have that name, an evaluation's counts.
         """
         if measurements := self.reported():
             return measurements
-        last = self.in_file()
+        last = self.from_file()
         with suppress(Exception) if last else nullcontext():  # whatever a reader of damaged files raises
             measurements = self._summarized(evaluations_alone=False)
         return [*measurements, *last]
@@ -113,7 +113,7 @@ class TrialMetrics:
             for tag in tags["tensors"]:
                 if of.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
                     scalars[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
-            self.others |= scalars.keys() - {self._tag}
+            self.other_metrics |= scalars.keys() - {self._tag}
             for tag, points in scalars.items():
                 yield into + tag, [_measurement(step, value) for step, value in points]
 
@@ -154,6 +154,6 @@ def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[
         averages = [fmean(values) for values in histories if values]
     except OverflowError:  # numbers so large have no average
         return False
-    if len(averages) < ENOUGH:
+    if len(averages) < FEWEST_HISTORIES:
         return False
     return study.goal.better(median(averages), study.goal.best(each.objectiveValue for each in measured))

@@ -16,18 +16,18 @@ from pathlib import Path
 
 from hosts.agent.cgroup import oom_kills
 from hosts.agent.launcher_client import Launcher
-from hosts.agent.process import ASK_SHARE, ProcessRun
+from hosts.agent.process import FIRST_PROCESS_SHARE, ProcessRun
 from jobs.records import Plan
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class TrialChild:
     """A trial that runs; its output is this process's own."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it; OSError where that cannot be."""
+        """Start it; OSError if that fails."""
         self._oom_kills = oom_kills()
         self._process = subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv], env=environment, stdin=subprocess.DEVNULL
@@ -59,7 +59,7 @@ class TrialChild:
 
     @property
     def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
+        """True if the kernel killed one of its processes for want of memory."""
         return oom_kills() > self._oom_kills
 
 
@@ -67,7 +67,7 @@ class TrialUnit:
     """A trial in a unit of its own; its output is this process's."""
 
     def __init__(self, starts: Launcher, run: ProcessRun) -> None:
-        """Start it; OSError where that cannot be."""
+        """Start it; OSError if that fails."""
         self._launched = starts(run, sys.stdout.fileno())
         self.out_of_memory = False
 
@@ -85,19 +85,19 @@ class TrialUnit:
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL after this many seconds."""
         self._launched.stop(seconds)
-        if not self._launched.wait(ASK_SHARE * seconds):
+        if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
-            seconds -= ASK_SHARE * seconds
+            seconds -= FIRST_PROCESS_SHARE * seconds
         while not self._launched.wait(seconds):
             self._launched.signal(signal.SIGKILL)
-            seconds = _LOOK_SECONDS
+            seconds = _POLL_SECONDS
 
     def terminate(self, seconds: float) -> None:
-        """Pass on a SIGTERM; after so many seconds there is another end to it."""
+        """Pass on a SIGTERM; the trial is killed after this many seconds."""
         self._launched.stop(seconds)
 
 
-def launching(
+def trial_launcher(
     starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
 ) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
     """Return a function that starts trials of a job in that folder.
@@ -119,7 +119,7 @@ def _end_others() -> None:
     while others := _others():
         for pid in others:
             _signal(pid, signal.SIGKILL)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _others() -> list[int]:

@@ -24,7 +24,7 @@ from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
 from hosts.agent.restart import describe_end, is_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
-from hosts.tuner.process import METRIC_FILE, TrialChild, launching
+from hosts.tuner.process import METRIC_FILE, TrialChild, trial_launcher
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.chunks import ChunkFolder, LogFilter, newest
@@ -46,7 +46,7 @@ class TrialProcess(Protocol):
 
     @property
     def out_of_memory(self) -> bool:
-        """True where the kernel killed one of its processes for want of memory."""
+        """True if the kernel killed one of its processes for want of memory."""
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit as in `hosts.agent.restart` once it has ended; None after this time."""
@@ -55,17 +55,17 @@ class TrialProcess(Protocol):
         """Send SIGTERM now, and SIGKILL after this many seconds."""
 
     def terminate(self, seconds: float) -> None:
-        """Pass on a SIGTERM, where it has not got the same one; it is killed after so many seconds."""
+        """Pass on a SIGTERM, unless it got the same one; it is killed after this many seconds."""
 
 
 Spawn = Callable[[Sequence[str], Mapping[str, str]], TrialProcess]
 
 
-def main(job_id: str, name: str, said: str) -> int:
+def main(job_id: str, name: str, request: str) -> int:
     """Run trials until none is left; return the exit code.
 
-    `said` is the replica's description of the trials' environment. The code is 0 if all trials are done, 1 if too many FAILED,
-    143 if it was stopped.
+    `request` is the agent's description of the trials' environment, as JSON. The code is 0 if all trials are done, 1 if too
+    many FAILED, 143 if it was stopped.
     """
     try:
         host, state = config.load(os.environ)
@@ -78,9 +78,11 @@ def main(job_id: str, name: str, said: str) -> int:
         return _fail(str(error))
     assert plan.study
     log = state / "logs" / job_id
-    description = json.loads(said)
+    description = json.loads(request)
     starts = launcher(host.bucket, os.environ)
-    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
+    spawn = (
+        trial_launcher(starts, job_id, Path(description["cwd"]), plan.stopSignal, plan.stopSeconds) if starts else TrialChild
+    )
     scratch = scratch_folder(state) if starts else None
     tuner = Tuner(ledger, plan, plan.study, name, host, suggest, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
@@ -93,7 +95,7 @@ def _plan(ledger: Ledger, job_id: str, seconds: float) -> Plan:
             if plan := ledger.plan(job_id):
                 return plan
         except BucketError as error:
-            _say(f"the bucket does not answer: {error}")
+            _print(f"the bucket does not answer: {error}")
         time.sleep(seconds)
 
 
@@ -123,8 +125,8 @@ class Tuner:
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
         self._suggest, self._spawn, self._last_words, self._sleep = suggest, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
-        # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
-        self._wanted: Trial | None = None
+        # What this incarnation tried to claim: it has that trial even if the answer was lost, and was not killed in it.
+        self._claimed: Trial | None = None
         self._child: TrialProcess | None = None
         self._terminated = False
 
@@ -135,11 +137,11 @@ class Tuner:
             self._child.terminate(self._plan.stopSeconds)
 
     def run(self) -> int:
-        """Run trials for as long as there are any to run; the exit code."""
+        """Run trials until none is left; return the exit code."""
         while not self._terminated:
             try:
                 trials = self._trials.read()
-                if (code := self._over(trials)) is not None:
+                if (code := self._exit_code(trials)) is not None:
                     return code
                 claimed = self._claim(trials)
                 if claimed:
@@ -148,11 +150,11 @@ class Tuner:
             except Conflict:
                 continue
             except (OSError, RecordError) as error:  # a BucketError is one, and so is a folder that cannot be made now
-                _say(f"the bucket does not answer, and is asked again: {error}")
+                _print(f"the bucket does not answer, and is polled again: {error}")
             self._sleep(self._host.pollSeconds)
         return TERMINATED
 
-    def _over(self, trials: Sequence[Trial]) -> int | None:
+    def _exit_code(self, trials: Sequence[Trial]) -> int | None:
         """Return the exit code once no trial is left to run or to wait for."""
         study, failed = self._study, [trial for trial in trials if trial.state is TrialState.FAILED]
         if len(failed) >= study.maxFailedTrials:
@@ -165,15 +167,15 @@ class Tuner:
             return None
         first = best(study, trials)
         if first is None or first.finalMetric is None:
-            return _fail(f"no trial came to a value of {study.hyperparameterMetricTag}")
+            return _fail(f"no trial reported a value of {study.hyperparameterMetricTag}")
         if self._name == self._plan.chief:
             tag, final = study.hyperparameterMetricTag, first.finalMetric
             early = sum(trial.isTrialStoppedEarly for trial in trials)
             counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
-            _say(
+            _print(
                 f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(words(first.hyperparameters))}"
             )
-            _say(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
+            _print(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
         return 0
 
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
@@ -183,27 +185,27 @@ class Tuner:
         for trial in trials:
             strange = trial.replica not in self._plan.replicas
             if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):
-                return self._again(trial)
+                return self._claim_again(trial)
         if len(trials) >= self._study.trials:
             return None
         number = self._trials.next_number
         trial = Trial(number, self._suggest(self._study, trials, number), self._name, self._host.name)
         self._make_folder(trial)
-        self._wanted = trial
+        self._claimed = trial
         return self._ledger.create_trial(self._plan.jobId, trial)
 
-    def _again(self, trial: Trial) -> Stored[Trial] | None:
+    def _claim_again(self, trial: Trial) -> Stored[Trial] | None:
         stored = self._ledger.trial(self._plan.jobId, trial.trialId)
         if stored is None or stored.record != trial:
-            return None  # it has got further meanwhile
-        if trial == self._wanted:
+            return None  # it has changed meanwhile
+        if trial == self._claimed:
             return stored
         if trial.restarts >= self._plan.maxRestarts:
-            self._ended(stored, self._failed(trial, f"it was killed, or its host was, {trial.restarts + 1} times"))
+            self._record_end(stored, self._failed(trial, f"it was killed, or its host was, {trial.restarts + 1} times"))
             return None
         self._make_folder(trial)
-        self._wanted = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
-        return self._ledger.change_trial(self._plan.jobId, stored, self._wanted)
+        self._claimed = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
+        return self._ledger.change_trial(self._plan.jobId, stored, self._claimed)
 
     def _make_folder(self, trial: Trial) -> None:
         """Create the trial's folder, unless it is in gs://, which needs none.
@@ -220,32 +222,32 @@ class Tuner:
     def _run(self, stored: Stored[Trial]) -> None:
         """Run a trial to its end, or until another replica has it, or this one is stopped."""
         trial, study = stored.record, self._study
-        self._wanted = None
+        self._claimed = None
         with _folder(self._scratch) as scratch:
             file = scratch / "output.metrics"
             metrics = TrialMetrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
-            _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            _print(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
             try:
                 environment = self._environment(trial, file)
                 child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
             except (OSError, ValueError) as error:
-                self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
+                self._record_end(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
             self._child = child
-            if self._terminated:  # looked at last: terminate() may come at any moment
+            if self._terminated:  # checked last: terminate() may be called at any time
                 child.terminate(self._plan.stopSeconds)
             try:
                 watched = self._watch(stored, child, metrics)
             except BaseException:
-                child.stop(self._plan.stopSeconds)  # whatever it was: the trial is run again, and not beside itself
+                child.stop(self._plan.stopSeconds)  # the trial will run again, and must not run twice at once
                 raise
             finally:
                 self._child = None
             if watched is None or self._terminated:
                 return
             status, stored, early = watched
-            self._ended(stored, self._judged(stored.record, status, child.out_of_memory, metrics, early))
+            self._record_end(stored, self._final_record(stored.record, status, child.out_of_memory, metrics, early))
 
     def _watch(
         self, stored: Stored[Trial], child: TrialProcess, metrics: TrialMetrics
@@ -263,10 +265,10 @@ class Tuner:
             beat = moment
             try:
                 current = (
-                    self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._mine(stored.record)
+                    self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._current(stored.record)
                 )
                 if current is None:
-                    _say(f"Trial {stored.record.trialId} is another replica's by now")
+                    _print(f"Trial {stored.record.trialId} is another replica's by now")
                     child.stop(self._plan.stopSeconds)
                     return None
                 stored = current
@@ -274,14 +276,14 @@ class Tuner:
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
             except (BucketError, RecordError):
-                continue  # it is told again at the next look
+                continue  # it is reported again at the next poll
         return status, stored, False
 
-    def _mine(self, trial: Trial) -> Stored[Trial] | None:
+    def _current(self, trial: Trial) -> Stored[Trial] | None:
         """Return the present record; None if another replica or incarnation has the trial."""
-        there = self._ledger.trial(self._plan.jobId, trial.trialId)
-        same = there and (there.record.replica, there.record.restarts) == (trial.replica, trial.restarts)
-        return there if same else None
+        current = self._ledger.trial(self._plan.jobId, trial.trialId)
+        same = current and (current.record.replica, current.record.restarts) == (trial.replica, trial.restarts)
+        return current if same else None
 
     def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
         """Write the next record of this replica's trial; return None if the trial is another's.
@@ -291,18 +293,18 @@ class Tuner:
         try:
             return self._ledger.change_trial(self._plan.jobId, stored, trial)
         except Conflict:
-            there = self._mine(trial)
-            if there is None or there.record.final:
-                return there if there and there.record == trial else None
+            current = self._current(trial)
+            if current is None or current.record.final:
+                return current if current and current.record == trial else None
             try:
-                return self._ledger.change_trial(self._plan.jobId, there, trial)
+                return self._ledger.change_trial(self._plan.jobId, current, trial)
             except Conflict as error:
                 raise BucketError(str(error)) from error
 
-    def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
+    def _final_record(self, trial: Trial, status: int, out_of_memory: bool, metrics: TrialMetrics, early: bool) -> Trial:
         """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
         if status:
-            # A kill of the process alone, too, is no verdict of the trainer's.
+            # A kill of the process alone is no fault of the trainer either.
             restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return trial
@@ -310,13 +312,13 @@ class Tuner:
             return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {words}' if words else ''}")
         tag = self._study.hyperparameterMetricTag
         try:
-            measured = metrics.reported() or trial.allMetrics if early else metrics.whole()
+            measured = metrics.reported() or trial.allMetrics if early else metrics.final_measurements()
         except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
-            return self._failed(trial, f"what it told cannot be read: {error}")
+            return self._failed(trial, f"its metrics cannot be read: {error}")
         if not measured:
-            others = f"; it told {', '.join(sorted(metrics.others))}" if metrics.others else ""
+            others = f"; it reported {', '.join(sorted(metrics.other_metrics))}" if metrics.other_metrics else ""
             how = "cloudml-hypertune reports it, or metrics.json or a summary below JOB_DIR has it by this name"
-            return self._failed(trial, f"it told no {tag} (hyperparameterMetricTag){others}: {how}")
+            return self._failed(trial, f"it reported no {tag} (hyperparameterMetricTag){others}: {how}")
         if not math.isfinite(measured[-1].objectiveValue):
             return self._failed(trial, f"its last {tag} was {measured[-1].objectiveValue}")
         measurements = thin(_finite(measured))
@@ -332,7 +334,7 @@ class Tuner:
     def _failed(self, trial: Trial, why: str) -> Trial:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
-    def _ended(self, stored: Stored[Trial], trial: Trial) -> None:
+    def _record_end(self, stored: Stored[Trial], trial: Trial) -> None:
         """Write a trial's end, however long the bucket is unreachable, and log it.
 
         It does nothing if the trial is another's by now.
@@ -346,14 +348,14 @@ class Tuner:
                 except (BucketError, RecordError) as error:
                     if self._terminated:
                         return
-                    _say(f"the end of trial {trial.trialId} cannot be told yet: {error}")
+                    _print(f"the end of trial {trial.trialId} cannot be reported yet: {error}")
                     self._sleep(self._host.pollSeconds)
         tag, final = self._study.hyperparameterMetricTag, trial.finalMetric
         if final:
             early = ", stopped early" if trial.isTrialStoppedEarly else ""
-            _say(f"Trial {trial.trialId} {trial.state}: {tag} {final.objectiveValue:.6g} at step {final.trainingStep}{early}")
+            _print(f"Trial {trial.trialId} {trial.state}: {tag} {final.objectiveValue:.6g} at step {final.trainingStep}{early}")
         elif trial.final:
-            _say(f"error: trial {trial.trialId} {trial.state}: {trial.errorMessage}", sys.stderr)
+            _print(f"error: trial {trial.trialId} {trial.state}: {trial.errorMessage}", sys.stderr)
 
     def _argv(self, trial: Trial) -> list[str]:
         flag, folder = self._study.jobDirFlag, self._study.folder(trial.trialId)
@@ -395,7 +397,7 @@ def _measured(metrics: TrialMetrics, summaries: bool) -> list[Measurement]:
     try:
         return thin(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
     except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
-        _say(f"what the trial tells cannot be read now: {error}")
+        _print(f"the trial's metrics cannot be read now: {error}")
         return []
 
 
@@ -419,9 +421,9 @@ def _finite(measured: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _fail(message: str) -> int:
-    _say(f"error: {message}", sys.stderr)
+    _print(f"error: {message}", sys.stderr)
     return FAILED
 
 
-def _say(line: str, stream: object = None) -> None:
+def _print(line: str, stream: object = None) -> None:
     print(line, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]

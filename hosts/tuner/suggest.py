@@ -20,10 +20,10 @@ from optuna.trial import TrialState as State
 
 from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, shown
 
-# What was tried before is proposed again only where so many seeds come to nothing else.
+# A point is suggested again only if this many seeds give no new one.
 _SEEDS = 20
 _DIGITS = 6
-optuna.logging.set_verbosity(optuna.logging.WARNING)  # or each study would say that it was made
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise each study logs its creation
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
 _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLETE, TrialState.FAILED: State.FAIL}
 
@@ -42,7 +42,7 @@ def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str
     for last in drawn:
         if last not in tried:
             return last
-    # Of a few points it may be hard to hit just one that is left.
+    # Sampling may miss the last of a few points.
     if candidate := next((point for point in _grid(study, len(tried) + 1) if point not in tried), last):
         return candidate
     raise ValueError("every point of the grid was tried")
@@ -84,8 +84,8 @@ def _sampler(study: Study, seed: int) -> BaseSampler:
 def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
     space = {each.parameterName: _distribution(each) for each in study.params}
 
-    def frozen(state: State, told: Mapping[str, str], value: float | None) -> FrozenTrial:
-        params = {each.parameterName: _inner(each, told[each.parameterName]) for each in study.params}
+    def frozen(state: State, text: Mapping[str, str], value: float | None) -> FrozenTrial:
+        params = {each.parameterName: _inner(each, text[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
     earlier = (prior for prior in study.earlier if study.has(prior.hyperparameters))
@@ -120,19 +120,19 @@ def _text(parameter: Parameter, drawn: Any) -> str:
     value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
     if parameter.type is ParameterType.INTEGER:
         return str(int(value))
-    # No more digits than a person would choose, of which 6 tell the places of the range apart.
+    # No more digits than a person would choose: 6 distinguish the places of the range.
     digits = _DIGITS + math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))
     rounded = float(f"{value:.{min(max(digits, _DIGITS), 17)}g}")
     return shown(rounded if low <= rounded <= high else value)
 
 
-def _inner(parameter: Parameter, told: str) -> Any:
+def _inner(parameter: Parameter, text: str) -> Any:
     """Return the drawn value for a text that a trial got."""
     if parameter.type is ParameterType.CATEGORICAL:
-        return told
+        return text
     if parameter.type is ParameterType.DISCRETE:
-        return [shown(value) for value in parameter.discreteValues].index(told)
+        return [shown(value) for value in parameter.discreteValues].index(text)
     low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
-    value = float(told)
+    value = float(text)
     drawn = low + high - value if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else value
     return int(drawn) if parameter.type is ParameterType.INTEGER else min(max(drawn, low), high)

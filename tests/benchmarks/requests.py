@@ -112,7 +112,7 @@ class _World:
             wait = agent.round()
             if agent.supervisor:
                 agent.supervisor.step()
-            if agent.over:
+            if agent.finished:
                 self.at(self.time + idle_seconds(self._poll), lambda: self.host(name))
             else:
                 self.at(self.time + wait, turn)

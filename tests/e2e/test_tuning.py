@@ -69,7 +69,7 @@ def test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead(cluster:
     assert ran.code == 1, ran.text
     message = cluster.describe("untold")["errorMessage"]
     assert " trials FAILED, and maxFailedTrials is 3" in message
-    assert "it told no accuracy (hyperparameterMetricTag); it told score" in message
+    assert "it reported no accuracy (hyperparameterMetricTag); it reported score" in message
     assert len(trials(cluster, "untold")) < 10, "it is not tried thirty times"
 
 

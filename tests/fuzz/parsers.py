@@ -93,7 +93,7 @@ def _said(data: bytes) -> object:
     """Parse a program's output in pieces, as lines, and as shown on a terminal."""
     splitter, messages = Splitter(), Messages()
     half = len(data) // 2
-    texts = [*splitter.feed(data[:half], 0.0), *splitter.half(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
+    texts = [*splitter.feed(data[:half], 0.0), *splitter.take_partial(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
     for number, text in enumerate(texts):
         line = messages.add(text, float(number))
         heuristics.read(text)

@@ -55,7 +55,7 @@ def _simulated() -> Iterator[None]:
     """Replace what differs from a real host during a schedule: people's time stops, complaints are muted."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(records, "now", lambda: "2026-01-31T00:00:00.000Z"))
-        stack.enter_context(patch.object(Agent, "_complain", staticmethod(lambda text: None)))
+        stack.enter_context(patch.object(Agent, "_write_to_journal", staticmethod(lambda text: None)))
         for kind, parse in _PARSED.items():
             stack.enter_context(patch.object(kind, "from_json", parse))
         yield
@@ -119,7 +119,7 @@ class Trainer:
         return max(ends - self.host.cluster.world.time, 0.0)
 
 
-class Site(FakeSite):
+class HostSite(FakeSite):
     """A site whose package is not always there."""
 
     def __init__(self, host: Host) -> None:
@@ -131,7 +131,7 @@ class Site(FakeSite):
             raise BucketError("the package cannot be fetched")
         return super().prepare(plan, replica)
 
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         self._host.cluster.world.note(f"{self._host.name}: {message}")
 
 
@@ -163,7 +163,7 @@ class Host:
             self.name,
             f"{self.lives:x}",
             Ledger(SimulatedStore(reporter), reporter.sleep),
-            Site(self),
+            HostSite(self),
             self._spawn,
             reporter.clock,
             reporter.now,
@@ -179,7 +179,7 @@ class Host:
         agent = self.agent
         assert agent is not None
         try:
-            while not agent.over:
+            while not agent.finished:
                 process.sleep(agent.round())
         except Killed:
             self.cluster.world.wake(0.0, self.die)
@@ -190,7 +190,7 @@ class Host:
         agent = self.agent
         assert agent is not None
         try:
-            while not agent.over:
+            while not agent.finished:
                 supervisor = agent.supervisor
                 wait = supervisor.step() if supervisor else 2.0
                 process.sleep(min(max(wait, 0.05), 2.0))

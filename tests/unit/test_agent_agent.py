@@ -76,7 +76,7 @@ class Host(FakeSite):
     def finish(self) -> bool:
         return self.is_archived
 
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         self.said.append(message)
 
     def spawn(self, assignment: Assignment) -> Child:
@@ -109,7 +109,7 @@ def host(tmp_path: Path) -> Host:
 
 def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
     host.rounds()
-    assert host.agent.over
+    assert host.agent.finished
     assert host.agent.status == "no job has this host"
 
 
@@ -144,7 +144,7 @@ def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
     host.ledger.free_hosts("job01")
     other = Host(host.root)
     other.agent.round()
-    assert (other.kept, other.agent.over) == ([], True)
+    assert (other.kept, other.agent.finished) == ([], True)
 
 
 def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:
@@ -157,7 +157,7 @@ def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:
         host.rounds(4)
         assert host.job(job_id).state == "SUCCEEDED"
     host.rounds(2)
-    assert host.agent.over
+    assert host.agent.finished
     assert (host.prepares, len(host.children), host.ledger.queue().entries) == (["job01", "job02"], 2, [])
 
 
@@ -165,7 +165,7 @@ def test_a_host_waits_while_another_job_has_it(host: Host) -> None:
     host.submit(hosts=("worker-0",))
     host.submit("job02", ("worker-0", "master-0"))
     host.rounds(9)
-    assert (host.agent.over, host.prepares) == (False, [])
+    assert (host.agent.finished, host.prepares) == (False, [])
 
 
 @pytest.mark.parametrize("missing", ["plan", "handed over", "job"])
@@ -174,7 +174,7 @@ def test_a_job_is_not_taken_up_before_all_of_it_is_there(host: Host, missing: st
     if missing != "handed over":
         (host.root / (paths.plan("job01") if missing == "plan" else paths.job("job01"))).unlink()
     host.rounds(4)
-    assert (host.agent.over, host.prepares) == (False, [])
+    assert (host.agent.finished, host.prepares) == (False, [])
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
@@ -182,9 +182,9 @@ def test_a_job_that_has_ended_is_left_alone_and_its_hosts_are_given_away(host: H
     host.submit(state=state)
     before = host.job()
     host.rounds(int(LEASE))
-    assert not host.agent.over  # whoever led it has the time of a lease
+    assert not host.agent.finished  # whoever led it has the time of a lease
     host.rounds(8)
-    assert host.agent.over
+    assert host.agent.finished
     assert (host.job(), host.prepares, host.ledger.queue().entries) == (before, [], [])
 
 
@@ -252,7 +252,7 @@ def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host
     host.rounds(int(3 * LEASE))
     assert host.job().state == "FAILED"
     assert host.job().errorMessage.startswith(
-        "master-0 cannot take it up: plan.json is no JSON" if content else "master-0 cannot"
+        "master-0 cannot start it: plan.json is no JSON" if content else "master-0 cannot"
     )
     assert host.prepares == ["job02"]
 
@@ -263,7 +263,7 @@ def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host) -> No
     host.rounds(int(Plan.preparingSeconds))
     assert host.job().state == "QUEUED"
     host.rounds(5)
-    assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot take it up: the package is damaged")
+    assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot start it: the package is damaged")
 
 
 def test_the_next_job_is_for_the_version_that_fab_has_brought(host: Host) -> None:
@@ -276,7 +276,7 @@ def test_the_next_job_is_for_the_version_that_fab_has_brought(host: Host) -> Non
     host.children[-1].code = 0
     host.rounds(6)
     assert (host.job().state, host.job("job02").state) == ("SUCCEEDED", "QUEUED")
-    assert host.agent.over
+    assert host.agent.finished
     assert host.ledger.queue().holder("master-0") is not None
 
 
@@ -285,7 +285,7 @@ def test_a_garbled_job_that_nobody_began_does_not_block_its_host(host: Host) -> 
     (host.root / paths.job("job01")).write_bytes(b"{")
     host.rounds(int(2 * LEASE))
     assert host.ledger.queue().entries == []
-    assert host.agent.over
+    assert host.agent.finished
 
 
 def test_facts_of_the_host_are_told(host: Host) -> None:
@@ -301,13 +301,13 @@ def test_a_stopped_unit_says_how_its_replica_is_and_leaves_the_job(host: Host) -
     host.agent.terminate()
     host.is_archived = False
     host.rounds(2)
-    assert (len(host.children[0].stops), host.agent.over) == (1, False)
+    assert (len(host.children[0].stops), host.agent.finished) == (1, False)
     host.children[0].code = 143
     host.rounds(3)
-    assert not host.agent.over  # its log is not in the bucket yet
+    assert not host.agent.finished  # its log is not in the bucket yet
     host.is_archived = True
     host.rounds(2)
-    assert host.agent.over
+    assert host.agent.finished
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.exitCode, host.job().state) == (ReplicaState.EXITED, 143, "RUNNING")
     assert host.ledger.queue().entries != []
@@ -317,7 +317,7 @@ def test_a_unit_that_is_stopped_before_it_found_a_job(host: Host) -> None:
     host.submit()
     host.agent.terminate()
     host.rounds()
-    assert (host.agent.over, host.prepares) == (True, [])
+    assert (host.agent.finished, host.prepares) == (True, [])
 
 
 def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
@@ -369,7 +369,7 @@ def test_a_unit_that_is_stopped_says_whether_its_host_is_preempted(tmp_path: Pat
     host.rounds(2)
     host.children[-1].code = 143
     host.rounds(2)
-    assert (host.agent.over, len(asked)) == (True, 1)
+    assert (host.agent.finished, len(asked)) == (True, 1)
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.preempted) == ("EXITED", preempted)
     assert ("this host is preempted" in host.said) is preempted

@@ -128,7 +128,7 @@ def test_a_row_that_is_drawn_no_more_is_a_line_after_a_while() -> None:
     splitter = Splitter()
     assert list(splitter.feed(b"one\n\rinner 1\x1b[A\n\rinner 2\x1b[A", 10.0)) == ["one"]
     assert splitter.due(11.0) == 4.0
-    assert list(splitter.half(15.0)) == ["inner 2"]
+    assert list(splitter.take_partial(15.0)) == ["inner 2"]
     assert splitter.due(15.0) is None
     assert not list(splitter.feed(b"\x1b[99999999999999A\rtop\x1b[A" * 1000, 16.0))
     assert list(splitter.end()) == ["top"]
@@ -147,19 +147,19 @@ def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
     assert splitter.due(0.0) is None
     assert fed("loading …".encode(), 10.0) == []
     assert splitter.due(10.25) == 0.75
-    assert list(splitter.half(10.5)) == []
-    assert list(splitter.half(11.0)) == ["loading …"]
+    assert list(splitter.take_partial(10.5)) == []
+    assert list(splitter.take_partial(11.0)) == ["loading …"]
     assert splitter.due(11.0) is None
     assert fed(b" done\nnext\n", 20.0) == [" done", "next"]
-    assert fed(b"shown", 30.0) + list(splitter.half(31.0)) == ["shown"]
+    assert fed(b"shown", 30.0) + list(splitter.take_partial(31.0)) == ["shown"]
     assert fed(b"\n\n", 40.0) == [""], "its own end is no line, the next one is"
     assert fed(b"a", 50.0) + fed(b"b", 50.9) + fed(b"c", 51.1) == ["abc"], "who goes on writing is shown too"
-    assert fed(b"\xe2\x80", 60.0) + list(splitter.half(61.0)) == []
+    assert fed(b"\xe2\x80", 60.0) + list(splitter.take_partial(61.0)) == []
     assert fed(b"\xa6\n", 62.0) == ["…"]
-    assert fed(b"5%\r", 70.0) + list(splitter.half(71.0)) == ["5%"]
-    assert fed(b"6%", 72.0) + list(splitter.half(73.0)) == [], "of a bar a state now and then"
+    assert fed(b"5%\r", 70.0) + list(splitter.take_partial(71.0)) == ["5%"]
+    assert fed(b"6%", 72.0) + list(splitter.take_partial(73.0)) == [], "of a bar a state now and then"
     assert splitter.due(73.0) == 3.0
-    assert list(splitter.half(76.0)) == ["6%"]
+    assert list(splitter.take_partial(76.0)) == ["6%"]
     assert list(splitter.end()) == []
 
 
@@ -170,7 +170,7 @@ def test_whatever_the_moments_nothing_is_lost_or_shown_twice(pieces: list[tuple[
         shown += splitter.feed(text.encode(), now)
         now += wait
         if splitter.due(now) == 0.0:
-            shown += splitter.half(now)
+            shown += splitter.take_partial(now)
     shown += splitter.end()
     assert "".join(shown) == "".join(text for text, _ in pieces).replace("\n", "")
 

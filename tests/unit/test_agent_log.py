@@ -41,12 +41,12 @@ def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
-    Log(tmp_path, "job01", "ps-0").say("one")
+    Log(tmp_path, "job01", "ps-0").write_message("one")
     (there,) = (tmp_path / "job01").iterdir()
     with there.open("a") as file:
         file.write('{"time": "20')
     again = Log(tmp_path, "job01", "ps-0")
-    again.say("two")
+    again.write_message("two")
     lines = [entry.line for entry in ChunkReader(Chunks(again.path)).entries()]
     assert lines[1] == b'{"time": "20'
     assert json.loads(lines[2])["message"] == "two"
@@ -55,7 +55,7 @@ def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
 
 def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     for job in ("job01", "job02"):
-        Log(tmp_path, job, "ps-0").say(job)
+        Log(tmp_path, job, "ps-0").write_message(job)
     assert messages(tmp_path / "newest") == ["job02"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job01", "job02", "newest"]
 
@@ -70,12 +70,12 @@ def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
     following = copies(log, FolderBucket(tmp_path))
-    log.say("one")
+    log.write_message("one")
     until(lambda: messages(tmp_path / NAME) == ["one"])
-    log.say("two")
+    log.write_message("two")
     until(lambda: messages(tmp_path / NAME) == ["one", "two"])
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 3600.0)
-    log.say("three")
+    log.write_message("three")
     until(following.finish)
     assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
 
@@ -84,11 +84,11 @@ def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nob
     log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), FolderBucket(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
-    log.say("one")
+    log.write_message("one")
     until(LogArchive(log, store, name, archived(store, name)).finish)
     assert messages(tmp_path / "bucket" / name) == ["one"]
     shutil.rmtree(tmp_path / "bucket" / "jobs" / "job01")
-    log.say("two")
+    log.write_message("two")
     began = time.monotonic()
     until(LogArchive(log, store, name, archived(store, name)).finish)
     assert time.monotonic() - began < 10  # and not the minute that a bucket has which does not answer
@@ -127,7 +127,7 @@ def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkey
     monkeypatch.setattr(log_module, "_MOST_SECONDS", 3600.0)
     log = Log(tmp_path / "logs", "job01", "ps-0")
     following = copies(log, FolderBucket(tmp_path))
-    log.say("one")
+    log.write_message("one")
     time.sleep(0.1)
     assert archived(FolderBucket(tmp_path), NAME) == []
     until(following.finish)
@@ -138,7 +138,7 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    log.say("one")
+    log.write_message("one")
     following = LogArchive(log, FolderBucket(tmp_path / "away"), NAME, [])
     assert not following.finish()
     time.sleep(0.1)
@@ -167,7 +167,7 @@ def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_an
     log = Log(tmp_path / "logs", "job01", "ps-0", 20_000)
     following = copies(log, Once(tmp_path))
     for n in range(1000):
-        log.say(f"line {n}")
+        log.write_message(f"line {n}")
         if n % 100 == 0:
             time.sleep(0.03)  # some of it is copied before it is cut, some never
     until(following.finish)
@@ -183,18 +183,18 @@ def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_an
 def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     bucket, old = Once(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
-    old.say("one")
+    old.write_message("one")
     until(copies(old, bucket).finish)
-    old.say("that nobody copied")
+    old.write_message("that nobody copied")
     new = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
-    new.say("two")
+    new.write_message("two")
     following = copies(new, bucket)
     until(lambda: messages(new.path) == ["one", "two"])
-    new.say("three")
+    new.write_message("three")
     until(following.finish)
     assert messages(tmp_path / NAME) == messages(new.path) == ["one", "two", "three"]
     again = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
-    again.say("four")
+    again.write_message("four")
     until(copies(again, bucket).finish)
     assert messages(tmp_path / NAME) == ["one", "two", "three", "four"]
     assert len({chunk.incarnation for chunk in archived(bucket, NAME)}) == 2
@@ -203,7 +203,7 @@ def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, mo
 def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: Path) -> None:
     there = Chunk(1 << 40, 0, 0, 5)
     log = Log(tmp_path, "job01", "ps-0", archived=[there])
-    log.say("one")
+    log.write_message("one")
     (chunk,) = chunks_of(Chunks(log.path).sizes())
     assert chunk.incarnation == there.incarnation + 1
 
@@ -213,7 +213,7 @@ def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path
     (tmp_path / "old" / "chunk").write_text("x" * 900)
     os.utime(tmp_path / "old", (1, 1))
     for n, job in enumerate(("job01", "job02")):
-        Log(tmp_path, job, "ps-0", 1000).say("x" * 500)
+        Log(tmp_path, job, "ps-0", 1000).write_message("x" * 500)
         os.utime(tmp_path / job, (n + 2, n + 2))
     Log(tmp_path, "job03", "ps-0", 1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job02", "job03", "newest"]
@@ -221,7 +221,7 @@ def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path
 
 def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, write = Log(tmp_path, "job01", "ps-0"), os.write
-    log.say("before")
+    log.write_message("before")
 
     def full(descriptor: int, content: bytes) -> int:
         if descriptor == 1:
@@ -235,7 +235,7 @@ def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monke
         log.write([OutputLine(1769860800.0, "INFO", "lost")])
         log.write([OutputLine(1769860801.0 + n, "INFO", "lost") for n in range(3)])
         monkeypatch.setattr(os, "write", write)
-        log.say(f"kept {round_}")
+        log.write_message(f"kept {round_}")
     told = "… 4 lines lost from 2026-01-31T12:00:00.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"
     assert [line["message"] for line in read(log)] == ["before", told, "kept 0", told, "kept 1"]
     log.roll()
@@ -249,21 +249,21 @@ def test_a_folder_that_cannot_be_written_to_stops_nobody(tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(log_module.os, "open", refuse)
-    log.say("lost")
+    log.write_message("lost")
     monkeypatch.undo()
-    log.say("kept")
+    log.write_message("kept")
     assert [line["message"] for line in read(log)][1:] == ["kept"]
     assert "1 lines lost" in read(log)[0]["message"]
 
 
 def test_a_chunk_that_cannot_be_gone_on_with_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Log(tmp_path, "job01", "ps-0").say("one")
+    Log(tmp_path, "job01", "ps-0").write_message("one")
 
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(log_module.Path, "open", refuse)
     again = Log(tmp_path, "job01", "ps-0")
-    again.say("two")
+    again.write_message("two")
     monkeypatch.undo()
     assert messages(again.path) == ["one", "two"]

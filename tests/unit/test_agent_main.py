@@ -27,7 +27,7 @@ def round():
     if "tidying" in sys.argv:
         os.kill(os.getpid(), signal.SIGHUP)
         assert loop._due.wait(10)
-        agent.over = True
+        agent.finished = True
     return 60.0
 
 def step():
@@ -35,10 +35,10 @@ def step():
         return 60.0
     if "during" in sys.argv:
         os.kill(os.getpid(), signal.SIGHUP)
-    agent.over = True
+    agent.finished = True
     return 0.0
 
-agent = SimpleNamespace(over=False, status="", round=round)
+agent = SimpleNamespace(finished=False, status="", round=round)
 agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
 loop = Loop(agent)
 loop.run()

@@ -148,14 +148,14 @@ def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
     replica = Replica(root)
     replica.rounds(2)
     assert (replica.job.lease.holder, len(replica.host.children)) == ("master-0/a", 1)
-    assert not replica.reporter.led
+    assert not replica.reporter.follows_leader
     other = Replica(root, "worker-0")
     other.rounds(2)
     replica.rounds(2)
     assert replica.job.state == "RUNNING"
     assert ("INFO", "job RUNNING") in replica.host.said
     other.rounds()
-    assert other.reporter.led
+    assert other.reporter.follows_leader
     assert other.reporter.job == replica.job
 
 

@@ -132,7 +132,7 @@ def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends
         starts += 1
     assert (record.state, record.killed, record.crashLooping) == (EXITED, True, False)
     assert starts <= 2 * (plan.maxRestarts + 1)
-    assert restart.again(record, 1).faults == 0
+    assert restart.for_attempt(record, 1).faults == 0
 
 
 @pytest.mark.parametrize("status", [-9, -15, -2, -1])
@@ -205,7 +205,7 @@ def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
 def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
     first = restart.started(ReplicaRecord("worker-0"), NOW)
     assert (first.state, first.startTime, first.lastStartTime, first.starts) == (ReplicaState.RUNNING, NOW, NOW, 1)
-    later = restart.started(restart.again(restart.after_exit(PLAN, first, restart.Exit(-9), 60.0, NOW, ""), 1), "later")
+    later = restart.started(restart.for_attempt(restart.after_exit(PLAN, first, restart.Exit(-9), 60.0, NOW, ""), 1), "later")
     assert (later.startTime, later.lastStartTime, later.starts, later.restarts) == (NOW, "later", 2, 0)
 
 

@@ -64,7 +64,7 @@ class Host:
         self.children.append(Child(len(self.children) + 1))
         return self.children[-1]
 
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         self.said.append((severity, message))
 
     @property

@@ -131,7 +131,7 @@ def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPat
             for there, _ in pairs:
                 broker._server.process_request(there, ("127.0.0.1", 1))
         assert {here.recv(1) for _, here in pairs} == {b""}, "who finds no thread is hung up on"
-        places = [broker._server._room.acquire(blocking=False) for _ in range(33)]
+        places = [broker._server._slots.acquire(blocking=False) for _ in range(33)]
         assert places == [True] * 32 + [False]
     finally:
         for _, here in pairs:

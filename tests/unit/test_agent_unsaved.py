@@ -17,7 +17,7 @@ from launching import Host
 from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
-from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
+from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, open_file
 from hosts.agent.process import Child, TrainerStart
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
@@ -124,7 +124,7 @@ def test_a_file_that_becomes_a_link_between_search_and_copy_is_refused(package: 
     os.mkfifo(package / "pipe")
     for path in (("folder", "key"), ("key",), ("pipe",)):
         with pytest.raises(OSError):
-            opened(UnsavedFile(str(package), path, "x", 6))
+            open_file(UnsavedFile(str(package), path, "x", 6))
 
 
 def test_of_much_the_smallest_are_kept_and_the_largest_named_with_their_size(
@@ -178,7 +178,7 @@ def test_a_bucket_by_its_url_is_written_through_fsspec(package: Path) -> None:
 
 
 class Says(list[str]):
-    def say(self, message: str, severity: str = "INFO") -> None:
+    def write_message(self, message: str, severity: str = "INFO") -> None:
         self.append(message)
 
 

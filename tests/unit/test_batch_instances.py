@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hosts.batch.inference import BATCH, ShardPredictor
-from hosts.batch.inputs import kind_of
+from hosts.batch.inputs import detect_kind
 from hosts.batch.instances import of_line, of_record
 from hosts.serving.rest import Arrays, RestError, predict
 from hosts.serving.signatures import Signature, Tensor
@@ -86,10 +86,10 @@ def test_a_line_is_a_value_of_json() -> None:
 @pytest.mark.parametrize("lines", [b'{"x": 1}\n', b"1\n", b"", "é".encode()])
 def test_what_a_file_is_its_content_says(lines: bytes) -> None:
     packed = (784).to_bytes(8, "little") + b"crc." + bytes(784)
-    assert (kind_of(lines), kind_of(gzip.compress(lines))) == ((False, False), (False, True))
-    assert (kind_of(packed), kind_of(gzip.compress(packed))) == ((True, False), (True, True))
+    assert (detect_kind(lines), detect_kind(gzip.compress(lines))) == ((False, False), (False, True))
+    assert (detect_kind(packed), detect_kind(gzip.compress(packed))) == ((True, False), (True, True))
     with pytest.raises(ValueError, match="is broken"):
-        kind_of(b"\x1f\x8b\xff\xff")
+        detect_kind(b"\x1f\x8b\xff\xff")
 
 
 class Doubles:

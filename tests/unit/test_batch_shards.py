@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.shards import PER_REPLICA, Count, InputFile, Tally, cut, mine
+from hosts.batch.shards import PER_REPLICA, Count, InputFile, Tally, cut, shards_of
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -18,14 +18,14 @@ def test_every_byte_is_in_one_shard_and_the_order_is_kept(files: list[InputFile]
     assert [(shard.number, shard.total) for shard in shards] == [(n, len(shards)) for n in range(len(shards))]
     assert {shard.file for shard in shards} == set(range(len(files))), "an empty file is not forgotten"
     assert len(shards) <= PER_REPLICA * replicas + len(files)
-    taken = [shard.number for rank in range(replicas) for shard in mine(shards, rank, replicas)]
+    taken = [shard.number for rank in range(replicas) for shard in shards_of(shards, rank, replicas)]
     assert sorted(taken) == list(range(len(shards)))
 
 
 def test_one_large_file_is_shared_evenly() -> None:
     shards = cut([InputFile("/bucket/f", 10_000)], 5)
     assert {shard.end - shard.start for shard in shards} == {500}
-    assert [len(mine(shards, rank, 5)) for rank in range(5)] == [PER_REPLICA] * 5
+    assert [len(shards_of(shards, rank, 5)) for rank in range(5)] == [PER_REPLICA] * 5
 
 
 def test_the_last_shard_of_a_packed_file_is_open() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
 from hosts.batch.request import Request
-from hosts.batch.shards import Count, Done, InputFile, Tally, cut
+from hosts.batch.shards import Count, InputFile, ShardOutcome, Tally, cut
 from hosts.serving.rest import RestError
 from hosts.serving.saved import SavedModel, tensorflow
 from hosts.serving.signatures import Signature, Tensor
@@ -118,7 +118,7 @@ def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Pa
 
 
 def plan(request: Request, out: Path) -> None:
-    PredictionOutput(str(out)).keep_plan([inputs.look(path) for path in request.inputs])
+    PredictionOutput(str(out)).keep_plan([inputs.inspect_file(path) for path in request.inputs])
 
 
 def test_a_file_is_read_once_by_all_replicas_together(
@@ -217,7 +217,7 @@ def test_the_shards_have_every_record_once(
         whole = end.join(contents) + data.draw(st.sampled_from([b"", end]))
         contents = whole.split(end)[: -1 if whole.endswith(end) or not whole else None]
     path.write_bytes(gzip.compress(whole) if packed else whole)
-    file = inputs.look(str(path))
+    file = inputs.inspect_file(str(path))
     if whole:
         assert (file.size, file.records, file.packed) == (len(whole), is_records, packed)
     shards = cut([file], replicas)
@@ -241,7 +241,7 @@ def test_a_record_of_eight_bytes_is_not_taken_for_the_head_of_one(tmp_path: Path
     with tf.io.TFRecordWriter(str(path)) as writer:
         for _ in range(9):
             writer.write(8 * byte)
-    file = inputs.look(str(path))
+    file = inputs.inspect_file(str(path))
     assert [record for shard in cut([file], 5) for record in inputs.InputReader().read(file, shard)] == [8 * byte] * 9
 
 
@@ -280,9 +280,9 @@ def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path
     request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
     output = PredictionOutput(str(out))
     plan(request, out)
-    second = cut([inputs.look(request.inputs[0])], 1)[1]
+    second = cut([inputs.inspect_file(request.inputs[0])], 1)[1]
     output.keep_results(second, [b"77.0\n"])
-    output.keep_done(second, Done(Count(1, second.start, second.end), 1))
+    output.keep_done(second, ShardOutcome(Count(1, second.start, second.end), 1))
     run(request, model, out)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
     assert output.not_done([second]) == [], "who looks when all is put together has nothing to do"
@@ -402,7 +402,7 @@ def test_a_packed_file_that_is_cut_between_two_records_says_so(tmp_path: Path, r
     compressor = zlib.compressobj(0, wbits=31)
     packed = compressor.compress(records[: len(records) // 9 * 5]) + compressor.flush(zlib.Z_SYNC_FLUSH)
     path.write_bytes(packed)
-    file, reader, tally = inputs.look(str(path)), inputs.InputReader(), Tally()
+    file, reader, tally = inputs.inspect_file(str(path)), inputs.InputReader(), Tally()
     found, damages = list[bytes](), list[str]()
     for shard in cut([file], replicas):
         found += reader.read(file, shard)

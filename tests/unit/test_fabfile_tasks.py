@@ -319,7 +319,7 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
         (RecordError("the queue is no\nJSON"), "error: what the bucket says cannot be read: the queue is no JSON\n", 1),
         (
             Conflict("cluster/queue.json"),
-            "error: cluster/queue.json was changed by somebody else again and again: try again\n",
+            "error: cluster/queue.json was changed by another writer again and again: try again\n",
             1,
         ),
         (EOFError(), "error: the connection failed (EOFError): try again, then pulumi up\n", 1),

@@ -395,7 +395,7 @@ def test_a_job_whose_hosts_are_all_gone_before_they_took_it_up_is_ended(bucket: 
     bucket.tend(99)
     assert not bucket.job().final
     bucket.tend(1)
-    said = "its hosts (master-0, worker-0) have not taken it up, and count as lost: nothing was heard of any of them for 100 s"
+    said = "its hosts (master-0, worker-0) did not start it, and count as lost: none of them sent a heartbeat for 100 s"
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
 
 
@@ -407,7 +407,7 @@ def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: B
     bucket.tend(119)
     assert bucket.job().state == "RUNNING"
     bucket.tend(1)
-    said = "its hosts (master-0, worker-0) are lost: nothing was heard of any of them for 120 s"
+    said = "its hosts (master-0, worker-0) are lost: none of them sent a heartbeat for 120 s"
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
     assert (bucket.job().lease.holder, bucket.job().lostReplicas) == ("monitor", HOSTS)
 

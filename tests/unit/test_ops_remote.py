@@ -200,7 +200,7 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
     log = Log(tmp_path, "job01", "ps-0")
-    log.say("first")
+    log.write_message("first")
 
     def write() -> None:
         for n in range(4000):

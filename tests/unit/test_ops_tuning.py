@@ -294,7 +294,7 @@ HYPERPARAMETERS = {"params": [ONE], "maxTrials": 3, "hyperparameterMetricTag": "
 def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     study = tuning.build_study(HYPERPARAMETERS, (), "", None)
-    tried = [trial(1, 0.5), trial(2, None, errorMessage="it told no score: how"), trial(3, 0.75, restarts=2)]
+    tried = [trial(1, 0.5), trial(2, None, errorMessage="it reported no score: how"), trial(3, 0.75, restarts=2)]
     tuned = Tuned(record, study, tried)
     assert tuned.summary() == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
     assert Tuned(record, study, []).summary() == "0 of 3 done"

@@ -167,7 +167,7 @@ def test_a_request_that_is_too_large(server: Starlette, monkeypatch: pytest.Monk
 
 def test_no_more_than_fits_is_answered_at_once(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(ROWS).encode()
-    monkeypatch.setattr(module, "TOGETHER_BYTES", len(body))
+    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
     for headers in ([], [(b"content-length", b"%d" % (len(body) + 1))]):
         status, said, told = ask(server, "POST", "/v1/models/mnist:predict", body + b" ", headers)
         assert (status, said["error"], told["retry-after"]) == (503, "too many large requests at once", "1")
@@ -185,7 +185,7 @@ def test_what_is_only_announced_takes_no_room(server: Starlette, monkeypatch: py
     assert [status for status, *_ in answers] == [408] * 3 + [200] * 20
     assert "did not arrive within" in answers[0][1]["error"]
     assert answers[0][2]["connection"] == "close"
-    monkeypatch.setattr(module, "TOGETHER_BYTES", len(body))
+    monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
     assert ask(server, "POST", path, ROWS)[0] == 200, "what they had of it was given back"
 
 

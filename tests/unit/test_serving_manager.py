@@ -200,9 +200,9 @@ def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch:
     )
     world.deploy("v1", "1")
     order: list[str] = []
-    fetched = ModelManager._fetched
+    fetched = ModelManager._fetch
     monkeypatch.setattr(
-        ModelManager, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version)
+        ModelManager, "_fetch", lambda self, model, version: order.append(model) or fetched(self, model, version)
     )
     ModelManager(world.catalog, FolderBucket(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
     assert order == ["m", "a"]

@@ -47,11 +47,11 @@ def test_one_that_failed_is_never_the_default() -> None:
         ModelError, match="only a READY version can be the default; v1 of model mnist is FAILED, READY are none"
     ):
         model.with_default("v1")
-    with pytest.raises(ModelError, match="v1 of model mnist is FAILED by now: somebody else changed it"):
+    with pytest.raises(ModelError, match="v1 of model mnist is FAILED by now: another command changed it"):
         model.mark_ready("v1", "a")
     creating = Model("mnist").add_version(Version("v1", token="a"))
     for change in (lambda: creating.set_files("v1", "b", FILES, 3), lambda: creating.mark_ready("v1", "b")):
-        with pytest.raises(ModelError, match="is CREATING by now: somebody else changed it"):
+        with pytest.raises(ModelError, match="is CREATING by now: another command changed it"):
             change()
 
 

@@ -68,7 +68,7 @@ def test_a_request(body: Any, signature: Signature, arrays: dict[str, Any], by_r
         ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be texts"),
         ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
-        ({"inputs": {"key": [1], "text": DEEP}}, TWO, "input text has lists in lists 32 deep"),
+        ({"inputs": {"key": [1], "text": DEEP}}, TWO, "input text has lists nested 32 deep"),
         ({"inputs": [2]}, FLAG, "input flag must be true or false"),
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],

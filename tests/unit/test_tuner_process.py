@@ -13,7 +13,7 @@ from launching import Host
 from replicahosts import PATIENCE, until
 from waiting import limit
 
-from hosts.tuner.process import TrialChild, TrialUnit, launching
+from hosts.tuner.process import TrialChild, TrialUnit, trial_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
@@ -82,7 +82,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], TrialUnit]]:
     """Start trials, each a line of shell, in units of their own."""
     host = Host(tmp_path)
     (scratch := host.state / "trials/trial-0abc").mkdir()
-    start = launching(host.launcher, "job01", host.package, stop_seconds=90.0)
+    start = trial_launcher(host.launcher, "job01", host.package, stop_seconds=90.0)
     environment = {"PATH": os.environ["PATH"], "CLOUD_ML_HP_METRIC_FILE": str(scratch / "output.metrics")}
     with (tmp_path / "printed").open("w") as printed:
 

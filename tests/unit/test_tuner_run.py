@@ -245,7 +245,7 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None
         (3, 1.0, "it ended with status 3: oh"),
         (255, 1.0, "it ended with status 255: oh"),
         (0, float("nan"), "its last score was nan"),
-        (0, None, "it told no score (hyperparameterMetricTag)"),
+        (0, None, "it reported no score (hyperparameterMetricTag)"),
     ],
 )
 def test_too_many_that_fail_end_it(
@@ -278,7 +278,7 @@ def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
 def test_a_wrong_tag_is_told_what_there_was_instead(world: World) -> None:
     world.child = lambda _, environment: Child([lambda: report(environment, 1, 0.5, "accuracy")])
     world.tuner("master-0").run()
-    assert "it told no score (hyperparameterMetricTag); it told accuracy: " in world.trials()[0].errorMessage
+    assert "it reported no score (hyperparameterMetricTag); it reported accuracy: " in world.trials()[0].errorMessage
 
 
 def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
