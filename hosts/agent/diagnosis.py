@@ -65,7 +65,7 @@ def start(
         complain(f"no diagnosis for fab bundle: {why}")
         return False
 
-    return BackgroundTask("diagnosis", write, seconds, failed)
+    return BackgroundTask(write, seconds, failed)
 
 
 def build(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult
 
-from hosts.agent.background import BackgroundTask
+from hosts.agent.background import BackgroundTask, reason_of
 from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
 from jobs.times import now
 
@@ -50,7 +50,7 @@ class Notifier:
         """Begin a report; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
         self._attempts = 0
-        self._task = BackgroundTask("notifier", lambda: self._notification(self._deliver()), SECONDS, self._notification)
+        self._task = BackgroundTask(lambda: self._notification(self._deliver()), SECONDS, self._notification)
 
     @property
     def result(self) -> Notification | None:
@@ -117,8 +117,7 @@ def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status
     except (OSError, HTTPException, UnicodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise NotifyError(why, again=True) from error
+        raise NotifyError(reason_of(error), again=True) from error
     finally:
         connection.close()
     if not 200 <= status < 300:

@@ -39,7 +39,7 @@ class JobFolders:
 
     @property
     def folders(self) -> Sequence[tuple[str, str]]:
-        """Each folder that a trainer may write to, with what the names of its files begin with."""
+        """Each folder that a trainer may write to, with the prefix of its files' names."""
         return [(str(self.package), ""), *((top, prefix) for prefix, top in self.others.items())]
 
 
@@ -57,7 +57,7 @@ def start_search(
         return logged(UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}"))
 
     seconds = _BUCKET_SECONDS + _START_SECONDS + SECONDS
-    return BackgroundTask("unsaved", lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
+    return BackgroundTask(lambda: logged(_search(assignment, folders, host, files, start)), seconds, failed)
 
 
 def _search(assignment: Assignment, folders: JobFolders, host: HostFile, files: Bucket, start: TrainerStart) -> UnsavedFiles:
