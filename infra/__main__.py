@@ -20,7 +20,7 @@ from infra.spec import SpecError, TargetError
 from infra.target import Target
 from infra.templates import ROOT
 
-# Tells Pulumi's language host that the user has been told already.
+# Informs Pulumi's language host that the error was already printed.
 _SHOWN = 32
 
 

@@ -125,7 +125,7 @@ def ask(root: Path, *arguments: str) -> str:
 
 
 def reason(stderr: str) -> str:
-    """Return the line of Pulumi's that says why it failed."""
+    """Return Pulumi's line with the reason of a failure."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     why = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "it failed")
     return why.removeprefix("error: ")
@@ -138,7 +138,7 @@ def explain(root: Path, why: str) -> str:
 
 
 def _passphrase(root: Path) -> str:
-    """Say why the passphrase does not open a stack."""
+    """Return why the passphrase does not open a stack."""
     passphrase, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
     own = root / FOLDER / "passphrase"
     if is_own(root) and own.exists():

@@ -1,6 +1,6 @@
 """The stack's configuration, checked: `pulumi config set scaleTier STANDARD_1`.
 
-Keys are Cloud ML's (`projects.jobs#TrainingInput`) where it has one. A target adds its own by a subclass.
+Keys are Cloud ML's (`projects.jobs#TrainingInput`) if it has one. A target adds its own by a subclass.
 """
 
 from __future__ import annotations

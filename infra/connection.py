@@ -36,7 +36,7 @@ def files(folder: Path, inventory: str, private_key: str) -> dict[str, str]:
 
 
 def write(folder: Path, contents: Mapping[str, str]) -> None:
-    """Make or replace the files, each at once, for nobody else to read."""
+    """Create or replace the files atomically, readable by their owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name, text in contents.items():
@@ -55,7 +55,7 @@ def are_there(folder: Path, contents: Mapping[str, str]) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Take the folder away, and the one that it is in where no other stack's is."""
+    """Remove the folder, and its parent if that has no other stack's."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()

@@ -136,15 +136,15 @@ def python() -> Iterator[Finding]:
 
 def machine() -> Iterator[Finding]:
     """Check the free space of this machine's disk."""
-    yield room("this machine", shutil.disk_usage(ROOT).free)
+    yield free_space("this machine", shutil.disk_usage(ROOT).free)
 
 
-def room(where: str, free: int) -> Finding:
+def free_space(where: str, free: int) -> Finding:
     """Return a finding about this number of free bytes."""
-    what, mend = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
+    what, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
     if free < _LEAST:
-        return broken(what, mend)
-    return warning(what, mend) if free < _LITTLE else ok(what)
+        return broken(what, remedy)
+    return warning(what, remedy) if free < _LITTLE else ok(what)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -28,15 +28,15 @@ class Finding:
 
     severity: Severity
     what: str
-    mend: str = ""
+    remedy: str = ""
     fix: Callable[[], object] | None = field(default=None, compare=False, repr=False)
     check: str = ""
-    mended: bool = False
+    fixed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding in the form of its JSON."""
         data = {"check": self.check, "severity": str(self.severity), "what": self.what}
-        return {**data, "mend": self.mend or None, "mended": self.mended}
+        return {**data, "mend": self.remedy or None, "mended": self.fixed}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
@@ -45,8 +45,8 @@ class Finding:
         Raises:
             ValueError, KeyError or TypeError: it is not one.
         """
-        mend, mended = str(data["mend"] or ""), bool(data["mended"])
-        return cls(Severity(data["severity"]), str(data["what"]), mend, None, str(data["check"]), mended)
+        remedy, fixed = str(data["mend"] or ""), bool(data["mended"])
+        return cls(Severity(data["severity"]), str(data["what"]), remedy, None, str(data["check"]), fixed)
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -57,14 +57,14 @@ def ok(what: str) -> Finding:
     return Finding(Severity.OK, what)
 
 
-def warning(what: str, mend: str = "", fix: Callable[[], object] | None = None) -> Finding:
+def warning(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -> Finding:
     """Return a finding that needs attention."""
-    return Finding(Severity.WARNING, what, mend, fix)
+    return Finding(Severity.WARNING, what, remedy, fix)
 
 
-def broken(what: str, mend: str = "", fix: Callable[[], object] | None = None) -> Finding:
+def broken(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -> Finding:
     """Return a finding about an error."""
-    return Finding(Severity.BROKEN, what, mend, fix)
+    return Finding(Severity.BROKEN, what, remedy, fix)
 
 
 def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
@@ -77,8 +77,8 @@ def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iter
     def run(name: str, check: Check) -> None:
         try:
             for each in check():
-                results.put((name, _mended(each) if fix and each.fix else each))
-        except Exception as error:  # noqa: BLE001  what a check dies of is what it found
+                results.put((name, _apply_fix(each) if fix and each.fix else each))
+        except Exception as error:  # noqa: BLE001  an error of a check is a finding
             results.put((name, broken(one_line(error))))
         finally:
             results.put((name, None))
@@ -98,13 +98,13 @@ def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iter
             yield finding if finding.check else replace(finding, check=name)
 
 
-def _mended(finding: Finding) -> Finding:
+def _apply_fix(finding: Finding) -> Finding:
     assert finding.fix
     try:
         finding.fix()
-    except Exception as error:  # noqa: BLE001  it stays as it is, and that is said
-        return replace(finding, what=f"{finding.what} (and cannot be mended: {one_line(error)})")
-    return replace(finding, mended=True)
+    except Exception as error:  # noqa: BLE001  it stays as it is, and the finding says so
+        return replace(finding, what=f"{finding.what} (and cannot be fixed: {one_line(error)})")
+    return replace(finding, fixed=True)
 
 
 def one_line(error: BaseException) -> str:

@@ -18,19 +18,19 @@ Read = Callable[[str], bytes | None]
 Create = Callable[[str, bytes], None]
 
 
-def same_target(there: str | None, wanted: str) -> None:
+def same_target(previous: str | None, target: str) -> None:
     """Raise TargetError if the stack is up on another target, which would be destroyed with its bucket."""
-    if there not in (None, wanted):
+    if previous not in (None, target):
         raise TargetError(
-            f"target is {wanted}, and this stack is up on {there}: `pulumi destroy` first, or another stack beside it "
-            f"(`make stack STACK=NAME`), or `pulumi config set target {there}`"
+            f"target is {target}, and this stack is up on {previous}: `pulumi destroy` first, or another stack beside it "
+            f"(`make stack STACK=NAME`), or `pulumi config set target {previous}`"
         )
 
 
-def removed_hosts(there: Iterable[str], spec: ClusterSpec) -> list[str]:
+def removed_hosts(previous: Iterable[str], spec: ClusterSpec) -> list[str]:
     """Return the running hosts that the new cluster lacks."""
     stay = {replica.name for replica in spec.replicas}
-    return [name for name in there if name not in stay]
+    return [name for name in previous if name not in stay]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AffectedJob:
-    """A job that a change takes hosts from: why, in words, and whether it can go on all the same."""
+    """A job that a change takes hosts from: the reason, and whether it can continue."""
 
     job_id: str
     why: str
@@ -91,7 +91,7 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
     try:
         jobs = affected_jobs(Queue.from_json(content), change, read)
     except RecordError as error:
-        pulumi.log.warn(f"which job has which host cannot be seen, so none is looked after: {error}")
+        pulumi.log.warn(f"the queue cannot be read, so no job is protected: {error}")
         return
     if not jobs:
         return
@@ -99,7 +99,7 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
     ended = [job.job_id for job in jobs if not job.goes_on]
     if allowed:
         how = [f"{', '.join(ended)} ends"] if ended else []
-        how += [f"{job.job_id} goes on, or waits" for job in jobs if job.goes_on]
+        how += [f"{job.job_id} continues, or waits" for job in jobs if job.goes_on]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed: {', '.join(change.hosts)}")

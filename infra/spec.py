@@ -1,4 +1,4 @@
-"""The cluster as pure data: scale tiers, roles, machine shapes, and who may reach whom.
+"""The cluster as pure data: scale tiers, roles, machine shapes, and the firewall table.
 
 Nothing here knows a target. Source of the tiers: AI Platform Training, `projects.jobs#ScaleTier`.
 """
@@ -39,7 +39,7 @@ class Role(StrEnum):
 
     @property
     def runs_jobs(self) -> bool:
-        """True where jobs run on its hosts; no tier, no job and no plan knows of the other."""
+        """True if jobs run on its hosts; tiers, jobs and plans have no other roles."""
         return self is not Role.SERVING
 
 
@@ -124,7 +124,7 @@ class Replica:
 class Allow:
     """One row of the firewall table: `source` may open TCP connections to `ports` of `destination`.
 
-    `source` None is the operator: whoever runs fab and ssh. `ports` are ranges with both ends. A row for `peers` lets through
+    `source` None is the operator, who runs fab and ssh. `ports` are ranges with both ends. A row for `peers` lets through
     between replicas of one running job alone: around hosts a firewall goes by roles, and each host by the job that it has.
     """
 

@@ -36,7 +36,7 @@ class StackState:
 
     @property
     def target(self) -> str | None:
-        """The target that the stack is up on, None where it is not."""
+        """The target that the stack is up on, None if it is not up."""
         return next((outputs.get("target") for outputs in self.of("pulumi:Stack").values()), None)
 
     @property

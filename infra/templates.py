@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import jinja2
 
 ROOT = Path(__file__).resolve().parents[1]
-"""This program: what it brings to hosts, its templates and its trainer."""
+"""The checkout, with the hosts' code, the templates and the trainer."""
 
 
 def render(template: str, **values: Any) -> str:

@@ -31,7 +31,7 @@ class FolderBucket:
     A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
     flock(2) of its folder, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
     acknowledged is on the disk: file and folder are synced first. An upload makes no folder for a job that has no record, as
-    it was deleted: a further job of that id would take what a host still had of it for its own.
+    it was deleted: otherwise a further job of that id would get the old job's files of a host.
     """
 
     def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
@@ -53,7 +53,7 @@ class FolderBucket:
     def scan(self, pattern: str) -> dict[str, bytes]:
         with file_errors(self._root):
             self._check_there()
-            with suppress(*_NOTHING):  # glob takes a folder that may not be read for one that is empty
+            with suppress(*_NOTHING):  # glob returns nothing for an unreadable folder
                 next((self._root / pattern.partition("*")[0]).iterdir(), None)
             contents = {}
             for path in sorted(self._root.glob(pattern)):
@@ -158,7 +158,7 @@ class FolderBucket:
         top, last_path = self._root / folder, self._root / last if last else None
         with file_errors(self._root):
             self._check_there()
-            if not top.is_dir() or top.is_symlink():  # of a link what it leads to stays
+            if not top.is_dir() or top.is_symlink():  # the target of a link stays
                 top.unlink(missing_ok=True)
                 return
             for parent, folders, names in os.walk(top, topdown=False, onerror=_raise_unless_gone):

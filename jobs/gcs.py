@@ -254,7 +254,7 @@ class GcsBucket:
         return str(blob.generation)
 
     def _run(self, work: Callable[[_Call], _T], seconds: float | None = None) -> _T:
-        """Return the result of work within this time, whatever Google's client waits for; later it begins nothing more."""
+        """Return the result of work within this time limit; after it, no further request is sent."""
         limit = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + limit
 

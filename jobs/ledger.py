@@ -33,7 +33,7 @@ class Stored(Generic[R]):
 class Ledger:
     """Reads and writes the records of jobs.
 
-    BucketError: the bucket fails. RecordError: a record is not what it should be.
+    BucketError: the bucket fails. RecordError: a record is invalid.
     """
 
     def __init__(self, store: RecordStore, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -107,7 +107,7 @@ class Ledger:
         return self.store.replace(name, record.to_json(), before)
 
     def replica_version(self, job_id: str, name: str) -> str | None:
-        """Return the version of a replica's record, whatever is in it, or None if there is none."""
+        """Return the version of a replica's record, valid or not, or None if there is none."""
         item = self.store.read(paths.replica(job_id, name))
         return item.version if item else None
 

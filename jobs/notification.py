@@ -19,7 +19,7 @@ VALID = 'an http or https URL, such as https://example.com/hook, or a command, s
 SCHEMES = {"http": 80, "https": 443}
 LONGEST = 2048
 """Characters of a target."""
-# Google's metadata server gives a host's token to whoever asks.
+# Google's metadata server gives a host's token to every program.
 _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.goog"})
 _METADATA = ipaddress.ip_network("fd20:ce::254/128")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")

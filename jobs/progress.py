@@ -135,7 +135,7 @@ class JobProgress:
 def read_report(line: str) -> JobProgress | None:
     """Read a line such as `{"scaletier.progress": {"step": 348, "totalSteps": 5000, "loss": 0.729}}`.
 
-    Returns: what it reports, None for a line that is no report.
+    Returns: the report, None for a line that is none.
     Raises: ValueError, in one line, for a report that is wrong.
     """
     if not _REPORT.match(line):
@@ -206,7 +206,7 @@ def _shown(value: Any) -> str:
 
 
 class ProgressFinder:
-    """Finds how far a program is in the lines that it prints; what it keeps is bounded."""
+    """Finds a program's progress in the lines that it prints, in bounded memory."""
 
     def __init__(self) -> None:
         self.progress: JobProgress | None = None

@@ -79,7 +79,7 @@ class QueueMonitor:
             return self._same(entry, "unreadable")
         if stored is None:
             if self._same(entry, "missing", lease.SUBMITTER_FACTOR):
-                # Its submitter is gone; this keeps what it may still have under way from making the job.
+                # Its submitter is gone; this record prevents a late write of it from creating the job.
                 self._ledger.create_job(_missing_job(entry).with_holder(self._me))
                 return True
             return False

@@ -85,10 +85,10 @@ class ReplicaRecord(Record):
     is that of the newest, startTime that of the first. `restarts` counts those of this attempt, `restartsUsed` those that
     count against the limit, `faults` those of them that the program caused itself, which time does not give back,
     `consecutiveFailures` the deaths in a row that were the same one at once, `crashLooping` says that there will be no
-    further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None before that was
-    looked at, and of an older version. `progress` is what its trainer reports. firstError is the first that its trainers
-    printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its host's sockets
-    do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
+    further restart. `lines` counts what the trainer printed. `usage` is its share of the host, None before the first
+    reading, and for an older version. `progress` is what its trainer reports. firstError is the first that its trainers
+    printed. facts are the chief's alone: what its host found for the manifest. `connections` lists its host's sockets
+    while it prints nothing. `unsaved` is None until the job has ended and its files were searched.
     """
 
     kind: ClassVar[str] = "the record of a replica"

@@ -21,9 +21,9 @@ NAMES = (
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
-# Of a shell's options, those with a word of their own.
+# The options of a shell that take a word.
 _WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
-# Outside of quotes and behind no backslash, an operator; the text in double quotes is the second group.
+# An operator outside of quotes and not escaped; the second group is the text in double quotes.
 _OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 # A shell substitutes these within double quotes too.
 _SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Known holes in the versions that are pinned: pip-audit asks PyPI, and a version of which PyPI tells nothing counts as one.
+# Check the pinned versions for known vulnerabilities by pip-audit and PyPI; a version without data counts as vulnerable.
 set -eu
 cd "$(dirname "$0")/.."
 part=audit

@@ -19,7 +19,7 @@ for file in .scaletier/*/inventory.json; do
   fail "stack $stack is up: \`pulumi destroy --stack $stack\` first"
 done
 if [ -x .venv/bin/python ] && lxd_is_here; then
-  left=$(.venv/bin/python -m infra.lxd.orphans --up) || fail "nothing is removed, for nobody can say whether hosts are left"
+  left=$(.venv/bin/python -m infra.lxd.orphans --up) || fail "nothing is removed, as it is unknown whether hosts are left"
   [ -z "$left" ] || fail "hosts of a stack are still there, of this checkout or another ($left): \`pulumi destroy\` first"
   .venv/bin/python -m infra.lxd.orphans --kept | while read -r line; do say "$line"; done
 fi

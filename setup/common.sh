@@ -27,7 +27,7 @@ stacks() {
   done
 }
 
-# owned PATH …: what root makes in .cache is the checkout's owner's, who can remove it then.
+# owned PATH …: give what root creates in .cache to the checkout's owner, who can then remove it.
 owned() {
   owner=$(ls -ldn "$root" | awk '{ print $3 ":" $4 }')
   chown "$owner" "$root/.cache"

@@ -75,7 +75,7 @@ up() {
 }
 
 down() {
-  # Where the pool stays somebody still needs the daemons.
+  # If the pool stays, the daemons are still needed.
   if answers && ! .venv/bin/python -m infra.lxd.pool remove "$pool"; then return 0; fi
   if [ "$(id -u)" != 0 ]; then
     for file in "$cache"/*.pid "$cache/limits"; do

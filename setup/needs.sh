@@ -1,5 +1,5 @@
 #!/bin/sh
-# What set-up is about to do for local hosts, and what it lacks for that, said before anything is done.
+# Print what set-up will do for local hosts and what it lacks, before it changes anything.
 set -eu
 cd "$(dirname "$0")/.."
 part=setup
@@ -8,7 +8,7 @@ part=setup
 [ "$(uname -s)" = Linux ] || fail "hosts on this machine need Linux; for hosts on Google Cloud: make cloud (docs/google-cloud.md)"
 [ "$(uname -m)" = x86_64 ] || fail "hosts on this machine need an x86-64 one; for hosts on Google Cloud: make cloud (docs/google-cloud.md)"
 
-# All that is missing is said at once.
+# Everything that is missing is reported at once.
 missing=''
 lack() { missing="$missing
   $*"; }

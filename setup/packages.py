@@ -20,7 +20,7 @@ from infra.runtime import settings
 
 _QUIET = "--disable-pip-version-check"
 _CONSTRAINTS = ("--constraint", "constraints.txt", "--constraint", "setup/constraints-dev.txt")
-# The provider's package is a fifth of a gigabyte when compiled, and few of its modules are imported; nobody imports tests.
+# The provider's package is a fifth of a gigabyte when compiled, and few of its modules are imported; tests never are.
 _UNCOMPILED = r"/tests?/|/pulumi_gcp/(?!(?:compute|config|projects|serviceaccount|storage)/)[^/]+/"
 
 

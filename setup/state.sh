@@ -1,6 +1,6 @@
-# Which state Pulumi uses, and the passphrase that opens it, as infra/backend.py has it; `root` is the checkout, `part` who says so.
+# Find Pulumi's state and its passphrase, as infra/backend.py does; `root` is the checkout, `part` the prefix of messages.
 
-# own_state: true where the state in use is the checkout's own.
+# own_state: true if the state in use is the checkout's own.
 own_state() {
   case ${PULUMI_BACKEND_URL:-} in
     '') return 0 ;;
@@ -12,7 +12,7 @@ own_state() {
   folder=$(cd "$folder" 2>/dev/null && pwd -P) && [ "$folder" = "$root/.pulumi-state" ]
 }
 
-# choose_passphrase: the checkout's own goes before whatever else the environment names, which is said; none is ever empty.
+# choose_passphrase: prefer the checkout's own to another in the environment, with a note; none is ever empty.
 choose_passphrase() {
   own_state || return 0
   own=$root/.pulumi-state/passphrase

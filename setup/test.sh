@@ -7,7 +7,7 @@ part=test
 # A team's state is no place for the stacks of tests, and another checkout's code is not what they test.
 unset PULUMI_BACKEND_URL PYTHONPATH MYPYPATH
 lock=.cache/tests/lock
-if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which says who holds it
+if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which reports the holder
 setup/needs.sh
 $SET_UP
 exec .venv/bin/python tests/run.py "$@"

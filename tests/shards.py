@@ -105,7 +105,7 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"
         ),
         "test_tuning.py::test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead": (
-            f"{_UNIT}test_tuner_run.py::test_a_wrong_tag_is_told_what_there_was_instead"
+            f"{_UNIT}test_tuner_run.py::test_the_error_of_a_wrong_tag_names_the_reported_metrics"
         ),
         "test_serving.py::test_a_model_that_no_server_can_load": (
             f"{_UNIT}test_ops_models.py::test_a_version_that_no_server_can_load_is_failed"

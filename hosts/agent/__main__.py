@@ -38,7 +38,7 @@ from jobs.times import now
 STORE_SECONDS = 20.0
 AGAIN = 75
 # The time in which a stopped unit reports to the bucket.
-_LAST_WORDS_SECONDS = 5.0
+_FINAL_REPORT_SECONDS = 5.0
 _LONGEST_SLEEP = 5.0
 _VERSION = Path(__file__).parents[1] / "VERSION"
 
@@ -172,7 +172,7 @@ class Loop:
         supervisor = self._agent.supervisor
         if self._terminated_at is None or (supervisor and not supervisor.idle):
             return False
-        return time.monotonic() - self._terminated_at > _LAST_WORDS_SECONDS
+        return time.monotonic() - self._terminated_at > _FINAL_REPORT_SECONDS
 
     def _report(self) -> None:
         agent = self._agent

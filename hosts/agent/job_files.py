@@ -37,9 +37,9 @@ _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PI
 # True of the agent's user, and not of the trainers'.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
 _TRAINER = "trainer"
-# Of a command that reports a job's end.
+# For a command that reports a job's end.
 _STOP_SECONDS, _POLL_SECONDS = 5.0, 0.05
-# As a trainer's unit has them, folders of its job, with what the names of files there begin with.
+# The temporary folders of a trainer's unit, by the prefix of their files' names.
 _UNIT_TEMPORARY = {"tmp/": "/tmp", "var/tmp/": "/var/tmp"}  # noqa: S108
 
 

@@ -170,9 +170,9 @@ class Url:
 def keep(
     job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, str]], seconds: float, wrote: bool = False
 ) -> dict[str, Any]:
-    """Copy what the job wrote below these folders, each with what its files' names begin with.
+    """Copy the files that the job wrote below these folders, each given with the prefix of its files' names.
 
-    Nothing is copied, and all of it is left out, if JOB_DIR has a file of the job, as is known before if `wrote`.
+    Nothing is copied if JOB_DIR has a file of the job; `wrote` means that this is known before.
     """
     deadline = time.monotonic() + seconds
     target = None if wrote else Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)

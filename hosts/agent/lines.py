@@ -70,7 +70,7 @@ class OutputLine(NamedTuple):
 
 
 class Splitter:
-    """Bytes to lines, whatever the pieces they arrive in; what is kept between pieces is bounded.
+    """Splits bytes into lines, independently of the pieces in which they arrive, in bounded memory.
 
     Ends of lines are \\n and \\r\\n. A lone \\r redraws a progress bar, and \\b a part of it: its last state is a line, and
     before that a state each BAR_SECONDS. Text without an end for HALF_SECONDS is a line, and the text that follows is

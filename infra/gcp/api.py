@@ -38,7 +38,7 @@ class GcpError(TargetError):
 
 
 class UnreachableError(GcpError):
-    """No answer at all, which says nothing about what was asked."""
+    """No answer at all, so the request's outcome is unknown."""
 
 
 class ApiError(GcpError):

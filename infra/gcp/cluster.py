@@ -28,7 +28,7 @@ from infra.runtime.recipe import Recipe, recipe
 from infra.spec import Replica, Role
 from infra.target import ClusterResources
 
-# Requests cost money here: 31 hosts that look at the bucket each second, and say how they are each 5, cost 20 cents an hour.
+# Requests cost money here: 31 hosts that poll the bucket each second and send heartbeats each 5 s cost 20 cents an hour.
 POLL_SECONDS = 4.0
 # Source: Compute Engine documentation, "Predefined metadata keys" and "Preemptible VM instances".
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -103,7 +103,7 @@ class GcpCluster(ComponentResource):
                     authorized_key=authorized_key,
                     startup_script=scripts[replica.role],
                 ),
-                # No host starts before the firewall stands and it may use the bucket.
+                # No host starts before its firewall exists and it may use the bucket.
                 [*rules, *bindings[replica.role]],
                 self.inside,
             )
@@ -112,18 +112,18 @@ class GcpCluster(ComponentResource):
         jobs = {replica.name: host.made for replica, host in self.hosts.items() if replica.role.runs_jobs}
         identity.let_start(self.place.zone, jobs)
         # The inputs for reading the guest attributes of all hosts.
-        asked: dict[str, Any] = {
+        attribute_inputs: dict[str, Any] = {
             "endpoint": facts.compute,
             "project": self.place.project,
             "zone": self.place.zone,
             "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
             "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
         }
-        self.keys = HostKeys("host-keys", {**asked, "timeout": config.host_key_timeout}, self.inside)
+        self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.inside)
         versions = {replica.name: scripts[replica.role].apply(version) for replica in self.spec.replicas}
-        # It asks of hosts that have been changed.
+        # It waits for the changed hosts.
         changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
-        HostsReady("ready", {**asked, "scripts": versions, "timeout": config.ready_timeout}, changed)
+        HostsReady("ready", {**attribute_inputs, "scripts": versions, "timeout": config.ready_timeout}, changed)
         self.register_outputs({"bucket": self.bucket})
 
     def _network(self) -> tuple[Output[str], Output[str], str, Resource | None]:

@@ -145,7 +145,9 @@ class GcpConfig(ClusterConfig):
         """
         spec = super().spec()
         if self.subnetwork is None and not self.firewall:
-            raise SpecError("scaletier:firewall false goes with a subnetwork only: nobody else guards the stack's own network")
+            raise SpecError(
+                "scaletier:firewall false goes with a subnetwork only: the stack's own network has no other firewall"
+            )
         if self.subnetwork and (self.flow_logs or "network" in self.model_fields_set):
             key = "flowLogs" if self.flow_logs else "network"
             raise SpecError(

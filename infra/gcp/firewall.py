@@ -18,7 +18,7 @@ GOOGLE_RANGE = ipaddress.IPv4Network("199.36.153.8/30")
 # Where IAP's tunnels come from. Source: Identity-Aware Proxy documentation, "Using IAP for TCP forwarding".
 IAP_RANGE = ipaddress.IPv4Network("35.235.240.0/20")
 ALLOW_PRIORITY = 1000
-# Below every rule of ours, and above the rule for all networks that nobody can see or log (65535).
+# Below every rule of ours, and above the hidden rule of all networks, which cannot be logged (65535).
 DENY_PRIORITY = 65000
 
 

@@ -25,7 +25,7 @@ APIS = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com"
 _DRIVERS = ("580-server", "570-server", "550-server")
 
 _ROLE = ROOT / "ansible" / "roles" / "host"
-# A Google host has its network from its image, and the VPC's firewall, which nobody flushes. Google's guest agent brings its
+# A Google host has its network from its image, and the VPC's firewall, which no host can flush. Google's guest agent brings its
 # host key and authorized key, and writes its name and the metadata server's into /etc/hosts.
 NOT_HERE = frozenset(
     {

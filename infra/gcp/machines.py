@@ -62,7 +62,7 @@ def _general() -> dict[str, MachineType]:
 
 MACHINES: Mapping[str, MachineType] = {**_general(), **{machine.name: machine for machine in _WITH_GPUS}}
 
-# For N1: how many GPUs of a type a host may have, and how many vCPUs at most with so many.
+# For N1: the numbers of GPUs of a type that a host may have, and the most vCPUs with each.
 _N1_GPUS: Mapping[str, Mapping[int, int]] = {
     "nvidia-tesla-t4": {1: 48, 2: 48, 4: 96},
     "nvidia-tesla-v100": {1: 12, 2: 24, 4: 48, 8: 96},

@@ -2,7 +2,7 @@
 
 `python -m infra.gcp.orphans` prints them, a line each, for the selected stack; `--delete` removes them. They are hosts,
 which keep nothing, network and accounts only: `pulumi up` itself adopts the bucket. If the state is empty, the stack may be
-somebody else's whose state is elsewhere: then they are removed with `--state-is-lost` only.
+another person's, with its state elsewhere: then they are removed with `--state-is-lost` only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from infra.gcp.zones import project
 from infra.spec import SpecError
 from infra.templates import ROOT
 
-# In the order in which they can go, by the path below a project: what one of them is called.
+# The kinds in the order of deletion, by the path below a project.
 _COMPUTE = {
     "aggregated/instances": "instance",
     "aggregated/addresses": "address",
@@ -44,7 +44,7 @@ _LIMIT = 300.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something at Google's: its kind, its id as the provider has it, and where it is deleted."""
+    """A resource at Google: its kind, its id as the provider has it, and the URL that deletes it."""
 
     kind: str
     id: str

@@ -44,7 +44,7 @@ def create(props: Props) -> tuple[str, Props]:
         if not late:
             break
         if all(status.startswith(_FAILED) for status in late.values()) or time.monotonic() > deadline:
-            raise GcpError(f"{why(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
+            raise GcpError(f"{describe_late(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
         time.sleep(_POLL)
     return "ready", props
 
@@ -55,7 +55,7 @@ def progress(states: Mapping[str, str]) -> str:
     return f"{len(states) - len(late)} of {len(states)} hosts are ready{': ' if late else ''}{', '.join(late)}"
 
 
-def why(late: Mapping[str, str], seconds: int) -> str:
+def describe_late(late: Mapping[str, str], seconds: int) -> str:
     """Return one line about the hosts that are not ready; pure."""
     failed = all(phase.startswith(_FAILED) for phase in late.values())
     return f"not ready{'' if failed else f' after {seconds} s'}: {', '.join(f'{host} {phase}' for host, phase in late.items())}"
@@ -63,14 +63,14 @@ def why(late: Mapping[str, str], seconds: int) -> str:
 
 def _states(client: requests.Session, props: Props) -> dict[str, str]:
     written = guest_attributes(client, props, props["hosts"], "scaletier", "state")
-    return {host: state(said, props["scripts"][host]) for host, said in written.items()}
+    return {host: state(attributes, props["scripts"][host]) for host, attributes in written.items()}
 
 
-def state(said: Mapping[str, str], script: str) -> str:
+def state(attributes: Mapping[str, str], script: str) -> str:
     """Return a host's progress with this version of its script, by its guest attributes; pure."""
-    status = said.get("state", _NOTHING)
+    status = attributes.get("state", _NOTHING)
     over = status == _READY or status.startswith(_FAILED)
-    return _OTHER if over and said.get("script") != script else status
+    return _OTHER if over and attributes.get("script") != script else status
 
 
 def _last_words(client: requests.Session, props: Props, host: str) -> str:

@@ -17,9 +17,9 @@ from infra.runtime import build
 from infra.runtime.recipe import Recipe
 
 REPLACE = frozenset({"bucket", "python", "requirements", "constraints"})
-# Hosts are told of the new one before the old one goes: one that boots meanwhile finds what its script names.
+# Hosts get the name of the new one before the old one is deleted: a host that boots meanwhile finds its runtime.
 DELETE_FIRST = False
-_PART = 32 << 20  # bytes that are sent again where the line breaks
+_PART = 32 << 20  # bytes; a broken connection repeats one part
 _ANSWER = 120.0  # seconds, for each of them
 _SHA256 = "sha256"
 

@@ -67,7 +67,7 @@ def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
     if others:
         after = ",".join(others)
         pulumi.log.info(
-            f"zone {discovery.place.zone}; where it has no more hosts to give (a stock-out), "
+            f"zone {discovery.place.zone}; if it has no more hosts available (a stock-out), "
             f"`pulumi config set zones {after}` makes them all in {others[0]}"
         )
     if discovery.subnet and not discovery.subnet.reaches_google:
@@ -76,9 +76,9 @@ def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
         )
 
 
-def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
+def _check_ours(has_hosts: bool, known: bool, project: str, stack: str) -> None:
     """Raise TargetError if hosts have this stack's names and its state has none: they are another's."""
-    if there and not known:
+    if has_hosts and not known:
         raise TargetError(
             f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
             "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.orphans). Take another name"
@@ -123,14 +123,14 @@ class GcpTarget(Target):
         self.config, self.spec, region, machines = config, result.spec, result.place.region, result.catalogue.machines
         price = cost(self.spec, config, region, machines)
         check_cost(price, config.max_hourly_cost, region)
-        bucket, mine = config.bucket or own.bucket, _bucket_of(state)
+        bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)
         has_own_bucket = preflight(result, config, bucket, own.stack, get)
-        _check_ours(bool(result.hosts), bool(mine or state.hosts), result.place.project, stack)
-        _check_kept(mine, bucket, config.retain_bucket, get)
+        _check_ours(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
+        _check_kept(state_bucket, bucket, config.retain_bucket, get)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)
-        left = bool(has_own_bucket and not mine)
+        left = bool(has_own_bucket and not state_bucket)
         self.facts = ProjectFacts(own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, result)
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:

@@ -107,6 +107,6 @@ def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
 def number(limit: str) -> int | str:
     """Return a limit as it was set.
 
-    A limit that somebody else wrote in another form, such as `2GiB`, stays text: a change to be reverted.
+    A limit that was written in another form, such as `2GiB`, stays text: a change to be reverted.
     """
     return int(limit) if limit.isdecimal() else limit

@@ -49,8 +49,8 @@ def pool_of(project: str) -> str | None:
         if not client().projects.exists(project):
             return None
         pools = [pool.name for pool in client().storage_pools.all()]
-        there = ({"project": project, "pool": pool, "name": LxdNames.bucket} for pool in pools)
-        return next((props["pool"] for props in there if get_volume(props)), None)
+        volumes = ({"project": project, "pool": pool, "name": LxdNames.bucket} for pool in pools)
+        return next((props["pool"] for props in volumes if get_volume(props)), None)
 
 
 def mark(props: Props, wish: str | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import backend
-from infra.doctor import room
+from infra.doctor import free_space
 from infra.findings import Finding, broken, ok, warning
 from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
@@ -50,10 +50,10 @@ def daemon(_: Inventory) -> Iterator[Finding]:
 def kernel(inventory: Inventory) -> Iterator[Finding]:
     """Check the limits without which host 13 or so silently boots with no address."""
     low = {name: least for name, least in LIMITS.items() if int((_SYS / name).read_text()) < least}
-    many = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
+    many_hosts = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
     for name, least in low.items():
         problem = f"the kernel's {name.replace('/', '.')} is {(_SYS / name).read_text().strip()}, and 31 hosts need {least}"
-        yield (broken if many else warning)(problem, "sudo setup/lxd.sh system")
+        yield (broken if many_hosts else warning)(problem, "sudo setup/lxd.sh system")
     if not low:
         yield ok("the kernel's limits are those for 31 hosts")
 
@@ -62,19 +62,21 @@ def firewall(inventory: Inventory) -> Iterator[Finding]:
     """Check the stack's table rule by rule, and what others do to frames between hosts."""
     yield from (warning(problem) for problem in forward_drops(BRIDGED, nft.list_chains))
     for names in _own(inventory):
-        script = wanted(inventory or {}, names)
+        script = firewall_script(inventory or {}, names)
         lines = nft.differences(names.table, script)
         if lines is None:
             problem = f"nft table {names.table} is gone, and hosts have only their own firewalls"
             yield broken(problem, "pulumi up", partial(nft.load, script))
         elif lines:
-            some = "; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
-            yield broken(f"nft table {names.table} is not as it was made: {some}", "pulumi up", partial(nft.load, script))
+            shown_lines = "; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
+            yield broken(
+                f"nft table {names.table} is not as it was made: {shown_lines}", "pulumi up", partial(nft.load, script)
+            )
         else:
             yield ok(f"nft table {names.table} is as it was made")
 
 
-def wanted(inventory: Mapping[str, Any], names: LxdNames) -> str:
+def firewall_script(inventory: Mapping[str, Any], names: LxdNames) -> str:
     """Return the firewall's script for the stack's hosts."""
     counts: dict[Role, RoleSpec] = {}
     for host in inventory["hosts"]:
@@ -105,7 +107,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
 
 def _start(inventory: Mapping[str, Any], names: LxdNames, name: str) -> None:
     """Start a host, after the firewall."""
-    if nft.differences(names.table, script := wanted(inventory, names)) != []:
+    if nft.differences(names.table, script := firewall_script(inventory, names)) != []:
         nft.load(script)
     with errors(f"host {name}"):
         client(names.project).instances.get(name).start(wait=True)
@@ -120,9 +122,9 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
                 yield broken("the bucket is gone", "pulumi up makes another, which is empty")
                 continue
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
-            yield room(f"storage pool {pool}", space["total"] - space["used"])
+            yield free_space(f"storage pool {pool}", space["total"] - space["used"])
             if not quotas.counted(pool):
-                problem = f"storage pool {pool} has stopped counting, so disk and bucketSize hold nobody"
+                problem = f"storage pool {pool} has stopped counting, so disk and bucketSize limit nothing"
                 yield broken(problem, quotas.command(pool), partial(quotas.count, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (get_volume(volume) or {"config": {}})["config"]
@@ -135,10 +137,10 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
                 yield from _filled(f"host {name}'s disk", usage, instance.devices["root"].get("size", ""), more)
 
 
-def _filled(what: str, usage: int | None, size: str, mend: str) -> Iterator[Finding]:
+def _filled(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Finding]:
     share = usage / int(size) if usage and size.isdecimal() and int(size) else 0.0
     if share >= _NEARLY:
-        yield (broken if share >= _FULL else warning)(f"{what} is {share:.0%} full", mend)
+        yield (broken if share >= _FULL else warning)(f"{what} is {share:.0%} full", remedy)
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(table: str, props: Props) -> Props | None:
-    """Return the properties with the loaded rules if somebody changed any: then `up` restores them."""
+    """Return the properties with the loaded rules if any was changed: then `up` restores them."""
     lines = nft.differences(table, props["rules"])
     if lines is None:
         return None

@@ -1,6 +1,6 @@
 """The image of a local host, named by its recipe: a checkout with another recipe has another image.
 
-`python -m infra.lxd.image` says whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes all.
+`python -m infra.lxd.image` prints whether it exists; `import DIR` imports DIR/image.squashfs, `remove` removes all.
 """
 
 from __future__ import annotations

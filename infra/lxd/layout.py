@@ -15,11 +15,11 @@ from infra.spec import ClusterSpec, Replica, Role
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128, Role.SERVING: 192}
 _MIN_MEMORY = 2**30
 PREFIX = "scaletier-"
-"""What the LXD projects of all stacks begin with."""
+"""The prefix of the LXD projects of all stacks."""
 BUCKET = "/bucket"
-"""Where every host has the bucket."""
+"""The folder of the bucket on every host."""
 RUNTIMES = "/opt/scaletier/runtimes"
-"""Where every host has the Pythons that jobs bring along."""
+"""The folder of the jobs' own Pythons on every host."""
 
 
 @dataclass(frozen=True)

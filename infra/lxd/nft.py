@@ -1,4 +1,4 @@
-"""nft on this machine: tables of the bridge family, and whether one of them is what its script says."""
+"""nft on this machine: tables of the bridge family, and their differences from their scripts."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def differences(table: str, script: str) -> list[str] | None:
 
     nft itself formats the script's rules: it loads them into a dormant table that is deleted at once.
     """
-    there = listed(table)
-    if there is None:
+    loaded = listed(table)
+    if loaded is None:
         return None
     asleep = f"{table}_asleep_{os.getpid()}_{threading.get_ident()}"
     renamed = script.replace(f"table bridge {table}", f"table bridge {asleep}")
@@ -77,13 +77,13 @@ def differences(table: str, script: str) -> list[str] | None:
         expected = listed(asleep) or ""
     finally:
         remove(asleep)
-    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(there))
+    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(loaded))
 
 
 def _rules(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() not in ("", "}")]
 
 
-def changed(wanted: list[str], there: list[str]) -> list[str]:
+def changed(expected: list[str], loaded: list[str]) -> list[str]:
     """Return missing lines with `- ` in front, and excess ones with `+ `; order counts. Pure."""
-    return [line for line in difflib.ndiff(wanted, there) if line.startswith(("- ", "+ "))]
+    return [line for line in difflib.ndiff(expected, loaded) if line.startswith(("- ", "+ "))]

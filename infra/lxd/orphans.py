@@ -39,9 +39,9 @@ def own(stack: str) -> list[LxdNames]:
 def leftovers(stack: str) -> list[str]:
     """Return a stack's objects: its project, and bridges, firewalls and processes of no other project."""
     projects = owners()
-    mine = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
-    others = {LxdNames(owner.project).key for owner in projects if owner not in mine}
-    lines = [_describe(owner) for owner in mine] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
+    own_projects = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+    others = {LxdNames(owner.project).key for owner in projects if owner not in own_projects}
+    lines = [_describe(owner) for owner in own_projects] + [f"{kind} {name}" for kind, name, _ in _strays(others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         matches = re.finditer(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command)
@@ -101,7 +101,7 @@ def _orphan(owner: Owner) -> Finding:
     if running:
         return warning(
             f"{what}, and {running} of its hosts run",
-            f"put the state back if it was moved; if nobody needs the hosts, lxc stop --all --project {name}, and look again",
+            f"put the state back if it was moved; if the hosts are not needed, lxc stop --all --project {name}, and look again",
         )
     return warning(
         what,
@@ -113,8 +113,8 @@ def _orphan(owner: Owner) -> Finding:
 def claimed(stack: str) -> list[str]:
     """Return this checkout's projects of the stack, and the bucket that its next `up` adopts."""
     projects = owners()
-    mine = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
-    return [_describe(owner) for owner in projects if owner.project in {*mine, retained_project(projects, stack, ROOT)}]
+    own_projects = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
+    return [_describe(owner) for owner in projects if owner.project in {*own_projects, retained_project(projects, stack, ROOT)}]
 
 
 def advice(owner: Owner) -> str:

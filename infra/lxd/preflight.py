@@ -52,14 +52,14 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
     """
     client()
     _kinds(spec)
-    image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
+    image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and cannot start without it
     image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
     own, pool = names_of(stack, ROOT, before), config.storage_pool
     with errors("storage pools"):
-        if (there := pool_of(own.project)) not in (None, pool):
+        if (existing := pool_of(own.project)) not in (None, pool):
             raise LxdError(
-                f"storagePool is {pool}, and the bucket is in {there}, which another pool would lose: "
-                f"`pulumi config set storagePool {there}`, or `pulumi destroy` first"
+                f"storagePool is {pool}, and the bucket is in {existing}, which another pool would lose: "
+                f"`pulumi config set storagePool {existing}`, or `pulumi destroy` first"
             )
         pools = [item.name for item in client().storage_pools.all()]
         if pool not in pools:
@@ -111,7 +111,7 @@ def _limitless(pool: str) -> list[str]:
     if storage_pool.driver != "dir" or _has_quotas(str(storage_pool.config.get("source", "/"))):
         return []
     return [
-        f"storage pool {pool} is a folder of a file system without project quotas, so `disk` and `bucketSize` hold nobody: "
+        f"storage pool {pool} is a folder of a file system without project quotas, so `disk` and `bucketSize` limit nothing: "
         "a job that fills its disk fills it for all stacks. `make lxd` makes a pool that does, of btrfs"
     ]
 
@@ -129,8 +129,8 @@ def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
         LxdError: too few are free.
     """
     space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
-    there = hosts_of(project)
-    new = [replica for replica in spec.replicas if replica.name not in there]
+    existing = hosts_of(project)
+    new = [replica for replica in spec.replicas if replica.name not in existing]
     free = space["total"] - space["used"]
     needed = _SPARE_DISK + _HOST_DISK * len(new)
     if new and space["total"] and free < needed:

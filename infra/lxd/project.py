@@ -66,9 +66,9 @@ def retained_project(projects: Iterable[Owner], stack: str, root: Path) -> str |
 
     It is this checkout's, else one of a checkout that is gone.
     """
-    mine = [owner for owner in projects if owner.kept and owner.stack == stack]
-    here = [owner.project for owner in mine if owner.checkout == str(root)]
-    abandoned = [owner.project for owner in mine if is_missing(owner.checkout)]
+    retained = [owner for owner in projects if owner.kept and owner.stack == stack]
+    here = [owner.project for owner in retained if owner.checkout == str(root)]
+    abandoned = [owner.project for owner in retained if is_missing(owner.checkout)]
     return next(iter([*here, *abandoned]), None)
 
 

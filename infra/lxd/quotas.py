@@ -28,7 +28,7 @@ def counted(pool: str, root: Path = _BTRFS) -> bool:
     try:
         return groups is None or (groups / "inconsistent").read_text().strip() != "1"
     except OSError:
-        return True  # a kernel that does not tell
+        return True  # the kernel does not report it
 
 
 def count(pool: str, root: Path = _BTRFS) -> None:

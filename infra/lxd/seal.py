@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 class BucketGuard(ModuleResource, module="lxd", name="Seal"):
-    """Inputs: project, pool, name of the bucket; retain and force, what the configuration says of its end.
+    """Inputs: project, pool, name of the bucket; retain and force, the configuration for its end.
 
     Made last, and so the first that a destroy takes away, or not.
     """

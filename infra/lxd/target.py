@@ -78,10 +78,10 @@ class LxdTarget(Target):
 
     def replaced_hosts(self) -> list[str]:
         """Return the hosts that need replacement, since a property differs that no host can change."""
-        there = self.state.of("lxd:Host")
+        existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
         expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.facts, key).items()}
-        return [name for name in expected if name in there and changes(there[name], expected[name]) & host.REPLACE]
+        return [name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
         own, network = self.facts.names, self.facts.network

@@ -104,7 +104,7 @@ def no_primitive_role(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Require that a bucket uses IAM alone, can never be public, and is granted to nobody in general."""
+    """Require that a bucket uses IAM alone, can never be public, and is granted to no group of all users."""
     if kind == "gcp:storage/bucket:Bucket":
         if props.get("uniformBucketLevelAccess") is not True:
             yield "it has no uniform access"

@@ -46,13 +46,13 @@ def beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def settle(made: Path, path: Path, refusal: type[Exception]) -> None:
+def settle(part: Path, path: Path, refusal: type[Exception]) -> None:
     """Sync a path to the disk and rename it: so a power cut leaves no such name with empty files below."""
     os.sync()
     with suppress(OSError):
-        made.rename(path)
+        part.rename(path)
     if not path.exists():
-        raise refusal(f"{path} cannot be made: see whether there is room, and who may write there")
+        raise refusal(f"{path} cannot be made: check the free space and the folder's permissions")
 
 
 def remove(folder: Path) -> None:

@@ -20,8 +20,8 @@ from infra.templates import ROOT
 from jobs.paths import VENV
 
 KEPT = ROOT / ".cache" / "hosts"
-"""What was made, for further stacks: folders, which local hosts mount, and archives."""
-# Scripts name the Python of this machine, and nobody calls them; headers are two files of five, and no host has a compiler.
+"""Built runtimes, which stacks share: folders, which local hosts mount, and archives."""
+# Scripts name the Python of this machine and are not used; headers are two files of five, and no host has a compiler.
 _NEEDLESS = ("bin", "tensorflow/include")
 # Of 1.4 GB it leaves 384 MB in half the time that the default takes to leave 370.
 _COMPRESSION = 4
@@ -36,17 +36,18 @@ def folder_of(recipe: Recipe) -> Path:
     return KEPT / recipe.name
 
 
-def folder(recipe: Recipe, *, told: bool = False) -> Path:
+def folder(recipe: Recipe, *, print_output: bool = False) -> Path:
     """Return the folder of a recipe; if it is missing, build it, which takes minutes.
 
-    Raises BuildError if that fails.
+    With `print_output` uv's output goes to stdout.
 
-    With `told` what uv prints goes to stdout.
+    Raises:
+        BuildError: that fails.
     """
     target = folder_of(recipe)
     if not target.exists():
         with making(target, BuildError) as part:
-            _make(recipe, part, told)
+            _make(recipe, part, print_output)
     return target
 
 
@@ -59,31 +60,31 @@ def archive(recipe: Recipe) -> Path:
     if not target.exists():
         with beside(target) as temporary:
             temporary.mkdir()
-            there = folder_of(recipe)
-            if not there.exists():
-                there = temporary / recipe.name
-                _make(recipe, there, told=False)
+            venv = folder_of(recipe)
+            if not venv.exists():
+                venv = temporary / recipe.name
+                _make(recipe, venv, print_output=False)
             part = temporary / target.name
-            _pack(there, part)
+            _pack(venv, part)
             settle(part, target, BuildError)
     return target
 
 
-def _make(recipe: Recipe, made: Path, told: bool) -> None:
+def _make(recipe: Recipe, venv: Path, print_output: bool) -> None:
     """Write all of a venv except the Python, which is the image's."""
-    site = uv.make_venv(made, recipe.python)
-    _install(recipe, site, told)
+    site = uv.make_venv(venv, recipe.python)
+    _install(recipe, site, print_output)
     for needless in _NEEDLESS:
         shutil.rmtree(site / needless, ignore_errors=True)
     _compile(recipe, site)
-    uv.open_to_all(made)
+    uv.open_to_all(venv)
 
 
-def _install(recipe: Recipe, site: Path, told: bool) -> None:
+def _install(recipe: Recipe, site: Path, print_output: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         (constraints := Path(temporary, "constraints.txt")).write_text("\n".join(recipe.constraints))
         options = ("--only-binary=:all:", f"--constraints={constraints}")
-        result = uv.install(site, recipe.python, recipe.requirements, options, on_line=print if told else None)
+        result = uv.install(site, recipe.python, recipe.requirements, options, on_line=print if print_output else None)
     if result.returncode:
         raise BuildError(f"uv: {uv.reason(result.stdout)}")
 
@@ -100,15 +101,15 @@ def _compile(recipe: Recipe, site: Path) -> None:
     )
 
 
-def _pack(made: Path, part: Path) -> None:
+def _pack(venv: Path, part: Path) -> None:
     with tarfile.open(part, "w:gz", compresslevel=_COMPRESSION) as tar:
-        for file in sorted(made.rglob("*")):
+        for file in sorted(venv.rglob("*")):
             if file.is_symlink() or file.is_file():
-                tar.add(file, file.relative_to(made).as_posix(), recursive=False, filter=_roots)
+                tar.add(file, file.relative_to(venv).as_posix(), recursive=False, filter=_roots)
 
 
 def _roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the member owned by root, and writable by nobody else."""
+    """Return the member owned by root, and writable by root alone."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     if member.isfile():

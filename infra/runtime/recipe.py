@@ -1,4 +1,4 @@
-"""A runtime as a list: what is in it, for which Python, and a name that says so.
+"""A runtime as a list of packages for a Python version, named by a hash of that list.
 
 Pure but for the files that the lists are in.
 """
@@ -62,8 +62,8 @@ def requirement_lines(tensorflow: str) -> list[str]:
     The constraints set other versions.
     """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
-    mine = [name for name in names if not name.startswith("tensorflow")]
-    return [*mine, "gcsfs", *_lines("hosts/serving/requirements.txt"), *_lines("hosts/tuner/requirements.txt"), tensorflow]
+    own = [name for name in names if not name.startswith("tensorflow")]
+    return [*own, "gcsfs", *_lines("hosts/serving/requirements.txt"), *_lines("hosts/tuner/requirements.txt"), tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Install packages for hosts by uv, whatever system and Python this machine has."""
+"""Install packages for hosts by uv, on any system and Python."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def reason(output: str) -> str:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let all users read a folder, whatever the umask was: those of hosts are others."""
+    """Let all users read a folder, regardless of the umask: the hosts' users are others."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

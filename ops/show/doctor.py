@@ -37,25 +37,25 @@ _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "
 def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Run all checks and print their findings; FAILED if something is broken."""
     before = _look(root, fix=True, what="mending what is safe") if fix else []
-    mended = [finding for finding in before if finding.mended]
-    findings = [*mended, *_look(root, fix=False, what="looking")]
-    still = [finding for finding in findings if finding.severity is Severity.BROKEN and not finding.mended]
+    fixed = [finding for finding in before if finding.fixed]
+    findings = [*fixed, *_look(root, fix=False, what="looking")]
+    still = [finding for finding in findings if finding.severity is Severity.BROKEN and not finding.fixed]
     if as_json:
         terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             terminal.out(line(finding))
-        warnings = sum(finding.severity is Severity.WARNING and not finding.mended for finding in findings)
+        warnings = sum(finding.severity is Severity.WARNING and not finding.fixed for finding in findings)
         terminal.note(f"{len(still)} broken, {terminal.plural(warnings, 'warning')}")
     return FAILED if still else DONE
 
 
 def line(finding: Finding) -> str:
     """Format a finding as a line."""
-    word = "mended" if finding.mended else str(finding.severity)
-    colour = "green" if finding.mended else _COLOURS[finding.severity]
-    mend = f": {finding.mend}" if finding.mend and not finding.mended else ""
-    return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{mend}"
+    word = "fixed" if finding.fixed else str(finding.severity)
+    colour = "green" if finding.fixed else _COLOURS[finding.severity]
+    remedy = f": {finding.remedy}" if finding.remedy and not finding.fixed else ""
+    return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{remedy}"
 
 
 def _look(root: Path, fix: bool, what: str) -> list[Finding]:

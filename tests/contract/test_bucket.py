@@ -250,7 +250,7 @@ def test_bytes_are_counted(store: Bucket, tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == (tmp_path / "source").read_bytes()
 
 
-def test_in_a_folder_nothing_is_seen_half_written(tmp_path: Path) -> None:
+def test_a_folder_shows_no_partial_write(tmp_path: Path) -> None:
     store = FolderBucket(tmp_path)
     store.upload("a/whole", b"before")
     seen: list[object] = []
@@ -464,7 +464,7 @@ def test_a_refusal_is_one_line(bucket: str, proxy: FaultProxy, fault: str) -> No
     assert logging.getLogger("google").handlers  # else Python writes the library's own words on it, and a traceback, to stderr
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(bucket: str, proxy: FaultProxy) -> None:
+def test_a_silent_server_is_not_waited_for(bucket: str, proxy: FaultProxy) -> None:
     store = GcsBucket(f"gs://{bucket}", 1)
     proxy.faults[:] = ["hang"] * 5  # until this test has ended
     with pytest.raises(BucketError, match="did not answer within 1 s"):

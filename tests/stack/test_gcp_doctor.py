@@ -31,7 +31,7 @@ def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
     assert (found.severity, found.what) == ("ok", "all 3 hosts run that jobs are for")
     fake.answers[f"/compute/v1/{INSTANCE}-ps-0"] = (200, {"status": "TERMINATED"})
     del fake.answers[f"/compute/v1/{INSTANCE}-worker-0"]
-    said = [(each.severity, each.what, each.mend) for each in doctor.hosts(inventory(fake))]
+    said = [(each.severity, each.what, each.remedy) for each in doctor.hosts(inventory(fake))]
     assert said == [
         ("broken", "host ps-0 is TERMINATED", "pulumi up, or fab train --wake"),
         ("broken", "host worker-0 is gone", "pulumi up"),
@@ -51,12 +51,12 @@ def test_what_is_in_no_state_is_named_with_what_takes_it_away(monkeypatch: pytes
     monkeypatch.setattr(doctor, "of_stack", lambda _: (left, known))
     (found,) = doctor.belongings(None)
     assert (found.severity, found.what) == ("warning", "instance st-dev-ps-7 is in no state")
-    assert found.mend == "python -m infra.gcp.orphans --delete"
+    assert found.remedy == "python -m infra.gcp.orphans --delete"
     known = False
     (found,) = doctor.belongings(None)
     assert "1 resources at Google bear the stack's name" in found.what
     assert "another state may have them" in found.what
-    assert "--delete" not in found.mend
+    assert "--delete" not in found.remedy
     left.clear()
     (found,) = doctor.belongings(None)
     assert found.severity == "ok"

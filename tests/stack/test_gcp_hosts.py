@@ -108,7 +108,7 @@ def test_gpus_and_spot_are_by_role(program: Program) -> None:
     )
 
 
-def test_a_host_that_loses_its_gpus_or_its_address_is_made_anew(program: Program) -> None:
+def test_a_host_that_loses_its_gpus_or_its_address_is_replaced(program: Program) -> None:
     def triggers(**config: str) -> dict[str, str]:
         stack = program("gcp", **config)
         return {item.name: item.options.replacement_trigger.string_value for item in stack.of("Instance")}

@@ -85,7 +85,7 @@ def test_what_is_in_the_state_as_a_pending_operation_alone_is_left(fake: FakeGoo
         ([{"id": "x", "type": "gcp:compute/instance:Instance"}], ["--delete"], True),
     ],
 )
-def test_nothing_goes_that_may_be_somebody_elses(
+def test_nothing_is_deleted_that_may_be_another_person_s(
     monkeypatch: pytest.MonkeyPatch, resources: list[dict[str, str]], flags: list[str], deleted: bool
 ) -> None:
     answers = {"config": {"gcp:project": {"value": "my-project-1"}}, "stack": {"deployment": {"resources": resources}}}

@@ -25,7 +25,7 @@ def test_every_name_is_legal_and_used_once(stack: Stack) -> None:
             assert 6 <= len(name) <= 30
 
 
-def test_everything_says_its_project_and_place(stack: Stack) -> None:
+def test_every_resource_has_project_and_place(stack: Stack) -> None:
     for item in stack.resources:
         if item.type.startswith("gcp:") and "IAMMember" not in item.type:
             assert item.inputs["project"] == PROJECT

@@ -79,7 +79,7 @@ def test_what_is_one_thing_however_often_it_is_made_goes_before_it_comes_again(p
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_bucket_that_is_there_is_taken_up(program: Program, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     monkeypatch.setattr(target, "preflight", lambda *_: there)
     monkeypatch.setattr(target, "_bucket_of", lambda _: None)
     bucket = program("gcp", scaleTier="BASIC").one("Bucket")
@@ -90,7 +90,7 @@ def test_a_bucket_that_is_there_is_taken_up(program: Program, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("there", "known", "refused"), [(True, False, True), (True, True, False), (False, False, False)])
-def test_a_stack_of_somebody_else_with_this_name_is_left_alone(there: bool, known: bool, refused: bool) -> None:
+def test_another_person_s_stack_of_this_name_is_left_alone(there: bool, known: bool, refused: bool) -> None:
     with pytest.raises(TargetError, match="hosts of a stack dev that this state does not know") if refused else nullcontext():
         target._check_ours(there, known, PROJECT, STACK)
 

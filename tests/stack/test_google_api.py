@@ -105,7 +105,7 @@ def test_what_cannot_be_seen_stops_nothing(fake: FakeGoogle) -> None:
     check(fake)
 
 
-def test_a_bucket_of_somebody_else(fake: FakeGoogle) -> None:
+def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle) -> None:
     fake.answers[REGION] = quotas()
     fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "a-bucket"}]})
     fake.answers[BUCKET] = refused(403, "no access")
@@ -188,7 +188,7 @@ def test_keys_are_waited_for(fake: FakeGoogle, props: dict[str, Any]) -> None:
     assert fake.asked == []
 
 
-def test_a_host_without_a_key_is_never_taken_on_trust_and_is_asked_again(fake: FakeGoogle, props: dict[str, Any]) -> None:
+def test_a_host_without_a_key_is_not_trusted_and_is_read_again(fake: FakeGoogle, props: dict[str, Any]) -> None:
     fake.answers[KEYS.format("st-ps-0")] = attributes("AAAAps")
     fake.answers[KEYS.format("st-master-0")] = attributes("no key; rm -rf /\nps-0")
     _, outputs = hostkeys.create(props | {"timeout": 0})

@@ -59,7 +59,7 @@ def _up(stack: Stack, **host: str) -> dict[str, Any]:
     return whole
 
 
-def test_hosts_that_would_be_made_anew_are_known_before(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_hosts_are_known_before_an_update(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[Change] = []
     monkeypatch.setattr(guard, "check", lambda change, *_: changes.append(change))
     config = {"scaleTier": "BASIC", "servingCount": "1"}

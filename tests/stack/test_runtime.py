@@ -18,7 +18,7 @@ from infra.spec import Accelerator
 SMALL = Recipe("3.11", ("a==1",), ("b==2",))
 
 
-def test_the_name_says_what_was_asked_for() -> None:
+def test_the_name_depends_on_the_requirements() -> None:
     assert recipe("2.21.0", None) == recipe("2.21.0", None)
     others = [
         SMALL,
@@ -28,7 +28,7 @@ def test_the_name_says_what_was_asked_for() -> None:
     assert SMALL.path == f"runtimes/{SMALL.name}.tar.gz"
 
 
-def test_uv_installs_for_the_hosts_whatever_this_machine_is(tmp_path: Path) -> None:
+def test_uv_installs_for_the_hosts_on_any_machine(tmp_path: Path) -> None:
     argv = uv.command(tmp_path / "site", "3.11", "--only-binary=:all:")
     assert {"--python-version=3.11", "--python-platform=x86_64-manylinux_2_36", "--link-mode=copy"} <= set(argv)
     assert argv[-2:] == ["--requirements=-", "--only-binary=:all:"]
@@ -61,7 +61,7 @@ def test_the_folder_is_a_venv_of_the_hosts_python(kept: Path) -> None:
     assert (build.folder(SMALL) / "mark").exists(), "it was made once more"
 
 
-def test_other_users_can_read_it_whatever_the_umask(kept: Path) -> None:
+def test_other_users_can_read_it_under_any_umask(kept: Path) -> None:
     before = os.umask(0o077)
     try:
         made = build.folder(SMALL)
@@ -101,7 +101,7 @@ def test_what_was_made_is_kept(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [build.folder, build.archive])
-def test_another_who_makes_the_same_may_be_first(
+def test_another_process_may_build_the_same_first(
     kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
 ) -> None:
     install = build._install
@@ -125,7 +125,7 @@ def test_what_cannot_take_its_place_is_one_line(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(build.BuildError, match=r"^.* cannot be made: see whether there is room, and who may write there$"):
+    with pytest.raises(build.BuildError, match=r"^.* cannot be made: check the free space and the folder's permissions$"):
         make(SMALL)
     assert list(kept.iterdir()) == []
 
@@ -191,5 +191,5 @@ def test_who_is_late_is_named() -> None:
         ready.progress(states) == "1 of 3 hosts are ready: worker-0 preparing: runtime, worker-1 failed: image: it has no curl"
     )
     assert ready.progress({"master-0": "ready"}) == "1 of 1 hosts are ready"
-    assert ready.why(late, 900).startswith("not ready after 900 s: worker-0 preparing: runtime, ")
-    assert ready.why({"worker-1": late["worker-1"]}, 900) == "not ready: worker-1 failed: image: it has no curl"
+    assert ready.describe_late(late, 900).startswith("not ready after 900 s: worker-0 preparing: runtime, ")
+    assert ready.describe_late({"worker-1": late["worker-1"]}, 900) == "not ready: worker-1 failed: image: it has no curl"

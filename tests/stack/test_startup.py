@@ -91,7 +91,7 @@ def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, rea
     assert ("cannot install rsync unzip" in said) is not reached
 
 
-def test_a_host_that_is_closed_in_says_what_it_does_without(tmp_path: Path) -> None:
+def test_a_closed_host_lists_what_it_lacks(tmp_path: Path) -> None:
     assert "does without git" in run_part(tmp_path, part(script(None, 0), "packages"), dpkg="exit 1")
     assert not run_part(tmp_path, part(script(None, 0), "packages"), dpkg="true")
 

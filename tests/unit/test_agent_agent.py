@@ -107,13 +107,13 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
+def test_a_host_without_a_job_is_finished(host: Host) -> None:
     host.rounds()
     assert host.agent.finished
     assert host.agent.status == "no job has this host"
 
 
-def test_a_host_is_the_replica_that_the_queue_says(host: Host) -> None:
+def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
     wants = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
     host.ledger.create_job(JobRecord("job01", candidates=wants))
     tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in wants}
@@ -169,7 +169,7 @@ def test_a_host_waits_while_another_job_has_it(host: Host) -> None:
 
 
 @pytest.mark.parametrize("missing", ["plan", "handed over", "job"])
-def test_a_job_is_not_taken_up_before_all_of_it_is_there(host: Host, missing: str) -> None:
+def test_a_job_is_not_claimed_before_it_is_complete(host: Host, missing: str) -> None:
     host.submit(lease=JobRecord("x").with_holder("fab 1", submitter=True).lease)
     if missing != "handed over":
         (host.root / (paths.plan("job01") if missing == "plan" else paths.job("job01"))).unlink()
@@ -209,7 +209,7 @@ def test_a_former_life_s_record_that_is_garbled_is_written_over(host: Host) -> N
     assert ReplicaRecord.from_json(garbled.read_bytes()).state == "RUNNING"
 
 
-def test_a_bucket_that_fails_is_said_once_and_that_it_answers_again(host: Host) -> None:
+def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> None:
     host.submit()
     host.rounds(2)
 
@@ -242,7 +242,7 @@ def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None
 
 
 @pytest.mark.parametrize("content", [b"{", None])
-def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host, content: bytes | None) -> None:
+def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(host: Host, content: bytes | None) -> None:
     host.submit()
     host.submit("job02")
     plan = host.root / paths.plan("job01")
@@ -257,7 +257,7 @@ def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host
     assert host.prepares == ["job02"]
 
 
-def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host) -> None:
+def test_a_job_whose_package_cannot_be_fetched_is_ended(host: Host) -> None:
     host.damage = "the package is damaged"
     host.submit()
     host.rounds(int(Plan.preparingSeconds))
@@ -280,7 +280,7 @@ def test_the_next_job_is_for_the_version_that_fab_has_brought(host: Host) -> Non
     assert host.ledger.queue().holder("master-0") is not None
 
 
-def test_a_garbled_job_that_nobody_began_does_not_block_its_host(host: Host) -> None:
+def test_an_unreadable_job_without_a_leader_does_not_block_its_host(host: Host) -> None:
     host.submit()
     (host.root / paths.job("job01")).write_bytes(b"{")
     host.rounds(int(2 * LEASE))
@@ -288,14 +288,14 @@ def test_a_garbled_job_that_nobody_began_does_not_block_its_host(host: Host) -> 
     assert host.agent.finished
 
 
-def test_facts_of_the_host_are_told(host: Host) -> None:
+def test_the_facts_of_the_host_are_recorded(host: Host) -> None:
     host.submit()
     host.found = {"data": {"files": 1}}
     host.rounds(5)
     assert host.job().manifest["data"] == {"files": 1}
 
 
-def test_a_stopped_unit_says_how_its_replica_is_and_leaves_the_job(host: Host) -> None:
+def test_a_stopped_unit_reports_its_replica_and_leaves_the_job(host: Host) -> None:
     host.submit()
     host.rounds(4)
     host.agent.terminate()
@@ -320,7 +320,7 @@ def test_a_unit_that_is_stopped_before_it_found_a_job(host: Host) -> None:
     assert (host.agent.finished, host.prepares) == (True, [])
 
 
-def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
+def test_rounds_are_quicker_while_a_job_begins_or_ends(host: Host) -> None:
     assert host.agent.round() == 0.25
     host.submit(hosts=("master-0", "worker-0"))
     host.rounds()
@@ -353,7 +353,7 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(h
 
 
 @pytest.mark.parametrize("preempted", [True, False])
-def test_a_unit_that_is_stopped_says_whether_its_host_is_preempted(tmp_path: Path, preempted: bool) -> None:
+def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, preempted: bool) -> None:
     host, asked = Host(tmp_path), []
 
     def ask() -> bool:
@@ -395,7 +395,7 @@ def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidi
     assert set(host.diagnosed) == {("job01", 3, NOW)}
 
 
-def test_what_a_job_wrote_elsewhere_is_told_before_its_host_goes_on(host: Host) -> None:
+def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> None:
     host.left = None
     host.submit()
     host.submit("job02")

@@ -61,7 +61,7 @@ def test_what_the_kernel_says(tmp_path: Path, own: str, files: dict[str, str], s
 
 
 @pytest.mark.parametrize("own", ["", "nonsense\n", f"0::{UNIT}\n"])
-def test_nothing_is_told_where_the_kernel_does_not(tmp_path: Path, own: str) -> None:
+def test_usage_is_unknown_without_the_kernel_s_counters(tmp_path: Path, own: str) -> None:
     lay(tmp_path, own, {f"{UNIT}/cpu.stat": "nothing\n", f"{UNIT}/{CURRENT}": "max\n"})
     assert Meter(Clock(), tmp_path / "own", tmp_path).read() is None
     assert Meter(Clock(), tmp_path / "gone", tmp_path).read() is None
@@ -95,7 +95,7 @@ def test_a_trainer_in_a_unit_of_its_own_counts_and_its_time_stays_when_it_has_en
     assert seen == [(3.5, 400), (5.5, 400), (5.5, 350), (6.0, 400)]
 
 
-def test_a_replica_looks_after_its_heartbeat_and_tells_with_the_next(tmp_path: Path) -> None:
+def test_usage_is_read_after_a_heartbeat_and_sent_with_the_next(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job01", PLAN.replicas)))

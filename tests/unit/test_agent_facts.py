@@ -61,7 +61,7 @@ def test_another_content_or_name_is_another_hash(data: Path, change: str) -> Non
     assert facts.digest([str(data)])["sha256"] != before
 
 
-def test_what_is_not_hashed_says_why(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhashed_data_has_a_reason(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (data / "empty").mkdir()
     for path in (f"{data}/none", f"{data}/*.csv", f"{data}/empty"):
         assert facts.digest([f"{data}/a.rec", path]) == {

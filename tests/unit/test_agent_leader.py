@@ -97,7 +97,7 @@ def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket)
     assert bucket.job.lease.heartbeatSeq in (2, 3)
 
 
-def test_an_earlier_life_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket: Bucket) -> None:
+def test_an_earlier_incarnation_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket: Bucket) -> None:
     bucket.leader("worker-0", "1").take(bucket.stored)
     later = bucket.leader("worker-0", "2")
     assert not later.leads(bucket.job)
@@ -148,7 +148,7 @@ def test_who_is_silent_is_lost_by_the_leader_s_own_clock(bucket: Bucket) -> None
     assert bucket.job.errorMessage == "The replica ps 0 is lost: no heartbeat for 30 s."
 
 
-def test_after_a_long_sleep_silence_counts_from_anew(bucket: Bucket) -> None:
+def test_silence_during_a_suspension_does_not_count(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running(), False)
     bucket.clock.pass_(3600.0)
@@ -157,7 +157,7 @@ def test_after_a_long_sleep_silence_counts_from_anew(bucket: Bucket) -> None:
     assert bucket.job.runSeconds == 5.0
 
 
-def test_the_time_that_a_job_runs_goes_on_with_another_leader(bucket: Bucket) -> None:
+def test_the_run_time_continues_with_another_leader(bucket: Bucket) -> None:
     first, second = bucket.leader("master-0"), bucket.leader("worker-0")
     first.take(bucket.stored)
     for _ in range(21):
@@ -214,7 +214,7 @@ def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Buc
     assert leader.settled(bucket.job, records)
 
 
-def test_a_job_that_was_placed_anew_says_where_it_is(bucket: Bucket) -> None:
+def test_a_reassigned_job_records_its_hosts(bucket: Bucket) -> None:
     leader = bucket.leader("master-0", plan=PLAN.with_hosts({"master-0": "w3", "worker-0": "w4", "ps-0": "p"}))
     leader.act(leader.take(bucket.stored), running(), False)
     assert bucket.job.hosts == ["w3", "w4", "p"]
@@ -223,7 +223,7 @@ def test_a_job_that_was_placed_anew_says_where_it_is(bucket: Bucket) -> None:
     assert bucket.stored.version == before, "it is said once"
 
 
-def test_the_leader_has_hosts_started_and_says_what_came_of_it(bucket: Bucket) -> None:
+def test_the_leader_starts_hosts_and_records_the_answers(bucket: Bucket) -> None:
     asked: list[str] = []
 
     def start(host: str) -> str:

@@ -86,7 +86,7 @@ def test_a_long_bar_of_keras_shows_a_state_now_and_then() -> None:
         (b"100%\b\b\b\b\r\n", "100%"),
     ],
 )
-def test_backspaces_are_applied_whatever_the_pieces(written: bytes, shown: str) -> None:
+def test_backspaces_are_applied_across_pieces(written: bytes, shown: str) -> None:
     for size in range(1, len(written) + 1):
         assert split(*(written[at : at + size] for at in range(0, len(written), size))) == [shown], size
 
@@ -115,7 +115,7 @@ def test_of_nested_bars_a_state_now_and_then_and_the_last_are_lines() -> None:
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("printed", ["loss 0.5\n", "\router  0loss 0.5\n"])
-def test_nested_bars_hide_no_other_line_whatever_the_pieces(leave: bool, printed: str) -> None:
+def test_nested_bars_hide_no_other_line_across_pieces(leave: bool, printed: str) -> None:
     written = b"".join(nested_bars(3, 4, leave, printed))
     for size in (*range(1, 14), 99):
         lines = split(*(written[at : at + size] for at in range(0, len(written), size)))

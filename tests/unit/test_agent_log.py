@@ -40,7 +40,7 @@ def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == '<4>é "quoted"\t\n'
 
 
-def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
+def test_the_log_continues_after_half_a_line(tmp_path: Path) -> None:
     Log(tmp_path, "job01", "ps-0").write_message("one")
     (there,) = (tmp_path / "job01").iterdir()
     with there.open("a") as file:
@@ -80,7 +80,7 @@ def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch:
     assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
 
 
-def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nobody(tmp_path: Path) -> None:
+def test_late_lines_create_no_folder_of_a_deleted_job(tmp_path: Path) -> None:
     log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), FolderBucket(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
@@ -180,7 +180,7 @@ def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_an
         assert len(there) - len(missing) + sum(missing) == 1000
 
 
-def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     bucket, old = Once(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.write_message("one")
@@ -219,7 +219,7 @@ def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job02", "job03", "newest"]
 
 
-def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_blocks_nothing_and_lost_lines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, write = Log(tmp_path, "job01", "ps-0"), os.write
     log.write_message("before")
 
@@ -242,7 +242,7 @@ def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monke
     assert [chunk.size for chunk in log.closed()] == list(Chunks(log.path).sizes().values())
 
 
-def test_a_folder_that_cannot_be_written_to_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_loses_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path, "job01", "ps-0")
 
     def refuse(*_: object) -> int:

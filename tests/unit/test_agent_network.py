@@ -14,7 +14,7 @@ def line(own: str, peer: str, state: str) -> str:
     return f"   0: {own} {peer} {state} 00000000:00000000 00:00000000 00000000  1000        0 1234 1\n"
 
 
-def test_sockets_are_told_with_the_names_of_replicas(tmp_path: Path) -> None:
+def test_sockets_are_listed_with_the_names_of_replicas(tmp_path: Path) -> None:
     any_, here, worker, other = "00000000", "0100000A", "0200000A", "0901000A"
     mapped = "0000000000000000FFFF0000"
     (tmp_path / "tcp").write_text(

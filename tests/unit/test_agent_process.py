@@ -255,9 +255,7 @@ def test_a_program_that_was_replaced_asks_to_be_started_again(make: Make, tmp_pa
         ('{"name": "ps-0", "bucket": "s3://x"}', "'s3://x' is no bucket"),
     ],
 )
-def test_a_host_that_is_not_told_who_it_is_says_so_in_one_line_and_exits_with_2(
-    make: Make, text: str | None, said: str
-) -> None:
+def test_a_host_without_configuration_prints_one_line_and_exits_with_2(make: Make, text: str | None, said: str) -> None:
     cluster = make("")
     file = cluster.host("master-0") / "etc" / "host.json"
     file.unlink()

@@ -109,7 +109,7 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
     assert (replica.written.incarnation, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
 
 
-def test_of_a_trainer_that_prints_nothing_it_is_told_whom_it_waits_for(root: Path) -> None:
+def test_the_connections_of_a_silent_trainer_are_recorded(root: Path) -> None:
     plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
     probes = HostProbes(connections=lambda peers: [f"connecting to {name}" for name in peers.values()])
     replica = Replica(root, plan=plan, probes=probes)
@@ -121,7 +121,7 @@ def test_of_a_trainer_that_prints_nothing_it_is_told_whom_it_waits_for(root: Pat
     assert replica.written.connections == []
 
 
-def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> None:
+def test_a_write_whose_answer_was_lost_is_overwritten(root: Path) -> None:
     replica = Replica(root)
     for evil in ("after", "before", "after"):
         replica.store.fail = [evil]
@@ -133,7 +133,7 @@ def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> N
     assert replica.written.heartbeatSeq == 6
 
 
-def test_a_later_life_goes_on_from_the_record_of_the_former(root: Path) -> None:
+def test_a_later_incarnation_continues_from_the_earlier_record(root: Path) -> None:
     former = Replica(root, incarnation="a")
     former.reporter.publish()
     later = Replica(root, incarnation="b", version=former.ledger.replica_version("job01", "master-0"))

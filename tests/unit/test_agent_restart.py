@@ -72,7 +72,7 @@ def test_three_times_too_little_memory_is_hopeless_however_long_it_took() -> Non
     assert ends(record, -9, 300.0, memory=True, plan=plan).crashLooping
 
 
-def test_what_a_killed_trainer_lacked_is_told_until_the_next_ends() -> None:
+def test_out_of_memory_is_recorded_until_the_next_end() -> None:
     starved = ends(RUNNING, -9, memory=True)
     assert starved.outOfMemory
     assert starved.events[-1].cause == "signal 9 (SIGKILL), out of memory"

@@ -186,7 +186,7 @@ def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
     assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
 
 
-def test_for_want_of_memory_is_told(host: Host) -> None:
+def test_out_of_memory_is_recorded(host: Host) -> None:
     host.child.out_of_memory = True
     host.ends(-9)
     assert host.record.outOfMemory
@@ -292,7 +292,7 @@ def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
     assert (len(host.children), host.record.attempt) == (2, 1)
 
 
-def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
+def test_no_caller_waits_for_another_thread(host: Host) -> None:
     """A signal may come while the other thread asks: what it asks is answered at once."""
     seen: list[Any] = []
     with host.supervisor._lock:
@@ -318,7 +318,7 @@ def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
     assert tuned.supervisor.progress is None
 
 
-def test_the_first_error_is_told_with_its_last_line_and_outlives_a_restart(host: Host) -> None:
+def test_the_first_error_is_recorded_with_its_last_line_and_survives_a_restart(host: Host) -> None:
     begun, whole, later = FirstError("1", "Traceback"), FirstError("1", "ValueError: x"), FirstError("2", "y")
     for error in (None, begun, whole):
         host.child.first_error = error

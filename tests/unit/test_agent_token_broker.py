@@ -39,7 +39,7 @@ def test_a_job_writes_its_output_and_reads_the_stacks_data() -> None:
     assert of() == Access("mine", ("jobs/job02/output",), ("data",))
 
 
-def test_what_it_goes_on_from_it_reads_and_what_is_others_it_may_use_as_its_host_may() -> None:
+def test_a_job_reads_what_it_continues_and_uses_named_buckets() -> None:
     found = of("--resume=gs://mine/jobs/job01/output", "gs://theirs/set/a.csv,gs://more", OUT="gs://results/x")
     assert found.writes == ("jobs/job02/output",)
     assert "jobs/job01/output" in found.reads
@@ -47,7 +47,7 @@ def test_what_it_goes_on_from_it_reads_and_what_is_others_it_may_use_as_its_host
     assert of("gs://mine").reads == ("data",), "the whole bucket is nobody's to read"
 
 
-def test_a_job_that_goes_on_in_the_output_of_another_writes_there() -> None:
+def test_a_job_that_continues_another_s_output_may_write_there() -> None:
     assert of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
     elsewhere = of(JOB_DIR="gs://results/x")
     assert (elsewhere.writes, elsewhere.others) == (("jobs/job02/output",), ("results",))

@@ -139,7 +139,7 @@ def test_of_much_the_smallest_are_kept_and_the_largest_named_with_their_size(
     assert kept(package)["kept"] == ["a"]
 
 
-def test_hostile_names_harm_nobody(package: Path) -> None:
+def test_hostile_names_are_harmless(package: Path) -> None:
     for name in (b"\xff", b"n" * 255, b"new\nline", b"..."):
         Path(os.fsdecode(bytes(package) + b"/" + name)).write_bytes(b"x")
     told = kept(package)
@@ -203,7 +203,7 @@ def searched(
     return wait_for(lambda: task.result, "what was left")
 
 
-def test_the_replica_has_it_looked_for_by_a_program_of_its_own(package: Path) -> None:
+def test_the_agent_runs_a_separate_program_for_the_search(package: Path) -> None:
     (package / "model").write_text("x")
     found, said = collected(package, Child, LD_LIBRARY_PATH="/none", PYTHONPATH="/none", PYTHONSTARTUP="/none")
     assert found == UnsavedFiles(True, ["model"], 1, 1)
@@ -262,7 +262,7 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
         ("exec >&- 2>&-; exit 1", "it printed nothing"),
     ],
 )
-def test_a_program_that_tells_nothing_is_told_of_in_one_line(package: Path, tmp_path: Path, script: str, why: str) -> None:
+def test_a_program_without_a_report_is_an_error_of_one_line(package: Path, tmp_path: Path, script: str, why: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -271,7 +271,7 @@ def test_a_program_that_tells_nothing_is_told_of_in_one_line(package: Path, tmp_
     assert said == [found.error]
 
 
-def test_a_program_that_cannot_start_or_does_not_end_keeps_nobody(
+def test_a_program_that_cannot_start_or_does_not_end_blocks_nothing(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _ = collected(package, Child, str(tmp_path / "none"))

@@ -152,7 +152,7 @@ def test_a_file_is_read_once_by_all_replicas_together(
     assert 2000 < packed_read <= 4004
 
 
-def test_a_file_that_is_changed_meanwhile_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_changed_meanwhile_is_reported(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(*range(40)), b=lines(77)), tmp_path / "out"
     plan(request, out)
     run(request, model, out, 1, 2)
@@ -363,7 +363,7 @@ def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Pat
     ],
 )
 @pytest.mark.parametrize("good", [0, 1])
-def test_what_cannot_be_read_is_not_taken_for_damaged(
+def test_an_unreadable_file_does_not_count_as_damaged(
     asked: Asked,
     model: Path,
     tmp_path: Path,
@@ -396,7 +396,7 @@ def test_an_output_that_does_not_answer(
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_packed_file_that_is_cut_between_two_records_says_so(tmp_path: Path, replicas: int) -> None:
+def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replicas: int) -> None:
     """Without its end and its checksum; only stored blocks have a byte of the file for each byte of a record."""
     records, path = tfrecords(tmp_path / "records", range(9)), tmp_path / "cut"
     compressor = zlib.compressobj(0, wbits=31)
@@ -414,7 +414,7 @@ def test_a_packed_file_that_is_cut_between_two_records_says_so(tmp_path: Path, r
     ]
 
 
-def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
+def test_a_file_that_got_shorter_is_reported(asked: Asked, model: Path, tmp_path: Path) -> None:
     """Of four shards the second lacks some, and the fourth is behind what is damaged now."""
     packed = gzip.compress(lines(*range(40)))
     request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"

@@ -15,7 +15,7 @@ from infra.findings import Finding, Severity, broken, look, ok, warning
 TEXT = st.text(max_size=20)
 
 
-@given(st.builds(Finding, st.sampled_from(Severity), TEXT, TEXT, check=TEXT, mended=st.booleans()))
+@given(st.builds(Finding, st.sampled_from(Severity), TEXT, TEXT, check=TEXT, fixed=st.booleans()))
 def test_a_finding_comes_back_from_json(finding: Finding) -> None:
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
 
@@ -60,12 +60,12 @@ def test_only_with_fix_is_anything_mended() -> None:
         raise OSError("not allowed")
 
     checks = {"a": lambda: [broken("off", "pulumi up", lambda: done.append("on")), broken("gone"), broken("x", fix=fails)]}
-    assert [(each.what, each.mended) for each in look(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
+    assert [(each.what, each.fixed) for each in look(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
     assert done == []
-    assert [(each.what, each.mended) for each in look(checks, 30, fix=True)] == [
+    assert [(each.what, each.fixed) for each in look(checks, 30, fix=True)] == [
         ("off", True),
         ("gone", False),
-        ("x (and cannot be mended: not allowed)", False),
+        ("x (and cannot be fixed: not allowed)", False),
     ]
     assert done == ["on"]
 

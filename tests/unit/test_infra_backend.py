@@ -147,9 +147,9 @@ def test_the_doctor_names_the_state_and_compares_its_hosts(here: Path, monkeypat
     assert (found.severity, found.what) == ("ok", "the state in use is this checkout's, .pulumi-state")
     first, _ = state(monkeypatch, "of this cluster", "worker-1", "worker-2")
     assert first.what == "an update did not end, and the state has worker-1, worker-2 as pending"
-    assert first.mend == "pulumi up, then pulumi refresh --clear-pending-creates"
+    assert first.remedy == "pulumi up, then pulumi refresh --clear-pending-creates"
     (found,) = state(monkeypatch, "of another")
-    assert (found.severity, found.mend) == ("warning", "fab connect")
+    assert (found.severity, found.remedy) == ("warning", "fab connect")
     (found,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
     assert (found.severity, found.what) == ("broken", "the state in x cannot be read: incorrect passphrase")
 
@@ -158,13 +158,13 @@ def test_another_state_without_the_stack_is_a_warning_with_the_way_back(here: Pa
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     none = backend.BackendError("the state in gs://team cannot be read: no stack named 'local' found")
     (found,) = state(monkeypatch, none)
-    assert (found.severity, found.mend) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
+    assert (found.severity, found.remedy) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
     assert found.what.startswith("the state in use is gs://team (PULUMI_BACKEND_URL)")
     assert "it has no stack local, whose hosts are known here" in found.what
     (stacks := here / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
     (stacks / "local.json").touch()
     (found,) = state(monkeypatch, none)
-    assert found.mend == "unset PULUMI_BACKEND_URL"
+    assert found.remedy == "unset PULUMI_BACKEND_URL"
     (here / ".scaletier/local/inventory.json").unlink()
     assert state(monkeypatch, none) == []
 

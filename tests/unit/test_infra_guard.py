@@ -91,7 +91,7 @@ def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[s
     assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed: worker-1")
 
 
-def test_a_host_that_is_made_anew_is_taken_from_its_job_too_and_left_to_those_that_wait(warned: list[str]) -> None:
+def test_a_replaced_host_is_taken_from_its_job_and_kept_for_waiting_ones(warned: list[str]) -> None:
     files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
     assert guard.affected_jobs(queue(), change, files.there.get) == [AffectedJob("peers", "job peers has worker-0")]
     guard.check(change, files.there.get, files.create, preview=True, allowed=False)
@@ -104,14 +104,14 @@ def test_a_host_that_is_made_anew_is_taken_from_its_job_too_and_left_to_those_th
     assert files.written[paths.cancel("peers")]["reason"] == "hosts removed: evaluator-0, worker-0, ps-0"
 
 
-def test_a_job_that_can_do_without_goes_on(warned: list[str]) -> None:
+def test_a_job_continues_without_an_optional_host(warned: list[str]) -> None:
     files = Files(peers=["worker"])
     guard.check(Change(["worker-1"]), files.there.get, files.create, preview=False, allowed=True)
-    assert warned.pop().endswith("so it is done; peers goes on, or waits")
+    assert warned.pop().endswith("so it is done; peers continues, or waits")
     assert files.written == {}
 
 
-def test_what_harms_nobody_is_done(warned: list[str]) -> None:
+def test_a_harmless_change_is_allowed(warned: list[str]) -> None:
     def never(*_: object) -> Any:
         raise AssertionError("nothing goes, so nothing is looked at")
 
@@ -120,7 +120,7 @@ def test_what_harms_nobody_is_done(warned: list[str]) -> None:
     guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), never, preview=False, allowed=False)
     assert warned == []
     guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", never, preview=False, allowed=False)
-    assert "which job has which host cannot be seen" in warned.pop()
+    assert "the queue cannot be read" in warned.pop()
 
 
 def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_a_state_that_is_being_written_is_read_again(asked: list[str], monkeypat
     assert asked == ["acme/scaletier/dev"] * 3
 
 
-def test_what_cannot_be_read_is_said_in_the_end(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_reported_at_the_end(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def invoke(token: str, args: dict[str, Any]) -> Any:
         asked.append(token)
         raise RuntimeError("access denied")

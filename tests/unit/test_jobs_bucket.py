@@ -78,7 +78,7 @@ def test_what_hung_may_still_take_effect_and_then_all_goes_on(hanging: Hanging) 
     assert store.read("a") == (b"one", version)
 
 
-def test_a_call_that_was_given_up_before_its_turn_is_never_made(hanging: Hanging) -> None:
+def test_a_call_that_timed_out_in_the_queue_is_not_made(hanging: Hanging) -> None:
     store = TimeLimited(hanging, 0.3)
     failed = list[str]()
 

@@ -100,7 +100,7 @@ def test_from_any_line_on_come_the_others_once(log: list[bytes], at: int) -> Non
     assert lines_of(ChunkReader(source, position).entries()) == (log[at + 1 :] if at < len(every) else log)
 
 
-def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -> None:
+def test_another_host_s_log_follows_the_earlier_one() -> None:
     source = Memory([b"one", b"two"], [2])
     reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"one", b"two"]
@@ -108,7 +108,7 @@ def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -
     assert lines_of(reader.entries()) == [b"three"]
 
 
-def test_what_is_fetched_of_an_earlier_host_comes_late_to_nobody_twice() -> None:
+def test_a_late_chunk_of_an_earlier_host_is_not_followed() -> None:
     source = Memory([b"two"], [1])
     reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"two"]

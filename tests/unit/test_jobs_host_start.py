@@ -91,7 +91,7 @@ def test_why_a_host_is_not_started_is_one_line(put: Put, answer: Any, said: str)
 
 
 @pytest.mark.parametrize("answer", [TimeoutError("timed out"), BadStatusLine("HTTP/9")])
-def test_no_answer_is_told_from_a_refusal(put: Put, answer: Exception) -> None:
+def test_no_answer_differs_from_a_refusal(put: Put, answer: Exception) -> None:
     put(Web(**{START: answer}))
     with pytest.raises(NoAnswerError):
         StartClient(POWER).request_start("worker-0")
@@ -142,7 +142,7 @@ class Site:
         return said
 
 
-def test_a_host_is_asked_for_again_and_again_more_seldom_and_told_of_once() -> None:
+def test_a_start_request_is_repeated_with_backoff_and_logged_once() -> None:
     site = Site()
     assert site.request_hosts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
     assert site.asked == ["worker-0"] * 5, "at 0, 10, 30, 60 and 120 s"
@@ -157,7 +157,7 @@ def test_a_host_that_is_back_before_anybody_looks_again_was_started_all_the_same
     assert site.request_hosts(seconds=3) == []
 
 
-def test_a_refusal_is_told_when_it_comes_twice_and_a_change_of_it_too() -> None:
+def test_a_refusal_is_logged_at_its_second_time_and_when_it_changes() -> None:
     site = Site()
     site.answer = "not off yet"
     assert site.request_hosts("worker-0", seconds=5) == []
@@ -168,7 +168,7 @@ def test_a_refusal_is_told_when_it_comes_twice_and_a_change_of_it_too() -> None:
     assert site.request_hosts("worker-0", seconds=70) == ["worker-0 is being started"]
 
 
-def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
+def test_an_unexpected_answer_does_not_end_the_requests() -> None:
     site = Site()
     work = site.start
 
@@ -184,7 +184,7 @@ def test_an_answer_that_nobody_foresaw_does_not_end_the_asking() -> None:
     assert site.asked == ["worker-0"] * 3
 
 
-def test_nobody_waits_for_an_answer_and_none_is_asked_twice_meanwhile() -> None:
+def test_requests_run_in_the_background_one_at_a_time_for_each_host() -> None:
     site = Site()
     for _ in range(100):
         assert site.starter.request_hosts(["worker-0", "worker-1"]) == []

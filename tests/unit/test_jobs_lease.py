@@ -33,7 +33,7 @@ def test_an_earlier_life_s_lease_is_one_s_own(lease: Lease, meant: bool) -> None
     assert lease.is_assigned_to("ps-0") == meant
 
 
-def test_silence_is_what_was_seen_of_it() -> None:
+def test_only_observed_silence_counts() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
     seen = []

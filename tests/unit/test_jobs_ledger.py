@@ -100,7 +100,7 @@ def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
     assert item.content == b"first"
 
 
-def test_a_change_of_the_queue_is_made_of_the_newest(ledger: Ledger, store: Flaky, tmp_path: Path) -> None:
+def test_a_change_applies_to_the_newest_queue(ledger: Ledger, store: Flaky, tmp_path: Path) -> None:
     other = Ledger(FolderBucket(tmp_path))
     rivals = [QueueEntry("b", ["w"]), QueueEntry("c", ["x"])]
 

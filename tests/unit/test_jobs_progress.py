@@ -17,7 +17,7 @@ FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 
 @pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
-def test_a_train_line_is_found_whoever_prints_it_and_whatever_stands_around_it(replica: str) -> None:
+def test_a_train_line_is_found_in_any_replica_and_text(replica: str) -> None:
     assert progress.parse_train_point(
         f"INFO:root:Train [{replica}], step 348: loss: 0.729 (1.037 sec) 9 steps/s"
     ) == TrainPoint(348, 1.037)
@@ -59,7 +59,7 @@ def test_the_shipped_trainer_says_so() -> None:
     assert progress.parse_period([measured.told]) == measured.steps
 
 
-def test_what_a_train_line_tells_besides() -> None:
+def test_the_metrics_of_a_train_line() -> None:
     line = (
         "Train [master/0], step 348: loss: 0.729, mean error: 2e-3, x: nan (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
     )
@@ -68,7 +68,7 @@ def test_what_a_train_line_tells_besides() -> None:
     assert progress.parse_train_metrics("Eval, step 990: loss: 0.400") is None
 
 
-def test_what_an_eval_line_tells() -> None:
+def test_the_metrics_of_an_eval_line() -> None:
     told = progress.MetricPoint(990, {"loss": 0.4, "accuracy": 0.89})
     assert progress.parse_eval_metrics("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
     assert progress.parse_eval_metrics("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
@@ -111,7 +111,7 @@ def test_a_report_is_read_and_any_other_line_is_none() -> None:
         (report(step=1, metrics={str(n): n for n in range(33)}), "names at most, each of 64 characters at most"),
     ],
 )
-def test_a_report_that_is_wrong_is_dropped_and_told_once(line: str, says: str) -> None:
+def test_an_invalid_report_is_dropped_and_logged_once(line: str, says: str) -> None:
     with pytest.raises((ValueError, RecursionError), match=r".") as error:
         read_report(line)
     assert says in str(error.value)
@@ -165,7 +165,7 @@ def test_the_library_s_own_lines_are_reports() -> None:
     assert finder.progress == replace(expected, step=205, metrics={"accuracy": 0.75, "eval_loss": 0.125, "eval_accuracy": 0.9})
 
 
-def test_a_job_is_as_far_as_its_chief_or_who_is_farthest() -> None:
+def test_the_progress_of_a_job_is_its_chief_s_or_the_farthest() -> None:
     chief, worker, other = (
         JobProgress(10, None, 2.0, metrics={"a": 1.0}),
         JobProgress(90),
@@ -187,7 +187,7 @@ def test_a_record_without_progress_is_read() -> None:
     assert JobRecord.from_json(told.to_json()) == told
 
 
-def test_a_report_is_a_train_line_to_whoever_reads_a_log() -> None:
+def test_a_report_counts_as_a_train_line() -> None:
     line = report(step=3, loss=0.5, metrics={"accuracy": 0.25})
     assert progress.parse_train_metrics(line) == progress.MetricPoint(3, {"loss": 0.5, "accuracy": 0.25})
     assert progress.is_progress_line(line)

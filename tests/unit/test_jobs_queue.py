@@ -48,7 +48,7 @@ def test_priority_then_time() -> None:
     assert order == ["now", "b", "d", "a", "c"]
 
 
-def test_nobody_takes_a_part_of_what_another_waits_for() -> None:
+def test_no_job_takes_a_part_of_another_s_reserved_hosts() -> None:
     queue = Queue().added(QueueEntry("a", ["m"])).added(QueueEntry("b", ["m", "w"])).added(QueueEntry("c", ["w"]))
     assert held(queue) == ["a"]
     assert ahead(queue, "c") == ["b"]

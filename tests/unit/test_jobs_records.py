@@ -79,7 +79,7 @@ def test_a_newer_schema_is_refused_and_an_older_one_is_not() -> None:
         assert JobRecord.from_dict({"jobId": "a", "createTime": "", **older}) == JobRecord("a", createTime="")
 
 
-def test_every_record_says_its_schema_and_is_one_line() -> None:
+def test_every_record_has_its_schema_and_is_one_line() -> None:
     written = JobRecord("job01", state=JobState.RUNNING, labels={"team": "é"}, lease=Lease("ps-0/1", 3)).to_json()
     data = json.loads(written)
     assert (data["schema"], data["state"], data["labels"]) == (SCHEMA, "RUNNING", {"team": "é"})
@@ -247,7 +247,7 @@ def test_a_record_of_an_older_version_names_hosts_alone() -> None:
     assert JobRecord("job02", candidates={"master-0": ["w"]}).placement == {}
 
 
-def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
+def test_a_task_has_the_addresses_of_the_job_s_hosts() -> None:
     config = {"cluster": {"chief": ["master-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "chief", "index": 0}}
     told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
     tasks = {"master-0": Task(json.dumps(config), told), "worker-0": Task(json.dumps(config))}

@@ -299,7 +299,7 @@ def test_a_job_waits_for_its_hosts_only_so_long(bucket: Bucket) -> None:
     assert not bucket.job().final
 
 
-def test_a_waiting_job_whose_end_was_asked_for_is_ended_by_who_tends(bucket: Bucket) -> None:
+def test_a_waiting_cancelled_job_is_ended_by_the_monitor(bucket: Bucket) -> None:
     submitter = bucket.claimed()
     submitter.hand_over()
     bucket.ledger.request_cancel("job01", b"{}")
@@ -329,7 +329,7 @@ def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
     assert bucket.queue() == []
 
 
-def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
+def test_two_monitors_at_once_end_a_job_once(bucket: Bucket) -> None:
     bucket.claimed()
     store = Flaky(FolderBucket(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
@@ -390,7 +390,7 @@ def handed_over(bucket: Bucket, **limits: float) -> None:
     submitter.hand_over()
 
 
-def test_a_job_whose_hosts_are_all_gone_before_they_took_it_up_is_ended(bucket: Bucket) -> None:
+def test_a_job_whose_hosts_never_start_it_is_ended(bucket: Bucket) -> None:
     handed_over(bucket, preparingSeconds=100.0)
     bucket.tend(99)
     assert not bucket.job().final
@@ -399,7 +399,7 @@ def test_a_job_whose_hosts_are_all_gone_before_they_took_it_up_is_ended(bucket: 
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
 
 
-def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: Bucket) -> None:
+def test_a_leaderless_job_is_ended_after_a_wait(bucket: Bucket) -> None:
     handed_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
     bucket.change(lambda job: job.to(JobState.PREPARING).with_holder("master-0/1").to(JobState.RUNNING))
     bucket.tend(80)
@@ -412,7 +412,7 @@ def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: B
     assert (bucket.job().lease.holder, bucket.job().lostReplicas) == ("monitor", HOSTS)
 
 
-def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> None:
+def test_the_hosts_of_a_leaderless_job_are_started(bucket: Bucket) -> None:
     asked: list[str] = []
 
     def start(host: str) -> str:

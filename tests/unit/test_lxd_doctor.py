@@ -77,7 +77,7 @@ def told(found: Iterable[Finding]) -> list[tuple[str, str]]:
 
 @pytest.mark.usefixtures("kernel")
 def test_the_firewall_of_the_inventory_is_that_of_the_stack() -> None:
-    assert doctor.wanted(INVENTORY, NAMES) == rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)
+    assert doctor.firewall_script(INVENTORY, NAMES) == rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)
     assert told(doctor.firewall(INVENTORY)) == [("ok", "nft table scaletier_abcdef is as it was made")]
     assert told(doctor.firewall(None)) == []
 
@@ -86,9 +86,9 @@ def test_a_table_that_is_gone_or_changed_is_put_back(kernel: Kernel) -> None:
     for change in (lambda: kernel.tables.clear(), lambda: kernel.tables[NAMES.table].remove("counter drop")):
         change()
         (found,) = doctor.firewall(INVENTORY)
-        assert (found.severity, found.mend) == (Severity.BROKEN, "pulumi up")
+        assert (found.severity, found.remedy) == (Severity.BROKEN, "pulumi up")
         assert "gone" in found.what or found.what.endswith("is not as it was made: - counter drop")
-        assert [each.mended for each in look({"firewall": lambda: doctor.firewall(INVENTORY)}, 30, fix=True)] == [True]
+        assert [each.fixed for each in look({"firewall": lambda: doctor.firewall(INVENTORY)}, 30, fix=True)] == [True]
         assert nft.differences(NAMES.table, rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)) == []
 
 
@@ -110,7 +110,7 @@ def test_a_host_that_is_off_is_started_behind_the_firewall_and_one_that_is_gone_
 
 def test_hosts_of_an_update_that_was_killed_are_named(instances: Instances) -> None:
     instances.status |= {"worker-14": "Running", "worker-15": "Stopped"}
-    said = [(str(each.severity), each.what, each.mend) for each in doctor.hosts(INVENTORY)]
+    said = [(str(each.severity), each.what, each.remedy) for each in doctor.hosts(INVENTORY)]
     assert said == [
         ("ok", "all 8 hosts run", ""),
         ("warning", "host worker-14 is left by an update that did not end", "pulumi up"),
@@ -135,7 +135,7 @@ def test_low_limits_are_broken_for_many_hosts_alone(monkeypatch: pytest.MonkeyPa
     ("usage", "size", "said"),
     [(None, "100", []), (50, "", []), (89, "100", []), (90, "100", ["warning"]), (98, "100", ["broken"]), (9, "0", [])],
 )
-def test_a_disk_that_is_nearly_full_is_said(usage: int | None, size: str, said: list[str]) -> None:
+def test_a_nearly_full_disk_is_reported(usage: int | None, size: str, said: list[str]) -> None:
     assert [severity for severity, _ in told(doctor._filled("it", usage, size, "more"))] == said
 
 
@@ -209,10 +209,10 @@ def test_an_orphan_is_what_its_own_state_no_longer_has(there: Machine, tmp_path:
     cloud = there.has("222222", "gs://team", stack="cloud")
     first, second = there.orphans({"local"})
     assert first.what.startswith(f"project {lost} (stack lost of {tmp_path}) is not in its state, {own}")
-    assert f"lxc delete --force --project {lost}" in first.mend
+    assert f"lxc delete --force --project {lost}" in first.remedy
     assert "and 1 of its hosts run" in second.what
-    assert f"lxc stop --all --project {gone}" in second.mend
-    assert "delete" not in second.mend, "nothing that runs is to be deleted"
+    assert f"lxc stop --all --project {gone}" in second.remedy
+    assert "delete" not in second.remedy, "nothing that runs is to be deleted"
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     assert there.orphans({"local"})[-1].what.startswith(f"project {cloud} ")
     assert cloud not in str(there.orphans({"local", "cloud"}))
@@ -269,7 +269,7 @@ def test_versions_compare_as_numbers() -> None:
 
 @pytest.mark.parametrize(("gib", "severity"), [(0.5, "broken"), (3, "warning"), (50, "ok")])
 def test_room_on_a_disk(gib: float, severity: str) -> None:
-    assert general.room("it", int(gib * 2**30)).severity == severity
+    assert general.free_space("it", int(gib * 2**30)).severity == severity
 
 
 def test_without_a_stack_nothing_of_a_target_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

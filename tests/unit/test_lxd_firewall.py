@@ -48,7 +48,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return found
 
 
-def test_a_table_that_is_as_it_was_made_is_read_as_it_was(kernel: Kernel) -> None:
+def test_an_unchanged_table_is_read_without_a_drift(kernel: Kernel) -> None:
     props = {"table": TABLE, "rules": RULES}
     assert firewall.read(TABLE, props) is None
     firewall.create(props)
@@ -71,7 +71,7 @@ def test_a_table_that_is_as_it_was_made_is_read_as_it_was(kernel: Kernel) -> Non
         ),
     ],
 )
-def test_a_changed_table_is_a_drift_that_up_mends(kernel: Kernel, change: object, said: list[str]) -> None:
+def test_a_changed_table_is_a_drift_that_up_fixes(kernel: Kernel, change: object, said: list[str]) -> None:
     props = {"table": TABLE, "rules": RULES}
     firewall.create(props)
     change(kernel.tables[TABLE])  # type: ignore[operator]

@@ -48,7 +48,7 @@ def test_a_new_stack_is_called_as_no_other(owners: list[Owner]) -> None:
     assert first != second != LxdNames("scaletier-my-stack-000000"), "that one is up, of a stack that was renamed since"
 
 
-def test_a_bucket_that_was_kept_is_taken_up_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
+def test_a_retained_bucket_is_adopted_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
     owners += [
         Owner("scaletier-local-000000", "local", str(tmp_path), kept=True),
         Owner("scaletier-local-111111", "local", "/gone/scaletier", kept=True),
@@ -70,7 +70,7 @@ def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     here = str(orphans.ROOT)
@@ -106,7 +106,7 @@ def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], 
     assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
 
 
-def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(orphans.ROOT)
     owners += [
         Owner("scaletier-local-aaaaaa", "local", here, kept=False),

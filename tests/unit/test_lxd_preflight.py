@@ -38,7 +38,7 @@ def _inet(address: str) -> list[SimpleNamespace]:
     return [SimpleNamespace(family=socket.AF_INET, address=address, netmask="255.255.255.0")]
 
 
-def test_a_taken_range_is_refused_with_who_has_it(interfaces: dict[str, Any]) -> None:
+def test_a_used_range_is_refused_with_its_owner(interfaces: dict[str, Any]) -> None:
     interfaces["eth7"] = _inet("10.77.0.9")
     with pytest.raises(LxdError, match=r"address range 10\.77\.0\.0/24 is taken: eth7 .* has 10\.77\.0\.0/24"):
         network.choose_range(NAMES.project, NAMES.bridge, ipaddress.IPv4Network("10.77.0.0/24"))
@@ -216,7 +216,7 @@ def test_a_bucket_may_hold_half_of_its_pool_or_what_is_said(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("interfaces")
-def test_a_pool_that_holds_nobody_to_a_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_limits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     mount = SimpleNamespace(mountpoint="/", opts="rw,relatime")
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
     _machine(monkeypatch, free=30 * 2**30)
@@ -235,7 +235,7 @@ def _chains(*found: tuple[str, str, str, str]) -> str:
     )
 
 
-def test_a_foreign_firewall_that_drops_between_hosts_is_said(tmp_path: Path) -> None:
+def test_a_foreign_firewall_that_drops_between_hosts_is_reported(tmp_path: Path) -> None:
     switch = tmp_path / "bridge-nf-call-iptables"
     docker = _chains(
         ("ip", "filter", "forward", "drop"), ("ip", "filter", "input", "drop"), ("bridge", "own", "forward", "drop")

@@ -55,7 +55,7 @@ def test_who_may_not_is_told_the_command(kernel: Path, monkeypatch: pytest.Monke
     assert quotas.command("scaletier") == f"sudo btrfs quota rescan -w {there.mountpoint}"
 
 
-def test_a_limit_that_nobody_counts_for_is_a_change_that_up_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_without_accounting_is_a_drift_that_up_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, done = [False], list[str]()
     monkeypatch.setattr(bucket, "get_volume", lambda _: {"config": {"size": str(2**34)}})
     monkeypatch.setattr(bucket, "_configure", lambda *_: None)

@@ -103,7 +103,7 @@ def test_a_bucket_that_holds_something_stays_and_says_what_and_what_to_do(volume
     assert volume.config is not None
 
 
-def test_an_empty_bucket_goes_and_so_does_one_that_nobody_ever_had(volume: Volume) -> None:
+def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
     seal.create(props())
     seal.delete("seal", props())
     bucket.delete("bucket", dict(VOLUME))
@@ -114,7 +114,7 @@ def test_an_empty_bucket_goes_and_so_does_one_that_nobody_ever_had(volume: Volum
     assert volume.config is None, "an up that was killed before the stack was whole"
 
 
-def test_nobody_can_look_so_nothing_goes(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     seal.create(props())
     monkeypatch.setattr(seal, "running", lambda _: None)
     with pytest.raises(

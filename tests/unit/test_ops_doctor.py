@@ -65,7 +65,7 @@ def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         ("broken", "the disk of worker-1 is 99 % full"),
         ("broken", "worker-2 gives an answer that is none of a host"),
     ]
-    assert found[3].mend == "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service"
+    assert found[3].remedy == "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service"
 
 
 @pytest.mark.parametrize("cut", ["", "1000.0", "1000.0\n", "1000.0\n 9", "1000.0\n a%\n"])
@@ -85,14 +85,14 @@ def test_a_key_that_others_may_read_is_made_private(tmp_path: Path) -> None:
     (tmp_path / "id_ed25519").chmod(0o644)
     tmp_path.chmod(0o755)
     found = list(doctor.keys(tmp_path))
-    assert [each.mend for each in found] == [f"chmod 0700 {tmp_path}", f"chmod 0600 {tmp_path}/id_ed25519"]
+    assert [each.remedy for each in found] == [f"chmod 0700 {tmp_path}", f"chmod 0600 {tmp_path}/id_ed25519"]
     for each in found:
         assert each.fix
         each.fix()
     assert (tmp_path.stat().st_mode & 0o777, (tmp_path / "id_ed25519").stat().st_mode & 0o777) == (0o700, 0o600)
     (tmp_path / "ssh_config").unlink()
     (gone,) = doctor.keys(tmp_path)
-    assert gone.mend == "fab connect"
+    assert gone.remedy == "fab connect"
 
 
 def test_what_is_broken_decides_the_exit_code_and_fix_says_what_it_did(
@@ -112,7 +112,7 @@ def test_what_is_broken_decides_the_exit_code_and_fix_says_what_it_did(
     assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == DONE
     lines = capsys.readouterr()
     assert lines.out.splitlines() == [
-        "mended   hosts     host ps-0 is stopped",
+        "fixed    hosts     host ps-0 is stopped",
         "warning  kernel    low: raise it",
         "ok       hosts     all run",
     ]

@@ -221,7 +221,7 @@ def test_a_ready_version_that_did_not_load_is_tried_again_later(world: World) ->
     assert len(loads) == 3, "after 60 s, and after twice as long"
 
 
-def test_a_bucket_that_is_empty_all_at_once_is_taken_for_one_that_is_away(world: World) -> None:
+def test_a_suddenly_empty_bucket_counts_as_unmounted(world: World) -> None:
     world.deploy("v1", "1")
     (world.bucket / "models").rename(world.bucket / "elsewhere")
     world.manager.follow()
@@ -312,7 +312,7 @@ def test_too_many_at_once_and_after_the_end() -> None:
     assert put(blocked.batcher, 5).result(limit())["y"].tolist() == [10], "who found it in time gets an answer"
 
 
-def test_nobody_gets_rows_of_another() -> None:
+def test_no_request_gets_another_s_rows() -> None:
     """Of a model that gives other rows than it got, whatever its shapes say."""
     goes_on, sizes = threading.Event(), list[int]()
 

@@ -147,7 +147,7 @@ def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
     assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
 
 
-def test_a_build_leaves_out_what_nobody_runs(checkout: Path) -> None:
+def test_a_build_leaves_out_unused_files(checkout: Path) -> None:
     """Go builds from a copy of the module, also in a folder with a space, and only Go's own library is optimized."""
     root = checkout.rename(checkout.with_name("check out"))
     modules = root / "modules"
@@ -342,7 +342,7 @@ def test_a_python_without_venv_is_one_line(checkout: Path) -> None:
     assert "install Python 3.11, 3.12 or 3.13 with its venv module first" in ran.stderr
 
 
-def test_a_duration_is_said_in_minutes_and_seconds(checkout: Path) -> None:
+def test_a_duration_is_shown_in_minutes_and_seconds(checkout: Path) -> None:
     script = "began=1000; for now in 1007 1060 1185; do date() { echo $now; }; finish made; done"
     assert common(checkout, script).stdout.splitlines() == [
         "test: made, 7 s",
@@ -473,7 +473,7 @@ def test_clean_stops_where_a_stack_is_up(checkout: Path) -> None:
     assert (checkout / ".pulumi-state/.pulumi/stacks/scaletier/prod.json.gz").exists()
 
 
-def test_clean_tells_hosts_from_buckets_that_were_to_stay(checkout: Path) -> None:
+def test_clean_distinguishes_hosts_from_retained_buckets(checkout: Path) -> None:
     (socket := checkout / "socket").touch()
     tools(checkout, "if [ $3 = --up ]; then echo scaletier-local-aaaaaa; fi")
     ran = clean(checkout, socket)
@@ -488,7 +488,7 @@ def test_clean_tells_hosts_from_buckets_that_were_to_stay(checkout: Path) -> Non
 def test_clean_stops_where_lxd_is_down(checkout: Path) -> None:
     (socket := checkout / "socket").touch()
     tools(checkout, "echo leftovers: LXD does not answer >&2; exit 1")
-    said = "leftovers: LXD does not answer\nclean: nothing is removed, for nobody can say whether hosts are left\n"
+    said = "leftovers: LXD does not answer\nclean: nothing is removed, as it is unknown whether hosts are left\n"
     ran = clean(checkout, socket)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
     (pid := checkout / ".cache/lxd/lxd.pid").parent.mkdir(parents=True)

@@ -34,7 +34,7 @@ def test_the_public_package_unchanged(metrics: TrialMetrics) -> None:
     assert metrics.other_metrics == {"loss"}
 
 
-def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metrics: TrialMetrics) -> None:
+def test_reports_are_in_the_order_of_arrival(metrics: TrialMetrics) -> None:
     reporter = hypertune.HyperTune()
     file = Path(reporter.metric_path)
     for at, value in ((1000, 0.1), (400, 0.9)):

@@ -137,7 +137,7 @@ def test_a_folder_of_the_trial_s_own_does_not_end_the_tuner() -> None:
         shutil.rmtree(above)
 
 
-def test_all_trials_are_run_and_the_chief_tells_the_best(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_trials_are_run_and_the_chief_prints_the_best(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.tuner("master-0").run() == 0
     trials = world.trials()
     assert [(trial.trialId, trial.state, trial.replica) for trial in trials] == [
@@ -205,7 +205,7 @@ def test_a_trial_of_a_replica_that_is_gone_is_run_again(world: World) -> None:
     assert len(world.trials()) == 4
 
 
-def test_a_replica_that_comes_back_goes_on_with_its_own_trial(world: World) -> None:
+def test_a_restarted_replica_continues_its_own_trial(world: World) -> None:
     world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
     world.tuner("worker-0").run()
     assert world.spawned[0][1][-1] == "--x=7"
@@ -263,7 +263,7 @@ def test_too_many_that_fail_end_it(
     assert why in last
 
 
-def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
+def test_the_last_line_of_a_program_is_the_error(tmp_path: Path) -> None:
     log = tmp_path / "job01"
     assert last_words(log) == ""
     said = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
@@ -275,7 +275,7 @@ def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
     assert last_words(log) == "bye"
 
 
-def test_a_wrong_tag_is_told_what_there_was_instead(world: World) -> None:
+def test_the_error_of_a_wrong_tag_names_the_reported_metrics(world: World) -> None:
     world.child = lambda _, environment: Child([lambda: report(environment, 1, 0.5, "accuracy")])
     world.tuner("master-0").run()
     assert "it reported no score (hyperparameterMetricTag); it reported accuracy: " in world.trials()[0].errorMessage
@@ -308,7 +308,7 @@ def test_one_that_is_killed_each_time_or_for_its_memory_has_failed(
     assert why in world.trials()[0].errorMessage
 
 
-def test_a_host_that_kills_whatever_has_it_does_not_get_it_for_ever(world: World) -> None:
+def test_a_trial_that_kills_its_host_has_a_limited_number_of_starts(world: World) -> None:
     world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "master-0", restarts=2))
     world.tuner("master-0").run()
     assert world.trials()[0].state is TrialState.FAILED
@@ -474,7 +474,7 @@ def test_values_so_large_that_they_have_no_average(tmp_path: Path, monkeypatch: 
     assert world.tuner("master-0").run() == 0
 
 
-def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_of_fab_parses_the_lines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """The words are the tuner's, and who reads them is ops.screen: here both are real."""
     values = iter([(0, 0.5), (3, 0.0), (0, 0.75), (0, 0.25)])
 
