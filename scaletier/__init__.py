@@ -1,11 +1,10 @@
-"""The library for trainers: train any Keras 3 model and tf.data pipeline on the cluster of TF_CONFIG.
+"""Train a compiled Keras 3 model on one process, or on the cluster of TF_CONFIG.
 
     import scaletier
 
-    JOB = scaletier.Job(model=make_model, data=make_data, loss="mse", optimizer="adam")
-    scaletier.run(JOB)
+    history = scaletier.fit(make_model, make_batches, steps=2000)
 
-Importing it costs no TensorFlow: what a process needs of that is imported when it trains. docs/library.md is the manual.
+Importing it does not import TensorFlow: a process imports what it needs when it trains. docs/library.md is the manual.
 """
 
 from __future__ import annotations

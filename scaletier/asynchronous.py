@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
-from scaletier.cluster import await_peers
+from scaletier.cluster import Cluster, await_peers
 from scaletier.data import DataError
+from scaletier.flags import Flags
+from scaletier.job import Job
 from scaletier.local_steps import State, begin_own, make_round, take_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.private import Workers
@@ -32,20 +34,21 @@ _NO_FILE = "No such file"
 class Asynchronous(Training):
     """One job of the chief, which sends the workers theirs."""
 
-    def start(self) -> None:
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
             # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
             # quarter of the time from a worker's kill to its next step.
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-        self.workers = len(self.cluster.jobs.get("worker", ()))
+        self.workers = len(cluster.jobs.get("worker", ()))
         self.count, self.portable = 1 + self.workers, self.workers > 0
         self.others: Workers | None = None
+        super().__init__(job, flags, cluster)
 
-    def lay(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         if self.workers:
             self.network.require_portable()
             self.coordinator = self._connect()
-        copy = super().lay(reader)
+        copy = super().make_copy(reader)
         self.state, self.state_step = State.of(copy.shared, copy.own), int(copy.step)
         return copy
 
@@ -88,15 +91,13 @@ class Asynchronous(Training):
             assert self.chief
             self.chief.summaries.graph(self.graphs[self.devices])
             super().run()
-
-    def leave(self) -> None:
-        """End the threads of the workers, if the program goes on."""
-        if self.others and self.job.callbacks:
+        if self.others and self.job.callbacks:  # the program goes on
             self.others.stop()
 
     def check(self) -> None:
-        if error := self.progress.failure or (self.others and self.others.failure):
-            raise error
+        super().check()
+        if self.others and self.others.failure:
+            raise self.others.failure
 
     def refresh(self) -> int:
         shared, step = self.servers.pull() if self.servers else (self.state.shared, self.progress.step)
@@ -141,11 +142,11 @@ class Asynchronous(Training):
     def _train(self, replica: ReplicaLoop, index: int) -> Iterator[Round]:
         start = time.monotonic()
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
-            state = self._begun(replica, index)
+            state = self._initial_state(replica, index)
         self.progress.begin(replica.leads, time.monotonic() - start)
         return train(replica, state, self.progress)
 
-    def _begun(self, replica: ReplicaLoop, index: int) -> State:
+    def _initial_state(self, replica: ReplicaLoop, index: int) -> State:
         """Return a replica's initial state, after a round of no steps: it sends the graph to its host in advance."""
         values = begin_own(
             self.network,

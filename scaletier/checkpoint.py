@@ -201,7 +201,7 @@ class LocalCopy:
             self.step = tf.Variable(np.int64(0), name=_STEP)
 
     @classmethod
-    def begun(cls, network: FunctionalModel, reader: CheckpointReader | None = None) -> LocalCopy:
+    def create(cls, network: FunctionalModel, reader: CheckpointReader | None = None) -> LocalCopy:
         """Return the variables as a job begins, or as in a checkpoint."""
         copy = cls(network)
         for spec, variable in copy.pairs():
@@ -226,7 +226,7 @@ class LocalCopy:
         return self.network.initial_test(self.own)
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
-        """Evaluate a batch by the variables as they are, as `Network.test`."""
+        """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
         return self.network.test(self.shared, self.own, state, batch)
 
     def restore(self, reader: CheckpointReader) -> int:

@@ -19,7 +19,7 @@ from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
 
-_TOLD_SECONDS = 60.0
+_LOG_SECONDS = 60.0
 
 
 class Measured(NamedTuple):
@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     metrics: Mapping[str, float]
     inspector: Inspector | None = None
 
-    def tell(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
+    def report(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
         """Write summaries for TensorBoard at this step, and call the inspector; `last` for the finished model."""
         figures = {"loss": self.loss, **self.metrics}
         summaries.scalars(step, {f"eval/{name}": value for name, value in figures.items()})
@@ -62,7 +62,7 @@ def make_evaluate(
         for element in batches:
             if stopped():
                 return None
-            if (now := time.monotonic()) - logged_at >= _TOLD_SECONDS:
+            if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
                 say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
                 logged_at = now
             batch = Batch.of(element)
@@ -113,7 +113,7 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         if measured is None:
             break
         say(eval_line(step, measured.loss, measured.metrics))
-        measured.tell(step, summaries, flags.job_dir)
+        measured.report(step, summaries, flags.job_dir)
         if adjusted := interval.record(start, time.monotonic()):
             say(adjusted)
         evaluated = path

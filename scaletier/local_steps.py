@@ -52,12 +52,12 @@ class Exchange:
         """Return the global step, int64, and the state that a round starts from."""
         return position, state
 
-    def end(self, _start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
-        """Share what a round came to; return the state after it, the global step, and the results, as in `Taken`."""
+    def end(self, _start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
+        """Share what a round came to; return the state after it, the global step, and the results, as in `LocalResult`."""
         return reached, taken.position + taken.steps, taken.results
 
 
-class Held(Exchange):
+class VariableExchange(Exchange):
     """An exchange of the state that `count` replicas have in common, in the tf.Variables of a copy, each where it lies."""
 
     carried = ()
@@ -68,7 +68,7 @@ class Held(Exchange):
     def begin(self, _position: Any, _state: State) -> tuple[Any, State]:
         return self.step.read_value(), State.of(self.shared, self.own)
 
-    def end(self, _start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+    def end(self, _start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
         with tf.control_dependencies([taken.results]):  # a round without results changes nothing
             for variable, value in zip((*self.shared, *self.own), (*reached.shared, *reached.own), strict=True):
                 with tf.device(variable.device):
@@ -77,7 +77,7 @@ class Held(Exchange):
         return State(), step, taken.results
 
 
-class Taken(NamedTuple):
+class LocalResult(NamedTuple):
     """Local steps from a global step on, int64, by one of N live hosts; `results` are the mean loss, and a step's metrics."""
 
     steps: Any
@@ -151,7 +151,7 @@ def make_round(
             computed = tf.timestamp()
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         with tf.control_dependencies([computed]):
-            taken = Taken(steps, position, live, tf.concat([[loss], results], 0))
+            taken = LocalResult(steps, position, live, tf.concat([[loss], results], 0))
             after, global_step, results = exchange.end(start, reached, taken)
         staleness = global_step - position - steps
         return *after, figures(steps, global_step, results, loss, staleness, computed - began)

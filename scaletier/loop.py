@@ -64,7 +64,7 @@ class SyncPeriod:
     fixed: bool
     most: int = _MOST
     alone: bool = False
-    told: str = ""
+    line: str = ""
     _rounds: list[tuple[int, float, float]] = field(default_factory=list)
 
     @classmethod
@@ -90,9 +90,9 @@ class SyncPeriod:
         self._rounds.clear()
         before, needed = self.steps, max(_FIRST, math.ceil(an_exchange / (max(a_step, 1e-9) * _EXCHANGE_SHARE)))
         self.steps = self._within(_ROUND_SECONDS, a_step, min(self.most, needed))
-        if self.steps != before or not self.told:
+        if self.steps != before or not self.line:
             rates = f"{a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
-            self.told = f"Exchange every {self.steps} steps: {rates}"
+            self.line = f"Exchange every {self.steps} steps: {rates}"
 
     @staticmethod
     def _within(seconds: float, a_step: float, most: int) -> int:
@@ -248,8 +248,8 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
                     emit(train_line(name, taken.global_step, taken.own_loss, taken.metrics, now - start, *pace[:2]))
                 progress.paces[replica.name] = pace
                 last, last_step, own, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
-            if replica.leads and replica.period.told != period_line:
-                period_line = replica.period.told
+            if replica.leads and replica.period.line != period_line:
+                period_line = replica.period.line
                 replica.emits[replica.name](period_line)
             yield taken
     finally:

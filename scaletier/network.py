@@ -129,7 +129,7 @@ class FunctionalModel:
         self._schedules = self._own_schedules(job, compiled)
         # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
-        self._begun = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
+        self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
         with _Scope(()) as before:
@@ -227,7 +227,7 @@ class FunctionalModel:
         # States that layers of Keras keep beside their variables, and the generator that random numbers come from by default.
         foreign = [one for key, one in scope.assigned.items() if key not in ids]
         states = {id(one) for one in foreign}
-        self._begun |= {id(one): np.asarray(one) for one in foreign if private.has_value(one)}
+        self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.has_value(one)}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
         if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
@@ -247,7 +247,7 @@ class FunctionalModel:
 
     def initial(self, spec: Spec) -> npt.NDArray[Any]:
         """Return a variable's initial value; the same each time, for one seed."""
-        if (stored := self._begun.get(id(spec.variable))) is not None:
+        if (stored := self._initial_values.get(id(spec.variable))) is not None:
             return stored
         assigned = self._scope.get_current_value(spec.variable)
         value = spec.variable.value if assigned is None else assigned
@@ -256,7 +256,7 @@ class FunctionalModel:
     def fix(self, values: Sequence[Any]) -> None:
         """Begin with these values of the `fixed` variables; layers that compute constants of theirs do so."""
         mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.fixed, values, strict=True)]
-        self._begun |= {id(variable): value for variable, value in mapping}
+        self._initial_values |= {id(variable): value for variable, value in mapping}
         with _Scope(mapping):
             for layer in private.layers(self.model):
                 if layer.variables and hasattr(layer, "finalize_state"):
@@ -265,7 +265,7 @@ class FunctionalModel:
     def attach(self, shared: Sequence[Any], own: Sequence[Any]) -> None:
         """Have the Keras model and its optimizer hold these tf.Variables, in the order of `shared` and `own`."""
         count, optimizer = len(own) - len(self.slots), self.model.optimizer
-        self._begun |= {id(spec.variable): self.initial(spec) for spec in self.own[:count]}
+        self._initial_values |= {id(spec.variable): self.initial(spec) for spec in self.own[:count]}
         variables = [spec.variable for spec in (*self.shared, *self.own[:count])]
         for variable, value in zip(variables, (*shared, *own[:count]), strict=True):
             private.attach(variable, value)

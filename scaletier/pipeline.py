@@ -17,12 +17,12 @@ import numpy as np
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster, await_peers
 from scaletier.job import JobError
-from scaletier.local_steps import Held, State, Taken, figures, round_of
+from scaletier.local_steps import LocalResult, State, VariableExchange, figures, round_of
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.network import Batch, FunctionalModel, Spec
-from scaletier.private import brought
+from scaletier.private import copy_to_device
 from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
-from scaletier.stages import Stage, partition, there_and_back, units
+from scaletier.stages import Stage, forward_backward, partition, units
 from scaletier.training import Training
 
 tf = import_tensorflow()
@@ -30,7 +30,7 @@ tf = import_tensorflow()
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-class LaidCopy(LocalCopy):
+class DistributedCopy(LocalCopy):
     """The variables where they are: each on the host of its stage, those of all weights here."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
@@ -64,7 +64,7 @@ class LaidCopy(LocalCopy):
         outputs, terms = batch.inputs, list[Any]()
         for stage in self.stages:
             with tf.device(stage.device):
-                outputs_here = tf.nest.map_structure(brought, outputs)
+                outputs_here = tf.nest.map_structure(copy_to_device, outputs)
                 outputs, _, added = stage.forward(stage.variables, outputs_here, False)
                 terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
         loss, state, results = self.network.measure(state, batch, outputs)
@@ -75,12 +75,12 @@ class ModelParallel(Training):
     """One job of the chief, which holds the first stage."""
 
     portable, replicas = True, 1
-    copy: LaidCopy
+    copy: DistributedCopy
 
     def place(self, variable: Any) -> Any:
         return tf.device(self.copy.devices[id(variable)])
 
-    def lay(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         """Connect to the workers, and lay a stage on each."""
         self.size = self.source.largest()
         self.source.keep_size(self.size)
@@ -97,7 +97,7 @@ class ModelParallel(Training):
         stages = [
             Stage(name, device, parts[start:end]) for (name, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
         ]
-        return LaidCopy(self.network, stages, reader)
+        return DistributedCopy(self.network, stages, reader)
 
     def begin(self, step: int) -> Progress:
         stages = self.copy.stages
@@ -124,18 +124,18 @@ class ModelParallel(Training):
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        exchange, count = Held(self.copy, self.copy.own), len(network.own) - len(network.slots)
+        exchange, count = VariableExchange(self.copy, self.copy.own), len(network.own) - len(network.slots)
         position, start = exchange.begin(0, State())
         trained, slots = start.shared[: len(network.trained)], start.own[count:]
         microbatches = min(self.flags.microbatches, self.size)
-        passed = there_and_back(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
+        passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
         changes = [passed.changes[spec.name] for spec in network.trained]
         moved, after = network.apply(trained, slots, changes, position, 1)
         shared = *moved, *(passed.others[spec.name] for spec in network.shared[len(moved) :])
         reached = State(shared, (*(passed.others[spec.name] for spec in network.own[:count]), *after))
         with tf.device(stages[-1].device):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
-        _, step, results = exchange.end(start, reached, Taken(1, position, 1, results))
+        _, step, results = exchange.end(start, reached, LocalResult(1, position, 1, results))
         return figures(1, step, results)
 
 

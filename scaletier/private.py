@@ -299,7 +299,7 @@ def metric_variables(model: Any) -> list[Any]:
     return list({id(one): one for metric in metrics for one in metric.variables}.values())
 
 
-def brought(tensor: Any) -> Any:
+def copy_to_device(tensor: Any) -> Any:
     """Copy a tensor to the current device, with its Keras mask, which is kept beside it."""
     tf = import_tensorflow()
     copy = tf.identity(tensor)

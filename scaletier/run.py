@@ -23,6 +23,7 @@ from scaletier.runtime import (
     cpu_devices,
     import_tensorflow,
     one_line,
+    prepare_process,
     reuse_memory,
     say,
     say_device,
@@ -122,6 +123,7 @@ def _runner(job: Job, flags: Flags, task: Cluster) -> Callable[[], None]:
         from scaletier.evaluation import run_evaluator
 
         return lambda: run_evaluator(job, flags, task.task_index)
+    prepare_process()
     if flags.strategy == "sync":
         from scaletier.synchronous import Synchronous as Strategy
     elif flags.strategy == "model-parallel":

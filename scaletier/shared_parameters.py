@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.local_steps import Exchange, State, Taken
+from scaletier.local_steps import Exchange, LocalResult, State
 from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
@@ -63,7 +63,7 @@ class SharedParameters(Exchange):
     def begin(self, _position: Any, state: State) -> tuple[Any, State]:
         return self.step(), State(self.read(), state.own)
 
-    def end(self, start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+    def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
         """Add a live host's share of the parameter delta; the state after it has what was read."""
         share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
         step = self.add(start.shared, reached.shared, share, taken.steps)

@@ -12,7 +12,7 @@ from typing import Any
 
 from scaletier.job import JobError
 from scaletier.network import Batch, FunctionalModel, Spec, called
-from scaletier.private import brought
+from scaletier.private import copy_to_device
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -130,7 +130,7 @@ def partition(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 @dataclass
-class Passed:
+class StepResult:
     """The result of a batch: its mean loss, the metrics' variables, and the metrics.
 
     `changes` are gradients by the weights' names, each on its stage's host, `others` variables that are not trained.
@@ -143,9 +143,9 @@ class Passed:
     results: Any = None
 
 
-def there_and_back(
+def forward_backward(
     network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
-) -> Passed:
+) -> StepResult:
     """Run a batch of this size, in parts, forward and backward through all stages; `scaled` is the loss for gradients.
 
     Nothing orders the parts but what they need of each other, so that all stages are at work at once.
@@ -154,7 +154,7 @@ def there_and_back(
     for stage in stages:
         with tf.device(stage.device):
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
-    total = Passed({}, {}, tf.constant(0.0), network.initial_metrics())
+    total = StepResult({}, {}, tf.constant(0.0), network.initial_metrics())
     backs = []
     for begin, end in pairwise(size * at // parts for at in range(parts + 1)):
         part = batch.map(operator.itemgetter(slice(begin, end)))
@@ -170,7 +170,7 @@ def _forward(
     part: Batch,
     weight: float,
     values: dict[str, Any],
-    found: Passed,
+    total: StepResult,
     scaled: Callable[[Any], Any],
 ) -> Callable[[dict[str, Any]], None]:
     """Run a part of a batch, this share of it, forward through all stages; return its backward pass, which adds to sums."""
@@ -178,7 +178,7 @@ def _forward(
     outputs = part.inputs
     for stage in stages:
         with tf.device(stage.device):
-            inputs = tf.nest.map_structure(brought, outputs)
+            inputs = tf.nest.map_structure(copy_to_device, outputs)
             names = [spec.name for unit in stage.units for spec in unit.trained]
             floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
             with tf.GradientTape() as tape:
@@ -188,14 +188,14 @@ def _forward(
                 terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
                 if stage is stages[-1]:
                     here = part.map(tf.identity)
-                    loss, found.metrics, found.results = network.measure(found.metrics, here, outputs)
+                    loss, total.metrics, total.results = network.measure(total.metrics, here, outputs)
                     terms, tensors = [tf.add_n([loss * weight, *terms])], []
                 else:
                     tensors = tf.nest.flatten(outputs)
                 targets = [*tensors, *(scaled(term) for term in terms)]
             values |= after
-            found.others |= after
-            found.loss += tf.add_n(terms) if terms else 0.0
+            total.others |= after
+            total.loss += tf.add_n(terms) if terms else 0.0
             passed.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
 
     def back(sums: dict[str, Any]) -> None:

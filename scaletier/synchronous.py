@@ -15,8 +15,9 @@ from typing import Any
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
-from scaletier.job import JobError
-from scaletier.local_steps import Held, State, Taken, begin_own, make_round, take_round
+from scaletier.flags import Flags
+from scaletier.job import Job, JobError
+from scaletier.local_steps import LocalResult, State, VariableExchange, begin_own, make_round, take_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.training import Training
@@ -29,14 +30,14 @@ _STEPS = 4
 _SUM_ELEMENTS = 64
 
 
-class AllReduce(Held):
+class AllReduce(VariableExchange):
     """The mean of the deltas of all replicas; `add` sums a value of each."""
 
     def __init__(self, copy: LocalCopy, own: Sequence[Any], count: int, add: Callable[[Any], Any]) -> None:
         super().__init__(copy, own, count)
         self.add = add
 
-    def end(self, start: State, reached: State, taken: Taken) -> tuple[State, Any, Any]:
+    def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
         """Move the variables by the mean of all deltas; the results are means, too.
 
         Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for sums of
@@ -53,15 +54,16 @@ class AllReduce(Held):
 class Synchronous(Training):
     """One replica of a job, the chief or a worker; the chief alone evaluates, saves and exports."""
 
-    def start(self) -> None:
-        self.strategy, self.options = _strategy(self.cluster, self.flags.communication)
-        self.leads, index = self.cluster.task_type == "chief", self.cluster.task_index
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
+        self.strategy, self.options = _strategy(cluster, flags.communication)
+        self.leads, index = cluster.task_type == "chief", cluster.task_index
         self.index, self.name = (0, self.name) if self.leads else (1 + index, f"worker/{index}")
-        self.count = 1 + len(self.cluster.jobs["worker"])
+        self.count = 1 + len(cluster.jobs["worker"])
+        super().__init__(job, flags, cluster)
 
-    def lay(self, reader: CheckpointReader | None) -> LocalCopy:
+    def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         say(f"Started [{self.name}], waits for the others to train with")
-        return super().lay(reader)
+        return super().make_copy(reader)
 
     def begin(self, step: int) -> Progress:
         """Begin with what the chief has: the optimizer's variables too, if the job goes on from a checkpoint."""
@@ -105,6 +107,10 @@ class Synchronous(Training):
         if not self.job.callbacks or epoch == before:
             return False
         return bool(self.end_epoch(tf.constant(float(super().ended(taken)))))
+
+    def run(self) -> None:
+        super().run()
+        self.leave()
 
     def leave(self) -> None:
         """End when every other replica can end too: a process that exits takes along what it has not yet sent.

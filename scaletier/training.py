@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import signal
 import threading
@@ -18,14 +19,14 @@ from scaletier.job import Job
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
 from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_lost_host
-from scaletier.runtime import import_tensorflow, local_devices, one_line, prepare_process, say, say_device
+from scaletier.runtime import import_tensorflow, local_devices, one_line, say, say_device
 from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
 
 
-class Training:
+class Training(abc.ABC):
     """One job, from its first step or its last checkpoint to its exported model.
 
     The chief, which `leads`, evaluates, saves, logs and exports. `count` hosts train, each on its `devices`. Data is `portable`
@@ -36,9 +37,7 @@ class Training:
     place: Callable[[Any], Any] | None = None
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
-        prepare_process()
         self.job, self.flags, self.cluster = job, flags, cluster
-        self.start()
         say_device(flags.allow_cpu)
         tf.random.set_seed(flags.seed)
         self.devices = local_devices()
@@ -49,30 +48,27 @@ class Training:
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
-        self.copy = self.lay(reader)
+        self.copy = self.make_copy(reader)
         self.position = checkpoint.DataPosition(self.source, reader)
         self.chief = ChiefTasks(self) if self.leads else None
         self.progress = self.begin(int(self.copy.step))
         self.finite = tf.function(self._all_finite, autograph=False)
 
-    def start(self) -> None:
-        """Do what comes before all else."""
-
     @property
     def replicas(self) -> int:
         return self.count * len(self.devices)
 
-    def lay(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
+    def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Return the variables as they begin, or as in a checkpoint."""
-        return checkpoint.LocalCopy.begun(self.network, reader)
+        return checkpoint.LocalCopy.create(self.network, reader)
 
+    @abc.abstractmethod
     def begin(self, step: int) -> Progress:
         """Prepare rounds from a global step of the chief's on; return the progress of the job's replicas."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of this process's replica."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Train to the last step; the chief then exports and evaluates. An error is raised once what was learned is saved."""
@@ -95,10 +91,11 @@ class Training:
             raise
         if self.chief:
             self.chief.finish(loss)
-        self.leave()
 
     def check(self) -> None:
         """Raise the error of another replica, if there is one."""
+        if self.progress.failure:
+            raise self.progress.failure
 
     def ended(self, _taken: Round) -> bool:
         """Return True once a callback has ended training."""
@@ -108,9 +105,6 @@ class Training:
         """Save what this host has once another one is lost."""
         if self.chief:
             self.chief.rescue()
-
-    def leave(self) -> None:
-        """End together with the others."""
 
     def scalars(self) -> dict[str, float]:
         """Return further numbers for the summaries."""
@@ -163,7 +157,7 @@ class ChiefTasks:
 
     def after(self, taken: Round) -> None:
         """Do what is due after a round of steps; PreemptedError if this process is to end, once a checkpoint is saved."""
-        self._end_if_told()
+        self._end_if_preempted()
         if self._callbacks:
             self._callbacks.add(taken)
         now = time.monotonic()
@@ -182,12 +176,12 @@ class ChiefTasks:
             elif taken.global_step // self._flags.eval_steps > self._evaluated_step // self._flags.eval_steps:
                 self._evaluated_step = self._evaluate_now()
                 self._training.progress.release()
-            self._end_if_told()
+            self._end_if_preempted()
         saved_at, saved_step = self._saved
         if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
             self.save()
 
-    def _end_if_told(self) -> None:
+    def _end_if_preempted(self) -> None:
         if self._preempted.is_set():
             raise PreemptedError(f"told to end at step {self.save()}; a checkpoint is saved")
 
@@ -262,5 +256,5 @@ class ChiefTasks:
     def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
         """Return an evaluation's result; None if there is no data for it, or it was stopped."""
         if measured := self._evaluate(stopped) if self._evaluate else None:
-            measured.tell(step, self.summaries, self._flags.job_dir, last)
+            measured.report(step, self.summaries, self._flags.job_dir, last)
         return measured

@@ -56,7 +56,7 @@ def test_the_shipped_trainer_says_so() -> None:
     measured = loop.SyncPeriod.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
-    assert progress.parse_period([measured.told]) == measured.steps
+    assert progress.parse_period([measured.line]) == measured.steps
 
 
 def test_the_metrics_of_a_train_line() -> None:

@@ -191,8 +191,8 @@ def test_a_line_says_what_came_since_the_one_before_it(monkeypatch: pytest.Monke
     assert progress.paces["master/0"].staleness == 4
     for _ in range(4):
         next(rounds)
-    assert measured.period.told.startswith("Exchange every ")
-    assert measured.period.told in lines
+    assert measured.period.line.startswith("Exchange every ")
+    assert measured.period.line in lines
 
 
 @pytest.mark.parametrize(("own", "whose"), [(float("nan"), "worker/1"), (1.0, "another replica")])

@@ -22,7 +22,7 @@ from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel, Spec
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _packed, _unpacked
-from scaletier.stages import Stage, partition, there_and_back, units
+from scaletier.stages import Stage, forward_backward, partition, units
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
@@ -554,7 +554,7 @@ def test_there_and_back_through_stages_are_the_gradients_of_the_whole(case: str,
     data = dataset(*parts, batch=size)
     network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
     batch = next(iter(data))
-    done = there_and_back(network, stages(network, hosts), Batch.of(batch), size, microbatches, lambda loss: loss)
+    done = forward_backward(network, stages(network, hosts), Batch.of(batch), size, microbatches, lambda loss: loss)
     cuts = [size * at // microbatches for at in range(microbatches + 1)]
     wanted, mean = gradients(model, keras_loss(case), batch, cuts)
     assert {*done.changes} == {spec.name for spec in network.trained}
@@ -572,7 +572,7 @@ def test_metrics_of_microbatches_are_those_of_the_batch() -> None:
     batch = Batch.of(next(iter(data)))
     outputs = network.predict(*State.initial(network), batch.inputs)
     for microbatches in (1, 3):
-        done = there_and_back(network, stages(network, 1), batch, 7, microbatches, lambda loss: loss)
+        done = forward_backward(network, stages(network, 1), batch, 7, microbatches, lambda loss: loss)
         wanted = np.mean(np.argmax(outputs, 1) == batch.targets.numpy())
         assert float(done.results[0]) == pytest.approx(wanted)
 
@@ -592,7 +592,7 @@ def test_what_is_masked_stays_so_from_stage_to_stage() -> None:
     model, data = make(), dataset(*parts, batch=7)
     network = FunctionalModel(Job(model, data, loss, metrics), data.element_spec, 0)
     batch = next(iter(data))
-    done = there_and_back(network, stages(network, 2), Batch.of(batch), 7, 1, lambda loss: loss)
+    done = forward_backward(network, stages(network, 2), Batch.of(batch), 7, 1, lambda loss: loss)
     model.compile("sgd", loss, metrics=metrics, run_eagerly=True)
     wanted = model.evaluate(*batch, verbose=0, return_dict=True)
     assert float(done.loss) == pytest.approx(wanted["loss"], rel=1e-5)
@@ -620,7 +620,7 @@ def test_what_goes_around_layers_keeps_them_together(make: Callable[[Any, Any], 
     layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in units(network)]
     assert layers == [["words", "each", "mean"], ["two"], ["out"]]
     batch = Batch.of(next(iter(data)))
-    done = there_and_back(network, stages(network, 2), batch, 7, 1, lambda loss: loss)
+    done = forward_backward(network, stages(network, 2), batch, 7, 1, lambda loss: loss)
     outputs = model(batch.inputs, training=True)
     assert float(done.loss) == pytest.approx(float(np.mean((outputs - batch.targets) ** 2)), rel=1e-5)
 

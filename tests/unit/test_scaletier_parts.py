@@ -11,7 +11,7 @@ import pytest
 from scaletier.job import Job
 from scaletier.local_steps import State
 from scaletier.network import Batch, FunctionalModel
-from scaletier.pipeline import LaidCopy
+from scaletier.pipeline import DistributedCopy
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
 
@@ -69,7 +69,7 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
         given = tf.nest.map_structure(tf.identity, outputs)  # what goes to another host is but its numbers
         outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, given, False)
     np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
-    laid = LaidCopy.__new__(LaidCopy)
+    laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
     loss, outputs, _, results = laid.test(laid.initial_test(), batch)
     expected = network.test(*state, network.initial_test(state.own), batch)

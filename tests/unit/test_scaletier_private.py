@@ -310,10 +310,10 @@ def test_the_variables_of_metrics_are_also_those_that_a_model_leaves_out() -> No
 
 def test_a_mask_is_beside_its_tensor_and_brought_along() -> None:
     masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[0, 1]]))
-    found = private.brought(masked)
+    found = private.copy_to_device(masked)
     assert found._keras_mask.numpy().tolist() == [[False, True]]
     assert np.array_equal(found, masked)
-    assert not hasattr(private.brought(tf.ones([2])), "_keras_mask")
+    assert not hasattr(private.copy_to_device(tf.ones([2])), "_keras_mask")
 
 
 def test_a_server_needs_little_of_tensorflow() -> None:

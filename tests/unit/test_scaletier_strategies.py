@@ -36,7 +36,7 @@ def test_a_period_that_is_asked_for_stays() -> None:
     period = SyncPeriod.of(3, 5, 10_000)
     for _ in range(20):
         period.observe(3, 1.0, 0.1)
-    assert (period.steps, period.told) == (3, "")
+    assert (period.steps, period.line) == (3, "")
 
 
 def test_who_is_alone_looks_up_four_times_a_second() -> None:
@@ -44,7 +44,7 @@ def test_who_is_alone_looks_up_four_times_a_second() -> None:
     assert period.steps == 1
     for a_step, steps in ((0.001, 64), (0.01, 25), (0.1, 2), (4.0, 1)):
         period.observe(period.steps, period.steps * a_step + 0.5, period.steps * a_step)
-        assert (period.steps, period.told) == (steps, "")
+        assert (period.steps, period.line) == (steps, "")
 
 
 def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
@@ -60,7 +60,7 @@ def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
     for _ in range(8):
         period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 67 steps would make it 0.15 of theirs
     assert period.steps == 3_000 // (15 * 5) == 40
-    assert period.told == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
+    assert period.line == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
     for _ in range(8):
         period.observe(40, 0.4 + 0.0185, 0.4)
     assert period.steps == 13
