@@ -24,7 +24,7 @@ from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.private import Workers
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
-from scaletier.training import Training
+from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()
 
@@ -54,15 +54,10 @@ class Asynchronous(Training):
 
     def _connect(self) -> Any:
         tf.get_logger().addFilter(_on_one_line)
-        await_peers(self.cluster.peers(), say)
+        await_peers(self.cluster.peers("ps", "worker"), say)
         # The strategy connects with device filters: parameter servers see the workers and the chief, never each other.
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({job: list(hosts) for job, hosts in self.cluster.jobs.items()}),
-            task_type="chief",
-            task_id=0,
-            rpc_layer="grpc",
-        )
-        return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
+        strategy = tf.distribute.ParameterServerStrategy(cluster_resolver(self.cluster, self.cluster.jobs))
+        return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     def begin(self, step: int) -> Progress:
         self.data_begin, self.servers = int(self.position.begin), None

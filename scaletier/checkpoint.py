@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.data import BatchSource, DataError
-from scaletier.network import Batch, FunctionalModel, Spec
+from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.private import is_lost_host
 from scaletier.runtime import import_tensorflow, one_line, say
 
@@ -101,7 +101,7 @@ class CheckpointReader:
         self.own = fixed if missing else network.own
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
-    def value(self, spec: Spec) -> npt.NDArray[Any]:
+    def value(self, spec: VariableSpec) -> npt.NDArray[Any]:
         """Return the variable's value, in its shape; if it is reset on restore, the network's own one."""
         key = key_of(spec)
         return self._anew[key] if key in self._anew else self.named(key)
@@ -127,7 +127,7 @@ def not_written(place: str, error: Exception) -> Exception:
     return error if is_lost_host(error) else DataError(line)
 
 
-def key_of(spec: Spec) -> str:
+def key_of(spec: VariableSpec) -> str:
     """Return a variable's name in a checkpoint, which reserves slashes and some words."""
     return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":")
 
@@ -193,28 +193,23 @@ class Saver:
 class LocalCopy:
     """A copy of the variables on this host: what is evaluated, saved and exported."""
 
-    def __init__(self, network: FunctionalModel) -> None:
+    def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None) -> None:
+        """Create the variables as a job begins, or as in a checkpoint."""
         self.network = network
         with tf.device("/device:CPU:0"):
-            self.shared = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.shared]
-            self.own = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.own]
+            self.shared, self.own = (
+                [tf.Variable(network.initial(spec), name=spec.name) for spec in specs]
+                for specs in (network.shared, network.own)
+            )
             self.step = tf.Variable(np.int64(0), name=_STEP)
-
-    @classmethod
-    def create(cls, network: FunctionalModel, reader: CheckpointReader | None = None) -> LocalCopy:
-        """Return the variables as a job begins, or as in a checkpoint."""
-        copy = cls(network)
-        for spec, variable in copy.pairs():
-            variable.assign(network.initial(spec))
         if reader:
-            copy.restore(reader)
-        return copy
+            self.restore(reader)
 
     @property
     def variables(self) -> dict[str, Any]:
         return {key_of(spec): variable for spec, variable in self.pairs()}
 
-    def pairs(self) -> Iterator[tuple[Spec, Any]]:
+    def pairs(self) -> Iterator[tuple[VariableSpec, Any]]:
         """Return each variable of the network with the one that holds its value."""
         return zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True)
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG: the cluster, and this process's task. Standard library only, to import it quickly."""
+"""Read the cluster and this process's task from TF_CONFIG, by the standard library only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ _REPORT_SECONDS = 5.0
 
 
 class ClusterError(ValueError):
-    """TF_CONFIG cannot be used: the message is one line."""
+    """TF_CONFIG is invalid; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A task and its cluster; `jobs` maps ps, worker and chief, which TF_CONFIG may call master, to their `host:port`s."""
+    """A task and its cluster.
+
+    Args:
+        task_type: `chief`, which TF_CONFIG may call master, `worker`, `ps` or `evaluator`.
+        task_index: the task's place among those of its type.
+        jobs: maps `ps`, `worker` and `chief` to the `host:port` of each task; empty if one process trains.
+    """
 
     task_type: str = "chief"
     task_index: int = 0
@@ -35,9 +41,9 @@ class Cluster:
     def address(self) -> str:
         return self.jobs[self.task_type][self.task_index]
 
-    def peers(self) -> dict[str, str]:
-        """Return name and address of every parameter server and worker: `worker/0` to `10.0.0.2:2222`."""
-        return {f"{job}/{index}": address for job in ("ps", "worker") for index, address in enumerate(self.jobs.get(job, ()))}
+    def peers(self, *jobs: str) -> dict[str, str]:
+        """Return name and address of every task of these jobs: `worker/0` to `10.0.0.2:2222`."""
+        return {f"{job}/{index}": address for job in jobs for index, address in enumerate(self.jobs.get(job, ()))}
 
 
 def parse(tf_config: str | None) -> Cluster:
@@ -75,7 +81,14 @@ def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
 
 
 def cluster(environ: Mapping[str, str] | None = None) -> Cluster:
-    """Return this process's cluster by TF_CONFIG of `environ`, os.environ by default; errors are those of parse."""
+    """Return this process's task and its cluster.
+
+    Args:
+        environ: the environment that has TF_CONFIG. Default: `os.environ`.
+
+    Raises:
+        ClusterError: TF_CONFIG is invalid.
+    """
     return parse((os.environ if environ is None else environ).get("TF_CONFIG"))
 
 

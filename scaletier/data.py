@@ -8,7 +8,7 @@ from typing import Any
 
 from scaletier.job import JobError, kind_of, wants_argument
 from scaletier.network import Batch
-from scaletier.runtime import here, import_tensorflow, one_line
+from scaletier.runtime import here, import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
@@ -70,9 +70,6 @@ class BatchSource:
             raise JobError(f"the job's {self.name} is {kind_of(dataset)}; valid is {valid}")
         return dataset
 
-    def keep_size(self, size: int) -> None:
-        self._size = size if self.batch_size is None else None
-
     def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
         """Return batches without end for one of so many replicas, after those of `step` steps of all.
 
@@ -91,15 +88,13 @@ class BatchSource:
     def once(self) -> Any:
         return self._made(tf.distribute.InputContext())
 
-    @property
-    def batch_size(self) -> int | None:
-        """The number of samples of each batch, if the data has it before it is read."""
-        return tf.nest.flatten(self.element_spec)[0].shape[0]  # type: ignore[no-any-return]
-
-    def largest(self) -> int:
-        """Return the number of samples of the largest among the first batches, which may differ."""
-        sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
-        return max(int(size) for size in sizes)
+    def keep_largest(self) -> int:
+        """Train on batches of one size from now on, the largest of the first ones; return their number of samples."""
+        if (size := tf.nest.flatten(self.element_spec)[0].shape[0]) is None:
+            sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
+            self._size = size = max(int(size) for size in sizes)
+            say(f"Trains on batches of {size}; smaller ones are left out")
+        return int(size)
 
     def elsewhere(self, replica: int, replicas: int, step: int = 0) -> Any:
         """Return the data of `training` on the current device, maybe another host's; a function runs here."""

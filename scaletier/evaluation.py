@@ -14,7 +14,7 @@ from scaletier.flags import Flags
 from scaletier.job import Inspector, Job
 from scaletier.loop import EvalInterval, eval_line
 from scaletier.network import Batch, FunctionalModel
-from scaletier.runtime import import_tensorflow, prepare_process, say
+from scaletier.runtime import import_tensorflow, say
 from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
@@ -88,7 +88,6 @@ def run_evaluator(job: Job, flags: Flags, index: int) -> None:
         say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
         stopped.wait()
         return
-    prepare_process()
     batches = evaluation(job.eval_data)
     network = FunctionalModel(job, batches.element_spec, flags.seed)
     copy = checkpoint.LocalCopy(network)

@@ -32,13 +32,31 @@ def fit(
     arguments: argparse.Namespace | Sequence[str] | None = None,
     **fields: Any,
 ) -> Any:
-    """Train a Keras model, evaluate it after each epoch, save and export it; docs/library.md describes the arguments.
+    """Train a compiled Keras model, evaluate it after each epoch, save and export it.
 
-    Parameter servers, workers and evaluators end within this call: what follows it runs on the chief alone. A job that fails
-    ends the process, with one line on stderr and the exit codes of `scaletier.run`. `fields` are further ones of `Job`.
+    Parameter servers, workers and evaluators end within this call: code after it runs on the chief alone.
+
+    Args:
+        model_fn: a function that returns the compiled Keras 3 model.
+        train_data: a `tf.data.Dataset` of batches or a function that returns one, as `data` of `Job`. One process also takes
+            arrays `(inputs, targets, sample_weights)`, each [N, …], or a `keras.utils.PyDataset`.
+        validation_data: the data of the evaluations, in the same forms. It must have an end.
+        steps: batches to train on, over all replicas. --max-steps overrides it.
+        epochs: passes over `train_data`, instead of `steps`.
+        steps_per_epoch: batches of an epoch, over all replicas. Default: a pass over `train_data`, or a tenth of `steps` if its
+            length is unknown. --eval-steps overrides it.
+        batch_size: samples of a batch that is made of arrays.
+        shuffle: take arrays, and the batches of a PyDataset, in a new random order in each epoch.
+        callbacks: Keras callbacks, or a function that returns them. The chief calls them at the ends of epochs.
+        class_weight: the weight of each class, as in Keras.
+        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+        fields: further fields of `Job`, such as `serving`.
 
     Returns:
         The `keras.callbacks.History`, whose `model` has the trained weights.
+
+    Raises:
+        SystemExit: the job is invalid or failed. One line on stderr has the reason, the code is one of `scaletier.run`.
     """
     flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0 follows from the epochs
     handler = signal.getsignal(signal.SIGTERM)
@@ -141,7 +159,12 @@ def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """The training of an estimator program; `max_steps` are batches over all replicas."""
+    """The training of a program that was written for Estimators.
+
+    Args:
+        input_fn: a function that returns a `tf.data.Dataset` of batches, as `data` of `Job`.
+        max_steps: batches to train on, over all replicas. Default: that of --max-steps.
+    """
 
     input_fn: Callable[..., Any]
     max_steps: int | None = None
@@ -149,7 +172,12 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """The evaluation of an estimator program; `throttle_secs` are the least seconds between two evaluations."""
+    """The evaluation of a program that was written for Estimators.
+
+    Args:
+        input_fn: a function that returns a finite `tf.data.Dataset` of batches.
+        throttle_secs: the least seconds between two evaluations. Default: those of --eval-interval.
+    """
 
     input_fn: Callable[..., Any]
     throttle_secs: float | None = None
@@ -158,6 +186,13 @@ class EvalSpec:
 def train_and_evaluate(
     model_fn: Callable[[], Any], train_spec: TrainSpec, eval_spec: EvalSpec, arguments: Sequence[str] | None = None
 ) -> NoReturn:
-    """Train, evaluate and export the compiled Keras 3 model of `model_fn`; flags in `arguments` count before the specs."""
+    """Train, evaluate and export a compiled Keras model, and end the process as `scaletier.run` does.
+
+    Args:
+        model_fn: a function that returns the compiled Keras 3 model.
+        train_spec: the training.
+        eval_spec: the evaluation.
+        arguments: words to parse, whose flags override the specs. Default: the command line.
+    """
     flags = flags_of(arguments, max_steps=train_spec.max_steps, eval_interval=eval_spec.throttle_secs)
     leave(code_of(Job(model=model_fn, data=train_spec.input_fn, eval_data=eval_spec.input_fn), flags))

@@ -81,7 +81,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argparse.ArgumentParser:
-    """Return a parser of these flags, to which a program adds its own; `settings` are argparse's, such as `description`."""
+    """Return a parser of the library's flags, to which a program adds its own.
+
+    A wrong call ends the program with one line on stderr and exit code 2.
+
+    Args:
+        environ: the environment that has JOB_DIR, the default of --job-dir. Default: `os.environ`.
+        settings: those of `argparse.ArgumentParser`, such as `description`.
+    """
     environ = os.environ if environ is None else environ
     flags = Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
     add = flags.add_argument
@@ -112,7 +119,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         "--eval-steps",
         type=at_least(1),
         metavar="N",
-        help="evaluate after every N steps of all replicas instead, and let none of them go on meanwhile",
+        help="evaluate after every N steps of all replicas instead, while the other replicas pause",
     )
     add("--checkpoint-steps", type=at_least(1), default=500, metavar="N", help="steps between checkpoints")
     add("--checkpoint-seconds", type=positive, default=60.0, metavar="SECONDS", help="and no longer than this between them")

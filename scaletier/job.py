@@ -28,27 +28,53 @@ Metrics = Sequence[Any] | Mapping[str, Sequence[Any]] | Callable[[], Any]
 
 
 class Inspector(Protocol):
-    """Looks at an evaluation beyond its loss and metrics; one is made for each evaluation."""
+    """Compute more than loss and metrics in an evaluation; each evaluation has an inspector of its own."""
 
     def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
-        """Inspect a batch of the evaluation and the model's outputs, as NumPy arrays of the data's structure."""
+        """Inspect a batch of the evaluation.
+
+        Args:
+            inputs: the batch's inputs, NumPy arrays [N, …] in the structure of the data.
+            targets: its targets, in the same form.
+            outputs: the model's outputs for the inputs, in the same form.
+        """
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """End the evaluation of a global step, with `scaletier.summaries.Summaries`; `last` is for the finished model."""
+        """End the evaluation.
+
+        Args:
+            step: the global step of the model.
+            metrics: the loss and the metrics by name, over all samples.
+            summaries: a `scaletier.summaries.Summaries` to write scalars and images to.
+            job_dir: the folder of the job's output.
+            last: True for the finished model.
+        """
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: its model, its data, and its settings; docs/library.md describes each.
+    """A training job: its model, its data, and its settings.
 
-    A function given in place of an object is called only if it is needed: a parameter server, or an asynchronous worker, never
-    asks for the model and so starts without TensorFlow's Python. Strategy `sync` must begin before TensorFlow computes
-    anything, as it has for a model, a dataset, an optimizer or a metric that is an object here.
+    Pass functions instead of objects: a process calls only those whose result it needs, so that parameter servers and
+    asynchronous workers start without TensorFlow's Python. Strategy `sync` needs functions, as it must begin before TensorFlow
+    computes anything.
 
-    `data` are batches, or a function of nothing or of a `tf.distribute.InputContext`; `optimizer` may be a function of the
-    number of replicas, and its schedule is asked at the global step, which counts the batches of all; `serving` maps `predict`,
-    a function of inputs, to the `tf.function`, with its signature, that is exported; `explain` maps an error that the data
-    ended the job with to the line that says what to do, or to None.
+    Args:
+        model: a Keras 3 model, or a function that returns one. A compiled one brings loss, metrics and optimizer.
+        data: a `tf.data.Dataset` of batches `(inputs, targets, sample_weights)`, `(inputs, targets)` or only inputs, or a
+            function that returns one, without arguments or of a `tf.distribute.InputContext`. It is repeated without end.
+        loss: as for `compile`, or a mapping by output. Default: that of the compiled model.
+        metrics: as for `compile`, or a function that returns them.
+        optimizer: a name, an optimizer, or a function that returns one, without arguments or of the number of replicas. Its
+            schedule gets the global step, which counts the batches of all replicas. Default: that of the compiled model, or
+            `rmsprop`.
+        eval_data: a finite dataset, or a function that returns one.
+        serving: a function that takes `predict`, a function of the model's inputs, and returns the `tf.function` to export,
+            with an input_signature.
+        inspector: a function that returns the `Inspector` of an evaluation.
+        explain: a function that takes an error caused by the data and returns the line to print, or None.
+        weighted_metrics: as `metrics`, with sample weights.
+        callbacks: set by `fit`.
     """
 
     model: Any = None

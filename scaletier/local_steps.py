@@ -104,16 +104,16 @@ def begin_own(
     return results
 
 
-def figures(steps: Any, global_step: Any, results: Any, own_loss: Any = None, staleness: Any = 0, compute: Any = 0.0) -> Any:
+def pack_round(steps: Any, global_step: Any, results: Any, own_loss: Any = None, staleness: Any = 0, compute: Any = 0.0) -> Any:
     """Return all figures of a round, float64 [6 + metrics]: one tensor, so that it is one message."""
     own_loss = results[0] if own_loss is None else own_loss
     stacked = tf.stack([tf.cast(one, tf.float64) for one in (steps, global_step, own_loss, staleness, compute)])
     return tf.concat([stacked, tf.cast(results, tf.float64)], 0)
 
 
-def round_of(network: FunctionalModel, figures: Any) -> Round:
-    """Return the round of a tensor of `figures`."""
-    steps, global_step, own_loss, staleness, compute, loss, mean_loss, *results = map(float, np.asarray(figures))
+def unpack_round(network: FunctionalModel, packed: Any) -> Round:
+    """Return the round of a tensor of `pack_round`."""
+    steps, global_step, own_loss, staleness, compute, loss, mean_loss, *results = map(float, np.asarray(packed))
     metrics = dict(zip(network.metric_names, results, strict=True))
     return Round(int(steps), int(global_step), loss, metrics, int(staleness), compute, mean_loss, own_loss)
 
@@ -130,9 +130,9 @@ def make_round(
 ) -> Run:
     """Return one round as a graph, for hosts with these devices.
 
-    It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the `figures`.
-    The numbers are the steps, the global step if the exchange does not have it, and the number of hosts that train now: one
-    tensor, so that it goes in one message. `metrics` are as in `local_steps`, for one device alone.
+    It maps an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new state and the figures of
+    `pack_round`. The numbers are the steps, the global step if the exchange does not have it, and the number of hosts that
+    train now: one tensor, so that it goes in one message. `metrics` are as in `local_steps`, for one device alone.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
@@ -154,7 +154,7 @@ def make_round(
             taken = LocalResult(steps, position, live, tf.concat([[loss], results], 0))
             after, global_step, results = exchange.end(start, reached, taken)
         staleness = global_step - position - steps
-        return *after, figures(steps, global_step, results, loss, staleness, computed - began)
+        return *after, pack_round(steps, global_step, results, loss, staleness, computed - began)
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     specs = State(*(tuple(tf.TensorSpec(one.shape, one.dtype) for one in part) for part in (network.shared, network.own)))
@@ -172,7 +172,7 @@ def take_round(
     with here():
         numbers = tf.constant([steps, position, live], tf.float64)
     shared, own, told = run(iterator, *state, numbers)
-    return State(tuple(shared), tuple(own)), round_of(network, told.numpy())
+    return State(tuple(shared), tuple(own)), unpack_round(network, told.numpy())
 
 
 Steps = Callable[[State, Any], tuple[State, Any, Any]]

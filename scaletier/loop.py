@@ -110,8 +110,8 @@ class Pace(NamedTuple):
 class Progress:
     """State shared by the replicas of a job, each a thread of the chief's process: the job's steps, and who trains.
 
-    Replicas claim steps before a round and settle them after it, so that together they end at the last step. The chief starts
-    every round, so that this costs no message. What a failed round claimed is free again, and so is the claim of a round that
+    Replicas reserve steps before a round and commit them after it, so that together they end at the last step. The chief starts
+    every round, so that this costs no message. What a failed round reserved is free again, and so is that of a round that
     is overdue, as when its host is gone: if it ends after all, the job goes past its last step by it. At a multiple of `every`
     steps all wait until the chief has evaluated the model.
     """
@@ -128,7 +128,7 @@ class Progress:
         self.failure: Exception | None = None
         self.stopped = False
         self._max_steps, self._replicas, self._every, self._clock = max_steps, replicas, every or max_steps, clock
-        self._claimed, self._step_seconds = dict[str, tuple[int, float]](), dict[str, float]()
+        self._reserved, self._step_seconds = dict[str, tuple[int, float]](), dict[str, float]()
         self._unprepared, self._started = replicas - 1, False
         self._changed = threading.Condition()
         self.release()
@@ -160,7 +160,7 @@ class Progress:
             self._until = min(self._max_steps, (self.step // self._every + 1) * self._every)
             self._changed.notify_all()
 
-    def claim(self, name: str, steps: int, leads: bool = False) -> int:
+    def reserve(self, name: str, steps: int, leads: bool = False) -> int:
         """Reserve this many steps for a replica, or fewer; 0 if the job is at its last step or stopped.
 
         Towards the end they are a replica's part of the remaining steps, so that all end at about the same time. If others
@@ -168,38 +168,38 @@ class Progress:
         """
         with self._changed:
             while self.step < self._max_steps and not self.stopped:
-                late = self.late()
-                free = self._until - self.step - sum(one for other, (one, _) in self._claimed.items() if other not in late)
+                late = self.overdue()
+                free = self._until - self.step - sum(one for other, (one, _) in self._reserved.items() if other not in late)
                 if leads and self._until < self._max_steps:
                     free = max(free, 1)
                 if free > 0:
                     mine = min(steps, max(free // self._replicas, 1))
-                    self._claimed[name] = mine, self._clock()
+                    self._reserved[name] = mine, self._clock()
                     return mine
                 self._changed.wait(_LOOK_SECONDS)
         return 0
 
-    def settle(self, name: str, step: int | None) -> None:
+    def commit(self, name: str, step: int | None) -> None:
         """End a replica's round, with the global step after it; None if the round failed."""
         with self._changed:
-            steps, since = self._claimed.pop(name)
+            steps, since = self._reserved.pop(name)
             if step is not None:
                 self._step_seconds[name] = (self._clock() - since) / steps
-                # The servers know better than a sum of claims: a round may fail after they have counted its steps.
+                # The servers know better than a sum of reservations: a round may fail after they have counted its steps.
                 self.step = max(self.step, step)
             self._changed.notify_all()
 
-    def late(self) -> set[str]:
+    def overdue(self) -> set[str]:
         """Return the replicas whose round is overdue: it may never end."""
         with self._changed:
             now, seconds = self._clock(), self._step_seconds
-            usual = {name: _PATIENCE_TIMES * steps * seconds.get(name, 0.0) for name, (steps, _) in self._claimed.items()}
-            return {name for name, (_, since) in self._claimed.items() if now - since > max(_PATIENCE_SECONDS, usual[name])}
+            usual = {name: _PATIENCE_TIMES * steps * seconds.get(name, 0.0) for name, (steps, _) in self._reserved.items()}
+            return {name for name, (_, since) in self._reserved.items() if now - since > max(_PATIENCE_SECONDS, usual[name])}
 
     @property
     def live(self) -> int:
         """The number of replicas that train, without those whose round is overdue; the mean is over these."""
-        return max(1, len(self.training - self.late()))
+        return max(1, len(self.training - self.overdue()))
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,12 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
     steps, first = replica.first, True
     progress.training.add(replica.name)
     try:
-        while claimed := progress.claim(replica.name, steps * replica.devices, replica.leads):
+        while reserved := progress.reserve(replica.name, steps * replica.devices, replica.leads):
             began, taken = time.monotonic(), None
             try:
-                state, taken = replica.take(state, claimed, progress.step, progress.live)
+                state, taken = replica.take(state, reserved, progress.step, progress.live)
             finally:
-                progress.settle(replica.name, taken.global_step if taken else None)
+                progress.commit(replica.name, taken.global_step if taken else None)
             if not math.isfinite(taken.loss):
                 whose = "another replica" if math.isfinite(taken.own_loss) else replica.name
                 what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"

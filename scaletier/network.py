@@ -34,7 +34,7 @@ _BY_PLACE = [
 ]
 
 
-class Spec(NamedTuple):
+class VariableSpec(NamedTuple):
     """A variable: its name, which no other has, its shape, its dtype by name, and Keras's own variable."""
 
     name: str
@@ -245,7 +245,7 @@ class FunctionalModel:
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
-    def initial(self, spec: Spec) -> npt.NDArray[Any]:
+    def initial(self, spec: VariableSpec) -> npt.NDArray[Any]:
         """Return a variable's initial value; the same each time, for one seed."""
         if (stored := self._initial_values.get(id(spec.variable))) is not None:
             return stored
@@ -275,7 +275,7 @@ class FunctionalModel:
         for variable, value in zip(optimizer.variables, own[count:], strict=True):
             private.attach(variable, value)
 
-    def weight_of(self, spec: Spec) -> Spec | None:
+    def weight_of(self, spec: VariableSpec) -> VariableSpec | None:
         """Return the trained weight of an optimizer's variable; None for one of all, such as its count."""
         references = (part.references.get(id(spec.variable)) for part in self._parts)
         reference = next((one for one in references if one is not None), None)
@@ -459,7 +459,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         self.assigned[id(variable)] = variable
         super().add_update((variable, _value(value)))
 
-    def values(self, specs: Sequence[Spec]) -> list[Any]:
+    def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
         return [self.get_current_value(spec.variable) for spec in specs]
 
 
@@ -524,13 +524,13 @@ def _shapes(specs: Any) -> str:
     return " and ".join("none" if spec is None else one(spec) for spec in tf.nest.flatten(specs))
 
 
-def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
+def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
     """Return variables by their paths, below the model's; equal paths are numbered."""
-    specs = dict[str, Spec]()
+    specs = dict[str, VariableSpec]()
     for variable in variables:
         path = prefix + variable.path.removeprefix(f"{model}/")
         name = next(one for one in (path, *(f"{path}_{number + 1}" for number in range(len(specs)))) if one not in specs)
-        specs[name] = Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
+        specs[name] = VariableSpec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
     return list(specs.values())
 
 

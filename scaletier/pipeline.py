@@ -17,9 +17,9 @@ import numpy as np
 from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster, await_peers
 from scaletier.job import JobError
-from scaletier.local_steps import LocalResult, State, VariableExchange, figures, round_of
+from scaletier.local_steps import LocalResult, State, VariableExchange, pack_round, unpack_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
-from scaletier.network import Batch, FunctionalModel, Spec
+from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.private import copy_to_device
 from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
 from scaletier.stages import Stage, forward_backward, partition, units
@@ -49,7 +49,7 @@ class DistributedCopy(LocalCopy):
         if reader:
             self.fix()
 
-    def _variable(self, spec: Spec, device: str) -> Any:
+    def _variable(self, spec: VariableSpec, device: str) -> Any:
         """Return a variable on its host; one at a time passes through the master's memory."""
         reader = self._reader
         restored = reader is not None and (spec in self.network.shared or spec in reader.own)
@@ -82,10 +82,7 @@ class ModelParallel(Training):
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         """Connect to the workers, and lay a stage on each."""
-        self.size = self.source.largest()
-        self.source.keep_size(self.size)
-        if self.source.batch_size is None:
-            say(f"Trains on batches of {self.size}; smaller ones are left out")
+        self.size = self.source.keep_largest()
         self.network.require_portable()
         self.network.require_parts()
         parts = units(self.network)
@@ -117,7 +114,7 @@ class ModelParallel(Training):
         return train(replica, State(), self.progress)
 
     def _take(self, state: State, *_: int) -> tuple[State, Round]:
-        return state, round_of(self.network, self.graph(self.iterator).numpy())
+        return state, unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
         """Save nothing: a part of the model is lost with a host."""
@@ -136,7 +133,7 @@ class ModelParallel(Training):
         with tf.device(stages[-1].device):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
         _, step, results = exchange.end(start, reached, LocalResult(1, position, 1, results))
-        return figures(1, step, results)
+        return pack_round(1, step, results)
 
 
 def _print(device: str, line: str) -> None:
@@ -146,7 +143,7 @@ def _print(device: str, line: str) -> None:
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:
     """Connect to the workers; return the replica and the device of each stage, the master's first."""
-    workers = {f"worker/{index}": address for index, address in enumerate(cluster.jobs["worker"])}
+    workers = cluster.peers("worker")
     await_peers(workers, say)
     spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")})
     tf.config.experimental_connect_to_cluster(spec, job_name="chief", task_index=0, protocol="grpc")

@@ -1,8 +1,4 @@
-"""`run(JOB)`: this process's part of a training job, whichever task of the cluster it is.
-
-Exit codes: 0 done; 1 the training failed for good; 2 the call or the job was wrong; RETRY_EXIT_CODE the job should go on from
-its last checkpoint, because a host was lost or this one was told to end.
-"""
+"""Run this process's part of a training job, whichever task of the cluster it is."""
 
 from __future__ import annotations
 
@@ -30,16 +26,22 @@ from scaletier.runtime import (
     thread_counts,
 )
 
-# SIGTERM's: the process ends by that signal, which is not the program's fault to whoever supervises it, as a code would be.
+# The job should resume from its last checkpoint: a host is lost, or this one was told to end. The process ends by SIGTERM,
+# which a supervisor does not count as the program's fault, as it would a code.
 RETRY_EXIT_CODE = 128 + signal.SIGTERM
 _INTERRUPT_EXIT_CODE = 130
 
 
 def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
-    """Train, or serve the chief, and end the process with its exit code.
+    """Do this process's part of a job, and end the process.
 
-    `arguments` are a namespace of `scaletier.parser()`, words to parse, or sys.argv's by default. The threads of a cluster's
-    coordinator can abort the interpreter while it shuts down, which would read as a kill: so nothing runs after this.
+    The exit code is 0 if it is done, 1 if training failed, 2 if the call or the job is invalid. SIGTERM ends the process if the
+    job should resume from its last checkpoint. Nothing runs after this: the threads of a cluster's coordinator can abort the
+    interpreter while it shuts down, which would read as a kill.
+
+    Args:
+        job: the job.
+        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
     """
     leave(code_of(job, flags_of(arguments)))
 
@@ -66,7 +68,18 @@ def leave(code: int) -> NoReturn:
 
 
 def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """Run the job like `run`, but return the exit code. An error of the program itself is raised."""
+    """Do this process's part of a job.
+
+    Args:
+        job: the job.
+        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+
+    Returns:
+        The exit code, as in `run`; 143 if the job should resume.
+
+    Raises:
+        Exception: an error of the program itself.
+    """
     return train(job, flags_of(arguments))
 
 
@@ -85,12 +98,7 @@ def train(job: Job, flags: Flags) -> int:
     except (ClusterError, JobError) as error:
         return fail(str(error), 2)
 
-    def work() -> None:
-        if job.callbacks and task.task_type == "chief":
-            job.callbacks.check()
-        _runner(job, flags, task)()
-
-    return _guarded(job, task, work)
+    return _guarded(job, task, lambda: _perform(job, flags, task))
 
 
 def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
@@ -117,24 +125,35 @@ def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
     raise SystemExit(0)
 
 
-def _runner(job: Job, flags: Flags, task: Cluster) -> Callable[[], None]:
-    """Return this task's function until its end; a strategy is imported only if it is used."""
+def _perform(job: Job, flags: Flags, task: Cluster) -> None:
+    """Evaluate or train until the end of the task; a strategy is imported only if it is used."""
+    prepare_process()
     if task.task_type == "evaluator":
         from scaletier.evaluation import run_evaluator
 
-        return lambda: run_evaluator(job, flags, task.task_index)
-    prepare_process()
+        run_evaluator(job, flags, task.task_index)
+        return
+    if job.callbacks and task.task_type == "chief":
+        job.callbacks.check()
     if flags.strategy == "sync":
         from scaletier.synchronous import Synchronous as Strategy
     elif flags.strategy == "model-parallel":
         from scaletier.pipeline import ModelParallel as Strategy  # type: ignore[assignment]
     else:
         from scaletier.asynchronous import Asynchronous as Strategy  # type: ignore[assignment]
-    return Strategy(job, flags, task).run
+    Strategy(job, flags, task).run()
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
-    """Export the newest checkpoint in --job-dir, of a job that ended before its export; return 0, or 2 without one."""
+    """Export the newest checkpoint in --job-dir as a SavedModel.
+
+    Args:
+        job: the job, which ended before its export.
+        arguments: a namespace of `scaletier.parser()`, or words to parse. Default: the command line.
+
+    Returns:
+        The exit code: 0, or 2 if there is no readable checkpoint of the job's model.
+    """
     flags = flags_of(arguments)
 
     def work() -> None:

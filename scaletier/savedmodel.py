@@ -90,5 +90,5 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     network = FunctionalModel(job, spec, seed)
     reader = checkpoint.newest(job_dir, network)
     assert reader
-    copy = checkpoint.LocalCopy.create(network, reader)
+    copy = checkpoint.LocalCopy(network, reader)
     return export(served(job, network, copy.shared, copy.own, Batch.of(spec).inputs), job_dir)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from scaletier.job import JobError
-from scaletier.network import Batch, FunctionalModel, Spec, called
+from scaletier.network import Batch, FunctionalModel, VariableSpec, called
 from scaletier.private import copy_to_device
 from scaletier.runtime import import_tensorflow
 
@@ -27,11 +27,11 @@ class Unit:
 
     name: str
     part: Any
-    trained: tuple[Spec, ...]
-    others: tuple[Spec, ...]
+    trained: tuple[VariableSpec, ...]
+    others: tuple[VariableSpec, ...]
 
     @property
-    def specs(self) -> tuple[Spec, ...]:
+    def specs(self) -> tuple[VariableSpec, ...]:
         return *self.trained, *self.others
 
     @property

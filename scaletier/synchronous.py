@@ -20,7 +20,7 @@ from scaletier.job import Job, JobError
 from scaletier.local_steps import LocalResult, State, VariableExchange, begin_own, make_round, take_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
-from scaletier.training import Training
+from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()
 
@@ -158,14 +158,9 @@ def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]
     options = experimental.CommunicationOptions(implementation=chosen)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")}),
-        task_type=cluster.task_type,
-        task_id=cluster.task_index,
-        # The devices of a host have one delta: its first GPU alone takes part for it.
-        num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
-        rpc_layer="grpc",
-    )
+    # The devices of a host have one delta: its first GPU alone takes part for it.
+    gpus = min(1, len(tf.config.list_physical_devices("GPU")))
+    resolver = cluster_resolver(cluster, ("chief", "worker"), num_accelerators={"GPU": gpus})
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     except RuntimeError as error:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from scaletier import checkpoint
@@ -24,6 +24,13 @@ from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
+
+
+def cluster_resolver(cluster: Cluster, jobs: Iterable[str], **options: Any) -> Any:
+    """Return TensorFlow's view of these jobs of a cluster, and of this task."""
+    spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in jobs})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver
+    return resolver(spec, cluster.task_type, cluster.task_index, rpc_layer="grpc", **options)
 
 
 class Training(abc.ABC):
@@ -60,7 +67,7 @@ class Training(abc.ABC):
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Return the variables as they begin, or as in a checkpoint."""
-        return checkpoint.LocalCopy.create(self.network, reader)
+        return checkpoint.LocalCopy(self.network, reader)
 
     @abc.abstractmethod
     def begin(self, step: int) -> Progress:

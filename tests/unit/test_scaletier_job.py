@@ -491,7 +491,7 @@ def test_passes_that_are_over_are_not_read_again() -> None:
 
 def test_batches_of_one_size_alone_count() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
-    source.keep_size(2)
+    assert source.keep_largest() == 2
     assert taken(source.elsewhere(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 

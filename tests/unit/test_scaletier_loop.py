@@ -33,34 +33,34 @@ def test_however_rounds_overlap_no_step_is_taken_past_the_last(
         name = f"replica/{index % replicas}"
         if name in walking:  # its round ends, and it comes to the servers
             centre += walking.pop(name)
-            progress.settle(name, centre)
+            progress.commit(name, centre)
         elif centre + sum(walking.values()) < max_steps:
-            walking[name] = progress.claim(name, period)
+            walking[name] = progress.reserve(name, period)
             assert 1 <= walking[name] <= period
         assert centre + sum(walking.values()) <= max_steps
     for name, steps in walking.items():
         centre += steps
-        progress.settle(name, centre)
+        progress.commit(name, centre)
     while centre < max_steps:
-        centre += progress.claim("replica/0", 64)
-        progress.settle("replica/0", centre)
+        centre += progress.reserve("replica/0", 64)
+        progress.commit("replica/0", centre)
     assert centre == max_steps
-    assert progress.claim("replica/0", 64) == 0
+    assert progress.reserve("replica/0", 64) == 0
 
 
 def test_a_round_near_the_end_is_a_part_of_what_is_free() -> None:
     progress = Progress(900, 1000, 4)
-    assert [progress.claim(name, 64) for name in "abcd"] == [25, 18, 14, 10]
+    assert [progress.reserve(name, 64) for name in "abcd"] == [25, 18, 14, 10]
 
 
 def test_the_last_steps_are_waited_for_and_free_again_where_their_round_fails() -> None:
     progress, taken = Progress(0, 10, 1), list[int]()
-    assert progress.claim("worker/0", 10) == 10
-    thread = threading.Thread(target=lambda: taken.append(progress.claim("master/0", 64)))
+    assert progress.reserve("worker/0", 10) == 10
+    thread = threading.Thread(target=lambda: taken.append(progress.reserve("master/0", 64)))
     thread.start()
     thread.join(0.3)
     assert taken == []
-    progress.settle("worker/0", None)
+    progress.commit("worker/0", None)
     thread.join(5)
     assert taken == [10]
 
@@ -74,31 +74,31 @@ def test_a_round_that_does_not_end_does_not_hold_the_job_up() -> None:
         return now
 
     progress = Progress(0, 10, 1, clock=clock)
-    assert progress.claim("worker/0", 8) == 8  # and then its host is gone
-    assert progress.claim("master/0", 8) == 2
-    progress.settle("master/0", 2)
-    assert progress.claim("master/0", 8) == 8
-    progress.settle("worker/0", 10)  # it was only late
-    assert progress.claim("worker/0", 8) == 0
+    assert progress.reserve("worker/0", 8) == 8  # and then its host is gone
+    assert progress.reserve("master/0", 8) == 2
+    progress.commit("master/0", 2)
+    assert progress.reserve("master/0", 8) == 8
+    progress.commit("worker/0", 10)  # it was only late
+    assert progress.reserve("worker/0", 8) == 0
 
 
 def test_a_round_is_waited_for_as_long_as_the_replica_usually_takes() -> None:
     now = 0.0
     progress = Progress(0, 20, 1, clock=lambda: now)
-    assert progress.claim("slow", 10) == 10
+    assert progress.reserve("slow", 10) == 10
     now = 100.0
-    progress.settle("slow", 10)
-    assert progress.claim("slow", 10) == 10
+    progress.commit("slow", 10)
+    assert progress.reserve("slow", 10) == 10
     now = 490.0
-    assert not progress.late()
+    assert not progress.overdue()
     now = 501.0
-    assert progress.late() == {"slow"}
+    assert progress.overdue() == {"slow"}
 
 
 def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
     progress, taken = Progress(0, 10, 1), list[int]()
-    assert progress.claim("worker/0", 10) == 10
-    thread = threading.Thread(target=lambda: taken.append(progress.claim("master/0", 10)))
+    assert progress.reserve("worker/0", 10) == 10
+    thread = threading.Thread(target=lambda: taken.append(progress.reserve("master/0", 10)))
     thread.start()
     progress.stop()
     thread.join(5)
@@ -107,26 +107,26 @@ def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
 
 def test_all_wait_for_an_evaluation_but_the_chief_which_comes_to_it_by_single_steps() -> None:
     progress, taken = Progress(3, 20, 1, every=10), list[int]()
-    assert progress.claim("worker/0", 64) == 7
-    thread = threading.Thread(target=lambda: taken.append(progress.claim("worker/1", 64)))
+    assert progress.reserve("worker/0", 64) == 7
+    thread = threading.Thread(target=lambda: taken.append(progress.reserve("worker/1", 64)))
     thread.start()
-    assert progress.claim("master/0", 64, True) == 1
-    progress.settle("worker/0", 10)
-    progress.settle("master/0", 11)
+    assert progress.reserve("master/0", 64, True) == 1
+    progress.commit("worker/0", 10)
+    progress.commit("master/0", 11)
     thread.join(0.3)
     assert taken == []
     progress.release()
     thread.join(5)
     assert taken == [9]
-    progress.settle("worker/1", 20)
-    assert progress.claim("master/0", 64, True) == 0
+    progress.commit("worker/1", 20)
+    assert progress.reserve("master/0", 64, True) == 0
 
 
 def test_the_chief_takes_no_step_past_the_last() -> None:
     progress = Progress(0, 10, 1, every=10)
-    assert progress.claim("worker/0", 10) == 10
+    assert progress.reserve("worker/0", 10) == 10
     threading.Timer(0.1, progress.stop).start()
-    assert progress.claim("master/0", 10, True) == 0
+    assert progress.reserve("master/0", 10, True) == 0
 
 
 def replica(name: str, take: Any, emit: Any = lambda line: None, seconds: float = 1.0) -> ReplicaLoop:

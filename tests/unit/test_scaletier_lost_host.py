@@ -52,7 +52,7 @@ def error(request: pytest.FixtureRequest) -> Exception:
 
 def end_by(error: Exception, strategy: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the exit code of a process whose training ends by this error."""
-    monkeypatch.setattr(importlib.import_module("scaletier.run"), "_runner", lambda *_: MagicMock(side_effect=error))
+    monkeypatch.setattr(importlib.import_module("scaletier.run"), "_perform", MagicMock(side_effect=error))
     return scaletier.main(scaletier.Job(None, None), [f"--strategy={strategy}"])
 
 

@@ -19,7 +19,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
 from scaletier.local_steps import State, begin_own, make_round, take_round
 from scaletier.loop import Round
-from scaletier.network import Batch, FunctionalModel, Spec
+from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _packed, _unpacked
 from scaletier.stages import Stage, forward_backward, partition, units
@@ -181,7 +181,7 @@ def half(values: Array) -> Array:
 
 
 def centre(values: Sequence[Array], devices: int, step: int = 7) -> SharedParameters:
-    shared = [Spec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
+    shared = [VariableSpec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
     return SharedParameters(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 

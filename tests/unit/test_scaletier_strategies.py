@@ -89,11 +89,11 @@ def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
     now = 0.0
     progress = Progress(0, 400, 2, clock=lambda: now)
     progress.training |= {"master/0", "worker/0"}
-    progress.claim("worker/0", 4)
+    progress.reserve("worker/0", 4)
     assert progress.live == 2
     now = 60.0
     assert progress.live == 1
-    progress.settle("worker/0", 4)
+    progress.commit("worker/0", 4)
     assert progress.live == 2
 
 

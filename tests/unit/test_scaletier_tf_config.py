@@ -38,7 +38,7 @@ def test_the_chief_may_be_called_master(key: str) -> None:
 def test_a_worker_knows_its_address_and_its_peers() -> None:
     cluster = parse(config("worker", 1))
     assert cluster.address == "c:2222"
-    assert cluster.peers() == {"ps/0": "a:2222", "worker/0": "b:2222", "worker/1": "c:2222"}
+    assert cluster.peers("ps", "worker") == {"ps/0": "a:2222", "worker/0": "b:2222", "worker/1": "c:2222"}
 
 
 def test_the_evaluator_is_outside_the_cluster() -> None:
