@@ -19,9 +19,9 @@ from scaletier.cluster import Cluster, await_peers
 from scaletier.data import DataError
 from scaletier.flags import Flags
 from scaletier.job import Job
-from scaletier.local_steps import State, begin_own, make_round, take_round
+from scaletier.local_steps import State, initial_own, make_round, run_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
-from scaletier.private import Workers
+from scaletier.private import CoordinatorWorkers
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.training import Training, cluster_resolver
@@ -36,12 +36,12 @@ class Asynchronous(Training):
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
-            # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
-            # quarter of the time from a worker's kill to its next step.
+            # The optimizer makes no step faster on CPUs. Each new host would run it again, which is a quarter of the time from
+            # a worker's kill to its next step.
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         self.workers = len(cluster.jobs.get("worker", ()))
         self.count, self.portable = 1 + self.workers, self.workers > 0
-        self.others: Workers | None = None
+        self.others: CoordinatorWorkers | None = None
         super().__init__(job, flags, cluster)
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
@@ -53,7 +53,7 @@ class Asynchronous(Training):
         return copy
 
     def _connect(self) -> Any:
-        tf.get_logger().addFilter(_on_one_line)
+        tf.get_logger().addFilter(_shorten_log)
         await_peers(self.cluster.peers("ps", "worker"), say)
         # The strategy connects with device filters: parameter servers see the workers and the chief, never each other.
         strategy = tf.distribute.ParameterServerStrategy(cluster_resolver(self.cluster, self.cluster.jobs))
@@ -72,14 +72,14 @@ class Asynchronous(Training):
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics) for devices in kinds
             }
         zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.own], autograph=False)
-        self._zeros = zeros.get_concrete_function() if self.workers else zeros  # here, and not in their threads
+        self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
         return Progress(step, self.flags.max_steps, self.count, every)
 
     def run(self) -> None:
         if self.workers:
-            self.others = Workers(self.coordinator)
+            self.others = CoordinatorWorkers(self.coordinator)
             for _ in range(self.workers):
                 self.others.schedule(self._train_worker)
         with tf.device(self.devices[0]):
@@ -95,12 +95,12 @@ class Asynchronous(Training):
             raise self.others.failure
 
     def refresh(self) -> int:
-        shared, step = self.servers.pull() if self.servers else (self.state.shared, self.progress.step)
+        shared, step = self.servers.pull_exact() if self.servers else (self.state.shared, self.progress.step)
         self.copy.assign(shared, self.state.own, step)
         return super().refresh()
 
     def rescue(self) -> None:
-        """Save the parameters that the master read last, once a parameter server is lost."""
+        """Save the parameters that the master pulled last, once a parameter server is lost."""
         if self.state_step > int(self.copy.step) and all(np.isfinite(value.numpy()).all() for value in self.state.shared):
             self.copy.assign(*self.state, self.state_step)
             super().rescue()
@@ -116,15 +116,15 @@ class Asynchronous(Training):
             if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
                 state = State(state.shared, self._with_rates(state.own, known))
-            state, taken = take_round(self.network, self.graphs[devices], iterator, state, steps, position, live)
+            state, taken = run_round(self.network, self.graphs[devices], iterator, state, steps, position, live)
             if name == self.name:
-                # What the servers gave is of the round's begin.
+                # The shared state is that of the round's start.
                 began = taken.steps + taken.staleness if self.servers else 0
                 self.state, self.state_step = state, taken.global_step - began
             return State((), state.own) if self.servers else state, taken
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
-        if period.alone and self.flags.eval_steps:  # a round's end is all that is looked at
+        if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
             period.most = min(period.most, self.flags.eval_steps)
         return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
@@ -136,14 +136,14 @@ class Asynchronous(Training):
 
     def _train(self, replica: ReplicaLoop, index: int) -> Iterator[Round]:
         start = time.monotonic()
-        with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
+        with quiet_stderr() if replica.leads else contextlib.nullcontext():  # TensorFlow's remark about the CPU
             state = self._initial_state(replica, index)
         self.progress.begin(replica.leads, time.monotonic() - start)
         return train(replica, state, self.progress)
 
     def _initial_state(self, replica: ReplicaLoop, index: int) -> State:
         """Return a replica's initial state, after a round of no steps: it sends the graph to its host in advance."""
-        values = begin_own(
+        values = initial_own(
             self.network,
             self.state.own[: len(self.network.own)],
             index,
@@ -163,29 +163,29 @@ class Asynchronous(Training):
         return state
 
     def _train_worker(self) -> None:
-        """Train a worker's share of the job; each worker's thread calls this until the job's last step."""
+        """Train on a worker until the job's last step; called in the worker's thread."""
         index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         try:
-            iterator = iter(self.source.elsewhere(index, self.count, self.progress.step - self.data_begin))
+            iterator = iter(self.source.training_here(index, self.count, self.progress.step - self.data_begin))
             replica = self._replica(name, iterator, devices_of("worker", index - 1), say_there)
             for _ in self._train(replica, index):
                 pass
         except tf.errors.DataLossError as error:
-            self.progress.stop(error)  # the data is to blame, and not the host
+            self.progress.stop(error)  # the data is damaged, the host is not lost
         except tf.errors.OutOfRangeError as error:
             explanation = self.job.explain(error) if self.job.explain else None
             self.progress.stop(DataError(f"{name} finds no batch in the job's data{f': {explanation}' if explanation else ''}"))
         except tf.errors.OpError as error:
             denied = isinstance(error, tf.errors.PermissionDeniedError)
             if not denied and not (isinstance(error, tf.errors.NotFoundError) and _NO_FILE in str(error)):
-                raise  # the coordinator knows a lost worker, which comes back, from a lost parameter server, which does not
+                raise  # the coordinator handles a lost worker, which returns, and a lost parameter server, which does not
             self.progress.stop(DataError(f"{name} cannot read its data: {one_line(error)}"))
-        except Exception as error:  # noqa: BLE001 - a thread's error is the chief's to raise
+        except Exception as error:  # noqa: BLE001 - the chief raises it
             self.progress.stop(error)
 
     def scalars(self) -> dict[str, float]:
-        """Return rates, staleness and megabytes a second since the last call."""
+        """Return each replica's steps/s and staleness, and each server's MB/s, since the last call."""
         if not self.servers:
             return {}
         (since, rounds), now = self._shown, time.monotonic()
@@ -200,8 +200,8 @@ class Asynchronous(Training):
         return scalars
 
 
-def _on_one_line(record: logging.LogRecord) -> bool:
-    """Shorten the coordinator's log of a worker's error, which has pages of the graph's nodes, to a line."""
+def _shorten_log(record: logging.LogRecord) -> bool:
+    """Shorten the coordinator's log record of a worker's error, pages of graph nodes, to one line."""
     if "when processing closure" in (message := record.getMessage()):
         record.msg, record.args = one_line(RuntimeError(message)), ()
     return True

@@ -1,4 +1,4 @@
-"""Keras's callbacks, which the chief calls at the ends of epochs and of evaluations."""
+"""Call Keras's callbacks on the chief, at the ends of epochs and of evaluations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scaletier.job import JobError, kind_of
 from scaletier.runtime import import_tensorflow
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
-    from scaletier.evaluation import Measured
+    from scaletier.evaluation import EvaluationResult
     from scaletier.loop import Round
     from scaletier.network import FunctionalModel
 
-# Epochs of data that does not say how many batches it has.
+# Epochs if the number of batches is unknown.
 _EPOCHS = 10
 HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
@@ -52,7 +52,7 @@ class Callbacks:
                     raise JobError(f"{name} it has {hook}, which is not called. Valid: {', '.join(HOOKS)}")
 
     def plan(self, flags: Flags, length: int | None) -> Flags:
-        """Return the flags with the steps of the job and of each epoch, for data of so many batches, if that is known."""
+        """Return the flags with the steps of the job and of each epoch; `length` is the number of batches, None if unknown."""
         every = flags.eval_steps or self._steps or length
         if not flags.max_steps and not every:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"
@@ -61,7 +61,7 @@ class Callbacks:
         return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
 
     def begin(self, network: FunctionalModel, own: Sequence[Any], flags: Flags, step: int) -> None:
-        """Begin training, or go on with it, at a global step; `own` are tf.Variables in the network's order."""
+        """Start or resume training at a global step; `own` are tf.Variables in the network's order."""
         import keras
 
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
@@ -78,7 +78,7 @@ class Callbacks:
         self._begin_epoch(step)
 
     def carry(self) -> list[Any]:
-        """Return the tf.Variables in which metrics go on from round to round of an epoch, for a process that trains alone."""
+        """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
         tf = import_tensorflow()
         self._metrics = [tf.Variable(value) for value in self._network.initial_metrics()]
         return self._metrics
@@ -95,8 +95,8 @@ class Callbacks:
     def add(self, taken: Round) -> None:
         self._rounds.append((taken.steps, {"loss": taken.mean_loss, **taken.metrics}))
 
-    def end_epoch(self, step: int, evaluate: Callable[[], Measured | None] | None) -> None:
-        """End an epoch at a global step, with an evaluation, if there is any; not if that was broken off."""
+    def end_epoch(self, step: int, evaluate: Callable[[], EvaluationResult | None] | None) -> None:
+        """End an epoch at a global step, after its evaluation, if there is one; do nothing if that was stopped."""
         logs = self._rounds[-1][1]
         if not self._metrics:
             total = sum(steps for steps, _ in self._rounds)

@@ -15,22 +15,22 @@ from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
-# What TensorFlow raises for a file that is cut short, or holds something else.
+# TensorFlow's errors for a file that is cut short or of another kind.
 _DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The global step; that at which the data began, and which data that is.
+# The global step, the step at which the data began, and a description of the data.
 _STEP, _DATA, _DATA_OF = "global_step", "data_begin", "data_of"
-# What a checkpoint, or TensorFlow's class of them, has under a name of its own.
+# Names that a checkpoint, or tf.train.Checkpoint, uses itself.
 _RESERVED = frozenset({_STEP, _DATA, _DATA_OF, "root", "save_counter"})
 _NAME, _INDEX = "model", ".index"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that this job cannot go on from: the message is one line."""
+    """A checkpoint that this job cannot resume from; the message is one line."""
 
 
 class CheckpointReadError(CheckpointError):
-    """A checkpoint that is damaged, or gone."""
+    """A checkpoint that is damaged or missing."""
 
 
 def directory(job_dir: str) -> str:
@@ -38,8 +38,8 @@ def directory(job_dir: str) -> str:
 
 
 def newest_first(job_dir: str) -> list[str]:
-    """Return the job's checkpoints by TensorFlow's list, or all files if that is damaged or gone."""
-    state = _listed(job_dir)
+    """Return the paths of the job's checkpoints by TensorFlow's list, or by name if that is damaged or missing."""
+    state = _read_list(job_dir)
     if state and state.all_model_checkpoint_paths:
         return list(reversed(state.all_model_checkpoint_paths))
     paths = [path.removesuffix(_INDEX) for path in tf.io.gfile.glob(f"{directory(job_dir)}/{_NAME}-*{_INDEX}")]
@@ -47,7 +47,7 @@ def newest_first(job_dir: str) -> list[str]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def _listed(job_dir: str) -> Any:
+def _read_list(job_dir: str) -> Any:
     """Return TensorFlow's list of checkpoints, or None if there is no readable one."""
     try:
         return tf.train.get_checkpoint_state(directory(job_dir))
@@ -55,9 +55,9 @@ def _listed(job_dir: str) -> Any:
         return None
 
 
-def _list_anew(job_dir: str) -> None:
-    """Rebuild a list that is damaged or gone from the existing checkpoints."""
-    if _listed(job_dir) is not None:
+def _rebuild_list(job_dir: str) -> None:
+    """Rebuild TensorFlow's list from the existing checkpoints if it is damaged or missing."""
+    if _read_list(job_dir) is not None:
         return
     if paths := newest_first(job_dir)[::-1]:
         times = [tf.io.gfile.stat(f"{path}{_INDEX}").mtime_nsec / 1e9 for path in paths]
@@ -73,11 +73,16 @@ def latest(job_dir: str) -> str | None:
 
 
 class CheckpointReader:
-    """A checkpoint of a network, read one variable at a time: the whole may be larger than this host's memory.
+    """Read a checkpoint one variable at a time: the whole may be larger than this host's memory.
 
-    The constructor raises CheckpointError that names the first variable that the network and the checkpoint do not share, and
-    CheckpointReadError if the checkpoint is damaged or gone; so does `value`. `own` are the network's own variables that it
-    has, and `partly` is a line about those that it lacks, which are initialized, or None.
+    Attributes:
+        step: the global step.
+        own: the `own` variables of the network that the checkpoint has.
+        missing_line: a line about those that it lacks, which are initialized, or None.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model; the line names the first variable that differs.
+        CheckpointReadError: the checkpoint is damaged or missing. `value`, `named` and `check` raise it too.
     """
 
     def __init__(self, path: str, network: FunctionalModel) -> None:
@@ -96,15 +101,15 @@ class CheckpointReader:
                 problem = "has none" if shape is None else f"holds it as {shape}"
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
-        self._anew = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
+        self._reset_values = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
         self.own = fixed if missing else network.own
-        self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
+        self.missing_line = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
     def value(self, spec: VariableSpec) -> npt.NDArray[Any]:
-        """Return the variable's value, in its shape; if it is reset on restore, the network's own one."""
+        """Return a variable's value; for one that is reset on each start, the network's initial value."""
         key = key_of(spec)
-        return self._anew[key] if key in self._anew else self.named(key)
+        return self._reset_values[key] if key in self._reset_values else self.named(key)
 
     def named(self, key: str) -> npt.NDArray[Any]:
         try:
@@ -121,7 +126,7 @@ class CheckpointReader:
         return CheckpointReadError(f"checkpoint {self.path} cannot be read: {one_line(error)}")
 
 
-def not_written(place: str, error: Exception) -> Exception:
+def write_error(place: str, error: Exception) -> Exception:
     """Return the error for a failed write below a job's directory: itself if a host is lost, else DataError."""
     line = f"{place} cannot be written to: {one_line(error)}; make room there, and run the job again"
     return error if is_lost_host(error) else DataError(line)
@@ -133,11 +138,11 @@ def key_of(spec: VariableSpec) -> str:
 
 
 def find(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
-    """Return the checkpoint to continue from, as `newest`, and log a line about it."""
+    """Return the checkpoint to resume from, as `newest`, and log a line about it."""
     if reader := newest(job_dir, network):
         say(f"Resuming from {reader.path}, step {reader.step}")
-        if reader.partly:
-            say(reader.partly)
+        if reader.missing_line:
+            say(reader.missing_line)
     return reader
 
 
@@ -158,7 +163,7 @@ def newest(job_dir: str, network: FunctionalModel) -> CheckpointReader | None:
 
 
 class DataPosition:
-    """The global step at which the job's data began; `variables` are its part of a checkpoint."""
+    """The global step at which the job's data began; `variables` are saved in checkpoints."""
 
     def __init__(self, source: BatchSource, reader: CheckpointReader | None) -> None:
         with tf.device("/device:CPU:0"):
@@ -176,9 +181,9 @@ class Saver:
 
     def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int) -> None:
         self._step, self._job_dir = step, job_dir
-        # TensorFlow traces a save over several hosts anew each time, and warns of it.
+        # TensorFlow traces a save over several hosts again each time, and warns of it.
         tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
-        _list_anew(job_dir)
+        _rebuild_list(job_dir)
         saved = tf.train.Checkpoint(**variables, **{_STEP: step})
         self._manager = tf.train.CheckpointManager(saved, directory(job_dir), max_to_keep=keep, checkpoint_name=_NAME)
 
@@ -187,11 +192,11 @@ class Saver:
         try:
             self._manager.save(checkpoint_number=int(self._step))
         except tf.errors.OpError as error:
-            raise not_written(directory(self._job_dir), error) from error
+            raise write_error(directory(self._job_dir), error) from error
 
 
 class LocalCopy:
-    """A copy of the variables on this host: what is evaluated, saved and exported."""
+    """A copy of the variables on this host, which is evaluated, saved and exported."""
 
     def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None) -> None:
         """Create the variables as a job begins, or as in a checkpoint."""
@@ -234,7 +239,7 @@ class LocalCopy:
         return reader.step
 
     def fix(self) -> None:
-        """Have the network begin with what no step changes as it is here."""
+        """Set the network's initial values of fixed variables to the values here."""
         self.network.fix([variable.numpy() for variable in self.fixed])
 
     def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:

@@ -1,4 +1,4 @@
-"""A job's data, as each replica takes it: batches without end."""
+"""Prepare a job's data for each replica: batches without end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_BATCHES = 16
 
 
 class DataError(RuntimeError):
-    """There is no data, or it cannot be read: the message is one line. A job's own functions may raise it."""
+    """Data is missing or cannot be read; the message is one line. A job's own functions may raise it."""
 
 
 def batch_errors() -> tuple[type[Exception], ...]:
@@ -31,11 +31,18 @@ def replica_seed(seed: int, replica: int) -> int:
 
 
 class BatchSource:
-    """A job's data, for as often as it is asked for; JobError for what is no data.
+    """A job's data, from which the datasets of replicas and evaluations are made.
 
-    With `portable` it can still be asked for once this process has joined a cluster, when TensorFlow knows nothing of what it
-    had before: what is not made by a function is then kept as the graph that makes it. `length` is the number of batches, or
-    None where that is not known.
+    TensorFlow forgets a dataset object when this process joins a cluster. With `portable` it is kept as a serialized graph.
+
+    Attributes:
+        element_spec: the structure of a batch.
+        length: the number of batches, or None if it is unknown or infinite.
+        description: tells the data from other data, without reading it.
+
+    Raises:
+        JobError: the data is invalid.
+        DataError: it is missing or cannot be read.
     """
 
     def __init__(self, data: Any, name: str = "data", portable: bool = False) -> None:
@@ -44,10 +51,9 @@ class BatchSource:
         self.name, self._data = name, data
         self._by_replica = callable(data) and wants_argument(data)
         self._graph: Any = None
-        first = self._made(tf.distribute.InputContext())
+        first = self._make(tf.distribute.InputContext())
         self.element_spec, size = first.element_spec, int(first.cardinality())
         self.endless = size == tf.data.INFINITE_CARDINALITY
-        # What tells it from other data, without a look at any of it.
         self.description = f"{size} batches of {self.element_spec}"
         self._size: int | None = None
         self.length = size if size > 0 else None
@@ -56,11 +62,11 @@ class BatchSource:
             raise JobError(f"the job's {name} does not say how many dimensions it has; give from_generator an output_signature")
         _check(first, name)
         if portable and not callable(data):
-            self._graph = _graph(data).numpy()
+            self._graph = _serialize(data).numpy()
 
-    def _made(self, context: Any) -> Any:
+    def _make(self, context: Any) -> Any:
         if self._graph is not None:
-            return self._unpacked(lambda: tf.constant(self._graph))
+            return self._deserialize(lambda: tf.constant(self._graph))
         try:
             dataset = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         except (tf.errors.OpError, OSError) as error:
@@ -71,12 +77,12 @@ class BatchSource:
         return dataset
 
     def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
-        """Return batches without end for one of so many replicas, after those of `step` steps of all.
+        """Return batches without end for a replica, after those of `step` steps of all replicas.
 
-        Of a dataset that all have in common each takes every n-th batch. Where the batches are no multiple of n it takes others
-        each time that the data begins again, so that all replicas see all data.
+        Of a dataset that all n replicas share each takes every n-th batch. If the number of batches is no multiple of n, these
+        are others in each pass, so that all replicas see all data.
         """
-        dataset, batches = self._made(tf.distribute.InputContext(replicas, replica, replicas)), step // replicas
+        dataset, batches = self._make(tf.distribute.InputContext(replicas, replica, replicas)), step // replicas
         if size := self._size:  # a graph over hosts is of parts that are known beforehand
             dataset = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
             shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
@@ -86,7 +92,7 @@ class BatchSource:
         return _endless(dataset, batches * replicas).shard(replicas, replica)
 
     def once(self) -> Any:
-        return self._made(tf.distribute.InputContext())
+        return self._make(tf.distribute.InputContext())
 
     def keep_largest(self) -> int:
         """Train on batches of one size from now on, the largest of the first ones; return their number of samples."""
@@ -96,36 +102,36 @@ class BatchSource:
             say(f"Trains on batches of {size}; smaller ones are left out")
         return int(size)
 
-    def elsewhere(self, replica: int, replicas: int, step: int = 0) -> Any:
-        """Return the data of `training` on the current device, maybe another host's; a function runs here."""
+    def training_here(self, replica: int, replicas: int, step: int = 0) -> Any:
+        """Return the dataset of `training` on the current device, which may be another host's; a function runs on this host."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
-        return self._unpacked(lambda: _graph(self.training(replica, replicas, step)))
+        return self._deserialize(lambda: _serialize(self.training(replica, replicas, step)))
 
-    def _unpacked(self, pack: Callable[[], Any]) -> Any:
-        """Return the dataset of a graph that is made here, on the current device."""
+    def _deserialize(self, pack: Callable[[], Any]) -> Any:
+        """Return the dataset of a serialized graph on the current device; `pack` makes the graph on this host."""
         with here():
             packed = pack()
         return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), self.element_spec)
 
 
 def evaluation(data: Any, portable: bool = False) -> BatchSource:
-    """Return the data of an evaluation; JobError if it is no data, or has no end."""
+    """Return the data of an evaluation; JobError if it is invalid or has no end."""
     data_source = BatchSource(data, "eval_data", portable)
     if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return data_source
 
 
-def _graph(dataset: Any) -> Any:
+def _serialize(dataset: Any) -> Any:
     """Return a string tensor from which another host can make this dataset."""
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
 
 
 def _endless(dataset: Any, batches: int) -> Any:
-    """Return batches without end, after so many.
+    """Return batches without end, after the first ones.
 
-    A pass that would be skipped as a whole is begun alone: the order of the next one is then another, and nothing is read.
+    A pass that is skipped as a whole is started but not read: so the next one has the order that it would have after it.
     """
     size = int(dataset.cardinality())
     if size == tf.data.INFINITE_CARDINALITY:
@@ -144,7 +150,7 @@ def _endless(dataset: Any, batches: int) -> Any:
 
 
 def _check(dataset: Any, name: str) -> None:
-    """Read a first batch: DataError for none, JobError for parts of different sizes, DataLossError for the job to explain."""
+    """Check the first batch: DataError if there is none, JobError if its parts have different sizes."""
     try:
         element = next(iter(dataset), None)
     except tf.errors.DataLossError:

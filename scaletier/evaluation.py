@@ -1,4 +1,4 @@
-"""Evaluation on all batches of a job's eval_data, and the evaluator, a replica outside the cluster that does only this."""
+"""Evaluate on all batches of a job's eval_data: the chief between two rounds, and the evaluators, outside the cluster."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ tf = import_tensorflow()
 _LOG_SECONDS = 60.0
 
 
-class Measured(NamedTuple):
-    """Mean loss, and metrics by name, over all samples; and the inspector of the batches, or None."""
+class EvaluationResult(NamedTuple):
+    """The mean loss and the metrics by name, over all samples, and the inspector of the batches, or None."""
 
     loss: float
     metrics: Mapping[str, float]
@@ -39,11 +39,11 @@ class Measured(NamedTuple):
 
 def make_evaluate(
     network: FunctionalModel, tested: checkpoint.LocalCopy, batches: Any, inspector: Callable[[], Inspector] | None
-) -> Callable[[Callable[[], bool]], Measured | None]:
-    """Return the evaluation of `tested`, as it is at each call, on all of `batches`; it is traced once.
+) -> Callable[[Callable[[], bool]], EvaluationResult | None]:
+    """Return a function that evaluates the current values of `tested` on all batches; it is traced once.
 
-    It asks before each batch whether to stop, and then returns None. A long one logs that: only the end of the batches shows
-    that data has an end.
+    Its argument is called before each batch: if it returns True the evaluation stops, with None. A long evaluation logs its
+    samples, as data without an end is found in no other way.
     """
 
     def test(state: Any, batch: Batch) -> Any:
@@ -53,10 +53,10 @@ def make_evaluate(
     traced = tf.function(test, autograph=False)
     spec = Batch.of(batches.element_spec)
 
-    def evaluate(stopped: Callable[[], bool]) -> Measured | None:
+    def evaluate(stopped: Callable[[], bool]) -> EvaluationResult | None:
         looks = inspector() if inspector else None
         state, loss, samples, results = tested.initial_test(), 0.0, 0, ()
-        # By the sizes that the dataset declares, also for a smaller last batch: Keras weighs the losses of outputs by them.
+        # Traced for the sizes that the dataset declares, which Keras weighs the losses of outputs by.
         graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in state], spec)
         logged_at = time.monotonic()
         for element in batches:
@@ -74,7 +74,7 @@ def make_evaluate(
                     *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
                 )
         by_name = dict(zip(network.metric_names, map(float, results), strict=True))
-        return Measured(loss / max(samples, 1), by_name, looks)
+        return EvaluationResult(loss / max(samples, 1), by_name, looks)
 
     return evaluate
 

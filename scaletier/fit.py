@@ -144,10 +144,10 @@ def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
     """Return the data, or the function that makes it, with weights of classes."""
 
     def weighted(made: Any) -> Any:
-        from scaletier.private import weighted as by_class
+        from scaletier.private import add_class_weights
 
         try:
-            return by_class(made, class_weight)
+            return add_class_weights(made, class_weight)
         except (ValueError, TypeError, AttributeError) as error:
             line = f"class_weight is invalid: {one_line(error)}. Valid: a number for each class, such as {{0: 0.5, 1: 3.0}}"
             raise JobError(line) from None

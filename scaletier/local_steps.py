@@ -1,4 +1,4 @@
-"""A round of a replica as one graph: K local steps on each of its devices, between the two ends of an exchange."""
+"""Build a replica's round as one graph: K local steps on each of its devices, between the two ends of an exchange."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ tf = import_tensorflow()
 class State(NamedTuple):
     """A replica's state between rounds: values of the network's `shared` and `own` variables, in their order.
 
-    Those of `own` are there for each of its devices, one after the other. An exchange may hold a part instead, which is empty.
+    `own` has the values of each of its devices, one device after the other. A part that the exchange holds is empty here.
     """
 
     shared: tuple[Any, ...] = ()
@@ -34,7 +34,7 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, shared: Sequence[Any], own: Sequence[Any]) -> State:
-        """Return the values of tf.Variables, each where it lies."""
+        """Return the values of tf.Variables, each on its device."""
         values = []
         for variable in (*shared, *own):
             with tf.device(variable.device):
@@ -43,9 +43,9 @@ class State(NamedTuple):
 
 
 class Exchange:
-    """The begin and the end of a round, within its graph; this one is of a replica by itself, which shares nothing."""
+    """Begin and end a round within its graph; this class is for a replica that trains alone."""
 
-    # The parts of the state that come from the round before, and are not held here.
+    # The parts of the state that a round passes to the next one; the exchange holds the others.
     carried: tuple[str, ...] = ("shared", "own")
 
     def begin(self, position: Any, state: State) -> tuple[Any, State]:
@@ -53,12 +53,12 @@ class Exchange:
         return position, state
 
     def end(self, _start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
-        """Share what a round came to; return the state after it, the global step, and the results, as in `LocalResult`."""
+        """Share the result of a round; return the state after it, the global step, and the results, as in `LocalResult`."""
         return reached, taken.position + taken.steps, taken.results
 
 
 class VariableExchange(Exchange):
-    """An exchange of the state that `count` replicas have in common, in the tf.Variables of a copy, each where it lies."""
+    """Keep the state of `count` replicas in the tf.Variables of a copy, each on its device."""
 
     carried = ()
 
@@ -78,7 +78,7 @@ class VariableExchange(Exchange):
 
 
 class LocalResult(NamedTuple):
-    """Local steps from a global step on, int64, by one of N live hosts; `results` are the mean loss, and a step's metrics."""
+    """Local steps from a global step on, int64, by one of `live` hosts; `results` are the mean loss and the metrics."""
 
     steps: Any
     position: Any
@@ -86,13 +86,13 @@ class LocalResult(NamedTuple):
     results: Any
 
 
-def begin_own(
+def initial_own(
     network: FunctionalModel, values: Sequence[Any], replica: int, replicas: int, devices: int, step: int
 ) -> list[npt.NDArray[Any]]:
-    """Return the `own` values with which a replica's devices begin at a global step.
+    """Return the initial `own` values of a replica's devices, one device after the other.
 
-    Optimizers continue from `values`, those of the chief's first device. Random generators draw other numbers on each device,
-    and others at each start.
+    Optimizers continue from `values`, those of the chief's first device. Random generators draw different numbers on each
+    device and at each global `step`.
     """
     results = []
     for number in range(replica, replica + replicas * devices, replicas):  # no other device of the job has it
@@ -146,7 +146,7 @@ def make_round(
         with tf.control_dependencies([began]):
             start = State(tuple(tf.identity(value) for value in shared), tuple(own))
         take = local_steps(network, iterator, position, live * len(devices), metrics)
-        reached, loss_sum, results = on_devices(take, start, steps, devices)
+        reached, loss_sum, results = run_on_devices(take, start, steps, devices)
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
@@ -165,14 +165,14 @@ def make_round(
     return graph
 
 
-def take_round(
+def run_round(
     network: FunctionalModel, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
 ) -> tuple[State, Round]:
     """Run one round on the current device; return the new state, which stays there, and the figures."""
     with here():
         numbers = tf.constant([steps, position, live], tf.float64)
-    shared, own, told = run(iterator, *state, numbers)
-    return State(tuple(shared), tuple(own)), unpack_round(network, told.numpy())
+    shared, own, packed = run(iterator, *state, numbers)
+    return State(tuple(shared), tuple(own)), unpack_round(network, packed.numpy())
 
 
 Steps = Callable[[State, Any], tuple[State, Any, Any]]
@@ -181,9 +181,8 @@ Steps = Callable[[State, Any], tuple[State, Any, Any]]
 def local_steps(network: FunctionalModel, iterator: Any, position: Any, live: Any, metrics: Sequence[Any] = ()) -> Steps:
     """Return a function that takes steps, int64, from a state, with the iterator's next batches, on the current device.
 
-    Its results are the new state, the sum of losses, and the metrics. The first step is taken at the global step `position`,
-    int64, and each further one as many after the one before as `live` devices train in the job. Metrics begin anew, or continue
-    in tf.Variables, `metrics`.
+    Its results are the new state, the sum of losses, and the metrics. The first step has the global step `position`, int64;
+    each further step adds `live`, the devices that train in the job. Metrics are reset, or continue in `metrics`, tf.Variables.
     """
 
     def take(state: State, steps: Any) -> tuple[State, Any, Any]:
@@ -211,10 +210,10 @@ def local_steps(network: FunctionalModel, iterator: Any, position: Any, live: An
     return take
 
 
-def on_devices(take: Steps, state: State, steps: Any, devices: Sequence[str]) -> tuple[State, Any, Any]:
-    """Take steps on several devices, each by itself from `state`, which share them as evenly as can be.
+def run_on_devices(take: Steps, state: State, steps: Any, devices: Sequence[str]) -> tuple[State, Any, Any]:
+    """Divide steps evenly among devices, each of which takes its own from `state`.
 
-    The new state is the mean by steps; metrics are those of the first device, which has a step if any has.
+    The new state is their mean, weighted by steps. The metrics are those of the first device.
     """
     if len(devices) == 1:
         return take(state, steps)

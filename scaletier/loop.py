@@ -1,4 +1,4 @@
-"""The loop of every replica: its rounds of steps, how many each takes, and its log lines. It needs no TensorFlow."""
+"""Run the rounds of a replica, choose their steps, and format log lines, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,37 +9,44 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# A round that takes so many times as long as the replica's last one, and at least these seconds, may never end.
-_PATIENCE_TIMES, _PATIENCE_SECONDS, _LOOK_SECONDS = 4.0, 2.0, 0.1
-# The master waits for others to be prepared this long at least, and this many times as long as it took itself.
+# A round is overdue after this multiple of the replica's last one, and at least these seconds: it may never end.
+_PATIENCE_TIMES, _PATIENCE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
+# The master waits for the others to prepare these seconds at least, and this multiple of its own preparation.
 _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
 _FIRST, _MOST = 4, 64
-# Exchanges may take this part of the time that the steps take.
+# The share of the steps' time that exchanges may take.
 _EXCHANGE_SHARE = 0.15
-# Replicas that meet too seldom walk apart, and their mean is worth less than each: so often they meet at least.
-_MEETINGS = 15
+# The least exchanges of a replica in a job: parameters that diverge too far have a useless mean.
+_EXCHANGES = 15
 _WINDOW = 8
-# So many seconds of steps at most: who is told to end looks between two rounds, and has ten seconds to save what was learned.
+# The most seconds of a round's steps: SIGTERM is handled between two rounds, and leaves ten seconds to save a checkpoint.
 _ROUND_SECONDS = 3.0
-# Where there is nothing to exchange with, the master looks so often at what else is due.
+# Seconds of a round of a replica that trains alone: between two rounds it evaluates, saves and logs.
 _ALONE_SECONDS = 0.25
-# An evaluation may take one part in this many of the time, as in Cloud ML's sample.
+# Evaluations may take one part in this many of the time, as in Cloud ML's sample.
 _EVAL_SHARE = 20.0
 
 
 class DivergedError(RuntimeError):
-    """The loss, or a parameter, is no longer a number: the message is one line."""
+    """The loss or a parameter is not finite; the message is one line."""
 
 
 class PreemptedError(RuntimeError):
-    """The chief was told to end before the job's last step."""
+    """The chief got SIGTERM before the job's last step."""
 
 
 class Round(NamedTuple):
-    """The result of a round: a replica's steps, the global step after it, mean loss, and metrics by name.
+    """The result of a replica's round.
 
-    `staleness` are the steps of others since the parameters were read, `compute` the seconds of the steps by themselves;
-    `mean_loss` is that of samples, since the metrics began; `own_loss` is the replica's, if `loss` is the mean of several.
+    Attributes:
+        steps: the replica's steps.
+        global_step: the global step after the round.
+        loss: the mean loss of the steps; with `sync` of all replicas.
+        metrics: the metrics by name.
+        staleness: steps of other replicas since the parameters were pulled.
+        compute: seconds of the steps, without the exchange.
+        mean_loss: the mean loss of samples since the metrics were reset.
+        own_loss: the mean loss of this replica's steps.
     """
 
     steps: int
@@ -54,10 +61,14 @@ class Round(NamedTuple):
 
 @dataclass
 class SyncPeriod:
-    """The local steps between two exchanges: fixed, or the least that keep exchanges to a seventh of the compute time.
+    """The local steps between two exchanges: fixed, or the fewest that keep exchanges below their share of the time.
 
-    It is measured in the last rounds. Every replica has its own: on a faster host a step takes less. A replica that is `alone`
-    has no exchanges, and rounds of a fourth of a second.
+    Each replica measures its own in its last rounds. A replica that is `alone` has no exchanges, but short rounds.
+
+    Attributes:
+        steps: the steps of the next round.
+        most: the most steps of a round.
+        line: a line about the last measured period, or "".
     """
 
     steps: int
@@ -73,7 +84,7 @@ class SyncPeriod:
             return cls(asked, True)
         if replicas == 1:
             return cls(1, False, alone=True)
-        return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_MEETINGS * replicas))))
+        return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_EXCHANGES * replicas))))
 
     def observe(self, steps: int, seconds: float, compute: float) -> None:
         """Record a round: its steps, its seconds, and the seconds of its steps by themselves."""
@@ -112,8 +123,9 @@ class Progress:
 
     Replicas reserve steps before a round and commit them after it, so that together they end at the last step. The chief starts
     every round, so that this costs no message. What a failed round reserved is free again, and so is that of a round that
-    is overdue, as when its host is gone: if it ends after all, the job goes past its last step by it. At a multiple of `every`
-    steps all wait until the chief has evaluated the model.
+    is overdue, as when its host is gone: if it ends after all, the job exceeds its last step by it. At a multiple of `every`
+    steps all replicas wait until the chief has evaluated the model: `fab plan --until` measures how many steps N replicas need,
+    and beside an evaluation they would be N - 1; and the callbacks of `fit` apply to all replicas from the end of an epoch.
     """
 
     def __init__(
@@ -134,10 +146,10 @@ class Progress:
         self.release()
 
     def begin(self, leads: bool, seconds: float = 0.0) -> None:
-        """Return when a replica may take its first step; the master, which `leads`, waits until all are prepared or late.
+        """Wait until a replica may take its first step; the master, which `leads`, waits until all are prepared or late.
 
-        A replica that trains slows down those that still prepare to, where they share processors. `seconds` are how long it
-        took to prepare: slow hosts give the others more time.
+        A replica that trains would slow down the preparation of others on the same processors. `seconds` is the time that its
+        own preparation took: on slow hosts the master waits longer.
         """
         with self._changed:
             self._unprepared -= not leads
@@ -150,7 +162,7 @@ class Progress:
             self._changed.wait_for(lambda: self._started or self.stopped)
 
     def stop(self, error: Exception | None = None) -> None:
-        """Stop every replica, for an error if there is one; the first one counts."""
+        """Stop every replica, after an error if there is one; the first error is kept."""
         with self._changed:
             self.failure, self.stopped = self.failure or error, True
             self._changed.notify_all()
@@ -161,10 +173,10 @@ class Progress:
             self._changed.notify_all()
 
     def reserve(self, name: str, steps: int, leads: bool = False) -> int:
-        """Reserve this many steps for a replica, or fewer; 0 if the job is at its last step or stopped.
+        """Reserve steps for a replica's round, at most this many; return 0 if the job is at its last step or stopped.
 
-        Towards the end they are a replica's part of the remaining steps, so that all end at about the same time. If others
-        have reserved all of them, this waits: one of them may fail. The chief then takes single steps up to an evaluation.
+        Towards the end they are a replica's share of the remaining steps, so that all end at about the same time. If others
+        have reserved all of them, this waits, as one of them may fail. The chief then takes single steps up to an evaluation.
         """
         with self._changed:
             while self.step < self._max_steps and not self.stopped:
@@ -176,7 +188,7 @@ class Progress:
                     mine = min(steps, max(free // self._replicas, 1))
                     self._reserved[name] = mine, self._clock()
                     return mine
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
         return 0
 
     def commit(self, name: str, step: int | None) -> None:
@@ -185,7 +197,7 @@ class Progress:
             steps, since = self._reserved.pop(name)
             if step is not None:
                 self._step_seconds[name] = (self._clock() - since) / steps
-                # The servers know better than a sum of reservations: a round may fail after they have counted its steps.
+                # Not a sum of reservations: a round may fail after the servers have counted its steps.
                 self.step = max(self.step, step)
             self._changed.notify_all()
 
@@ -204,10 +216,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class ReplicaLoop:
-    """A replica, the master or a worker; its Train lines go to `emits`, for each name that they are under.
+    """A replica, the master or a worker.
 
-    `take(state, steps, position, live)` returns the state after a round, which only `take` looks into, and its result. Steps of
-    the period are those of each of its `devices`; the first round has `first`.
+    Attributes:
+        take: a function `take(state, steps, position, live)` that runs a round; it returns the state after it, which is opaque
+            here, and its result.
+        period: the steps of a round on each of its `devices`, but for the first round, which has `first`.
+        emits: functions that log its Train lines, by the name in the line.
+        leads: True for the chief.
     """
 
     name: str
@@ -221,7 +237,7 @@ class ReplicaLoop:
 
 
 def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Round]:
-    """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is no number."""
+    """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
     start = last = time.monotonic()
     last_step, own, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
     steps, first = replica.first, True
@@ -259,7 +275,7 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
 def train_line(
     replica: str, step: int, loss: float, metrics: Mapping[str, float], seconds: float, global_rate: float, local_rate: float
 ) -> str:
-    """Return a line in the words of Cloud ML's sample; rates are since the previous line, `seconds` since the first step.
+    """Return a line in the format of Cloud ML's sample; rates are since the previous line, `seconds` since the first step.
 
     It is `Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
     """
@@ -294,7 +310,7 @@ class EvalInterval:
         return now - self.last >= self.seconds
 
     def record(self, start: float, end: float) -> str | None:
-        """Note an evaluation; return a line about a new interval, or None if it stays."""
+        """Record an evaluation; return a line about a new interval, or None if it stays."""
         self.last = end
         before, needed = self.seconds, (end - start) * _EVAL_SHARE
         if needed <= before:

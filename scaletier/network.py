@@ -1,4 +1,4 @@
-"""A Keras model, with its loss, metrics and optimizer, as pure functions of tensors: docs/dev/training.md says why.
+"""Call a Keras model, with its loss, metrics and optimizer, as pure functions of tensors (docs/dev/training.md).
 
 Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_apply`; `train_step` of its TensorFlow trainer.
 """
@@ -24,7 +24,7 @@ import keras  # noqa: E402 - TensorFlow imports it, without its noise
 
 Values = Sequence[Any]
 _FLOAT = "float32"
-# Losses of Keras that compare each target with the output in its place.
+# Losses of Keras that compare targets and outputs elementwise.
 _BY_PLACE = [
     getattr(keras.losses, name)
     for name in (
@@ -74,7 +74,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):  # ty
         self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
         self._now: Any = None
 
-    def ask(self, step: Any, live: Any) -> None:
+    def set_step(self, step: Any, live: Any) -> None:
         """Set the rate at a global step for N replicas."""
         values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in self._rates])
         self._now = values[0 if len(self._rates) == 1 else tf.minimum(live, len(self._rates)) - 1]
@@ -110,24 +110,24 @@ class FunctionalModel:
         self._scope = keras.StatelessScope(initialize_variables=False)
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
-        self.model = self._made(job.model)
+        self.model = self._make_model(job.model)
         if not isinstance(self.model, keras.Model):
             raise JobError(f"the model is {kind_of(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
         _require_keras_steps(self.model)
         if not self.model.built or not self.model.variables:
             symbolic = tf.nest.map_structure(_symbolic, spec.inputs)
-            with _blamed(f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}"), self._scope:
+            with _as_job_error(f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}"), self._scope:
                 self.model(symbolic)
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
-        compiled = private.compiled(self.model)
+        compiled = private.compile_settings(self.model)
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
-        self._optimizer = private.stateless(private.copied(self.model.optimizer), place)
+        self._optimizer = private.make_stateless(private.copy_optimizer(self.model.optimizer), place)
         self._optimizer.build(self.model.trainable_variables)
-        self._parts = private.parts(self._optimizer)
+        self._parts = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
-        # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
+        # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
         scope, self.metric_names = self._check(spec, "", True)
@@ -142,7 +142,7 @@ class FunctionalModel:
 
     def require_portable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
-        if private.tables(self.model):
+        if private.lookup_tables(self.model):
             line = f"the model {self.model.name} looks words up in a table, which no other host can be given"
             raise JobError(f"{line}: do that in the job's data, or train by sync, or on one host")
 
@@ -156,7 +156,7 @@ class FunctionalModel:
                 line = f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}."
                 raise JobError(f"{line} Valid: a mean over the batch, or --strategy async or sync")
 
-    def _made(self, model: Any) -> Any:
+    def _make_model(self, model: Any) -> Any:
         """Return the model of a function, without variable values unless the function needs some."""
         if not callable(model) or isinstance(model, keras.Model | keras.Layer):
             return model
@@ -179,13 +179,15 @@ class FunctionalModel:
     def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
         """Return the job's optimizer for N replicas, or the compiled model's, not built."""
         configured = job.optimizer or compiled.get("optimizer") or "rmsprop"
-        with _blamed("the optimizer cannot be had", (ValueError,)):
+        with _as_job_error("the optimizer is invalid", (ValueError,)):
             if callable(configured):
                 configured = configured(replicas) if wants_argument(configured) else configured()
             optimizer = keras.optimizers.get(configured)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise JobError(f"the optimizer is {kind_of(optimizer)}; valid is one of keras.optimizers, its name, or a function")
-        if free := next((part for part in private.parts(optimizer) if type(part).__name__ == "ScheduleFreeAdamW"), None):
+        if free := next(
+            (part for part in private.inner_optimizers(optimizer) if type(part).__name__ == "ScheduleFreeAdamW"), None
+        ):
             line = f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than"
             raise JobError(f"{line} elsewhere. Valid: another optimizer, such as AdamW")
         return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
@@ -198,15 +200,15 @@ class FunctionalModel:
             "weighted_metrics": _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics"),
         }
         scales = job.optimizer is not None or not compiled
-        with _blamed(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
-            # A class's own `compile` was called by who made the model, and may take other arguments.
+        with _as_job_error(f"the model {self.model.name} cannot be compiled", (ValueError, TypeError)):
+            # Not the class's own `compile`, which may take other arguments.
             keras.Model.compile(self.model, optimizer, **self._user, jit_compile=False, auto_scale_loss=scales)
 
     def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[GlobalStepSchedule]:
-        """Make schedules go by the global step, and a function of the number of replicas by those that are left."""
+        """Replace schedules by ones of the global step, and a function of the number of replicas by one of the live ones."""
         schedules = []
         counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
-        fewer = [private.parts(self._optimizer_of(job, compiled, count)) for count in counts]
+        fewer = [private.inner_optimizers(self._optimizer_of(job, compiled, count)) for count in counts]
         for at, part in enumerate(self._parts):
             for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
                 if value := getattr(part, name, None):
@@ -240,7 +242,7 @@ class FunctionalModel:
         self.shared = [*self.trained, *floats]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.own = [*self._changing, *self.fixed, *self.slots]
-        # What counts is as the job has it now, whatever a checkpoint has.
+        # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._parts}
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
@@ -254,7 +256,7 @@ class FunctionalModel:
         return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
 
     def fix(self, values: Sequence[Any]) -> None:
-        """Begin with these values of the `fixed` variables; layers that compute constants of theirs do so."""
+        """Set the initial values of the `fixed` variables; layers compute constants from them again."""
         mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.fixed, values, strict=True)]
         self._initial_values |= {id(variable): value for variable, value in mapping}
         with _Scope(mapping):
@@ -276,7 +278,7 @@ class FunctionalModel:
             private.attach(variable, value)
 
     def weight_of(self, spec: VariableSpec) -> VariableSpec | None:
-        """Return the trained weight of an optimizer's variable; None for one of all, such as its count."""
+        """Return the trained weight that an optimizer's variable belongs to; None for one of all, such as the iterations."""
         references = (part.references.get(id(spec.variable)) for part in self._parts)
         reference = next((one for one in references if one is not None), None)
         return next((one for one in self.trained if one.variable is reference), None)
@@ -290,7 +292,7 @@ class FunctionalModel:
         return [tf.constant(value) for value in self._initial_metrics]
 
     def initial_test(self, own: Values) -> list[Any]:
-        """Return the state before an evaluation's first batch: the metrics', and `own` that steps change."""
+        """Return the state before an evaluation's first batch: the `own` variables that steps change, and the metrics'."""
         return [*map(tf.convert_to_tensor, own[: len(self._changing)]), *self.initial_metrics()]
 
     def test(self, shared: Values, own: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
@@ -319,7 +321,7 @@ class FunctionalModel:
                 loss = self._compute_loss(batch, outputs, True)
                 scaled = self._optimizer.scale_loss(loss)
                 mean_loss = private.track_loss(self.model, loss, batch.inputs)
-        # As they are now: a layer may assign its weights, such as one that normalizes them.
+        # Current values: a layer may assign its own weights, for example to normalize them.
         trained, slots = scope.values(self.trained), own[len(own) - len(self.slots) :]
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
         if all(change is None for change in changes):
@@ -337,7 +339,7 @@ class FunctionalModel:
         return *after, _mean(loss), _stack([mean_loss, *results.values()])
 
     def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
-        """Compute the loss of outputs without layers' losses, the metrics' variables after them, and metrics."""
+        """Return the loss of outputs, without the losses of layers, the metrics' variables after them, and the metrics."""
         scope = self._enter((), (), state)
         with scope:
             compiled = private.compiled_loss(self.model)
@@ -346,14 +348,14 @@ class FunctionalModel:
         return _mean(loss), self._metrics_after(scope), _stack(results.values())
 
     def scaled(self, loss: Any, slots: Values) -> Any:
-        """Return the loss for the gradients: an optimizer for float16 scales it."""
+        """Return the loss to differentiate, which a LossScaleOptimizer scales."""
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
     def apply(self, trained: Values, slots: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
-        """Return weights and optimizer's variables after a step along gradients, as `step`."""
+        """Return weights and optimizer variables after a step along gradients, with arguments as in `step`."""
         for schedule in self._schedules:
-            schedule.ask(position, live)
+            schedule.set_step(position, live)
         with keras.StatelessScope(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
         return list(moved), list(slots)
@@ -390,29 +392,29 @@ class FunctionalModel:
         return tf.convert_to_tensor(computed)
 
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
-        """Update the metrics: their results by name, but for the loss, which is said besides."""
+        """Update the metrics; return their results by name, without the loss, which is logged separately."""
         computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
         return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items() if name != "loss"}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
-        """Trace a step of the data `of` a name: return the scope that it was in, and the names of the metrics."""
+        """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
         model, traced = self.model, list[Any]()
         variables = list({id(one): one for one in model.variables}.values())
 
         def check(values: Any, batch: Batch) -> None:
             with _Scope(list(zip(variables, values, strict=True))) as scope:
-                with _blamed(f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}"):
+                with _as_job_error(f"the model {model.name} does not take inputs{of} of {_shapes(spec.inputs)}"):
                     outputs = self._call(batch.inputs, training)
                 self._require_outputs(outputs, batch)
                 if batch.targets is None and private.compiled_loss(model):
                     line = f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
                     raise JobError(line)
                 shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
-                with _blamed(f"the loss does not fit: {shapes}"):
+                with _as_job_error(f"the loss does not fit: {shapes}"):
                     self._compute_loss(batch, outputs, training)
                     with private.checked_losses(model, _compare):
                         self._compute_loss(batch, outputs, training)
-                with _blamed(f"the metrics do not fit: {shapes}"):
+                with _as_job_error(f"the metrics do not fit: {shapes}"):
                     results = self._compute_metrics(batch, outputs)
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
@@ -448,7 +450,7 @@ class FunctionalModel:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """A scope that knows which variables were assigned in it, by their ids."""
+    """Record the variables that are assigned in the scope, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
@@ -463,8 +465,8 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         return [self.get_current_value(spec.variable) for spec in specs]
 
 
-def called(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
-    """Return outputs of a part of a model, its variables that are not trained after it, and what layers add to the loss."""
+def call_part(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
+    """Return the outputs of a part of a model, its untrained variables after it, and the losses that layers add."""
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
         outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
@@ -477,8 +479,8 @@ def called(model: Any, trained: Values, others: Values, inputs: Any, training: b
 
 
 @contextlib.contextmanager
-def _blamed(what: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Raise JobError with these words for an error."""
+def _as_job_error(what: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise JobError with this text for an error."""
     try:
         yield
     except errors as error:
@@ -525,7 +527,7 @@ def _shapes(specs: Any) -> str:
 
 
 def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[VariableSpec]:
-    """Return variables by their paths, below the model's; equal paths are numbered."""
+    """Return specs of variables, named by their paths below the model's; equal paths are numbered."""
     specs = dict[str, VariableSpec]()
     for variable in variables:
         path = prefix + variable.path.removeprefix(f"{model}/")
@@ -544,7 +546,7 @@ def _metrics_of(given: Metrics) -> Any:
 
 
 def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
-    """Return a loss of Keras; ValueError if it would broadcast targets over outputs, where `fit` learns something else."""
+    """Return a loss of Keras; ValueError if it would broadcast targets over outputs, as `fit` does without an error."""
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
     return function(targets, outputs, **more)

@@ -1,7 +1,7 @@
-"""Strategy `model-parallel`: the layers of one model, too large for one host, lie on several.
+"""Strategy `model-parallel`: several hosts hold the layers of one model, which is too large for one host.
 
 The master and the workers hold a stage each, consecutive layers with their variables, gradients and velocities; one graph goes
-through all of them. A batch goes through it in microbatches, so that a stage works on one while the next has the one before.
+through all of them. A batch passes in microbatches, so that a stage works on one while the next stage has the one before.
 Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks using pipeline parallelism".
 """
 
@@ -31,7 +31,7 @@ _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 class DistributedCopy(LocalCopy):
-    """The variables where they are: each on the host of its stage, those of all weights here."""
+    """The variables of all stages, each on its stage's host; those that belong to no weight are on the master."""
 
     def __init__(self, network: FunctionalModel, stages: Sequence[Stage], reader: CheckpointReader | None) -> None:
         self.network, self.stages, self._reader = network, stages, reader
@@ -50,7 +50,7 @@ class DistributedCopy(LocalCopy):
             self.fix()
 
     def _variable(self, spec: VariableSpec, device: str) -> Any:
-        """Return a variable on its host; one at a time passes through the master's memory."""
+        """Create a variable on its host; the master's memory has one at a time."""
         reader = self._reader
         restored = reader is not None and (spec in self.network.shared or spec in reader.own)
         value = reader.value(spec) if reader and restored else self.network.initial(spec)
@@ -81,7 +81,7 @@ class ModelParallel(Training):
         return tf.device(self.copy.devices[id(variable)])
 
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
-        """Connect to the workers, and lay a stage on each."""
+        """Connect to the workers, and create a stage on each."""
         self.size = self.source.keep_largest()
         self.network.require_portable()
         self.network.require_parts()
@@ -99,7 +99,7 @@ class ModelParallel(Training):
     def begin(self, step: int) -> Progress:
         stages = self.copy.stages
         with tf.device(stages[0].device):
-            self.iterator = iter(self.source.elsewhere(0, 1, step - int(self.position.begin)))
+            self.iterator = iter(self.source.training_here(0, 1, step - int(self.position.begin)))
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
@@ -117,7 +117,7 @@ class ModelParallel(Training):
         return state, unpack_round(self.network, self.graph(self.iterator).numpy())
 
     def rescue(self) -> None:
-        """Save nothing: a part of the model is lost with a host."""
+        """Save nothing: the lost host had a part of the model."""
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())

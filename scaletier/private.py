@@ -1,4 +1,4 @@
-"""Private names of TensorFlow and Keras that this library uses, each with its reason.
+"""Use private names of TensorFlow and Keras, each with its reason.
 
 tests/unit/test_scaletier_private.py checks each in the versions of `VERSIONS`; a job's runtimeVersion takes those alone.
 """
@@ -33,7 +33,7 @@ _FORGOTTEN = (
     "Unable to find the relevant tensor remote_handle",
     "is neither a type of a primitive operation nor a name of a function registered",
 )
-# Of an all-reduce that a process of before has begun.
+# Of an all-reduce that the process began before it was restarted.
 _RESTARTED = "current incarnation doesn't match with one in the group"
 
 
@@ -43,7 +43,7 @@ def server_library() -> tuple[Any, Any]:
     A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts if
     many replicas start at once on few cpus; so the package is entered past its `__init__`.
     """
-    # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
+    # The chief reports errors of a step; a server's own lines are remarks about the CPU.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     spec = importlib.util.find_spec("tensorflow")
@@ -91,13 +91,13 @@ def is_lost_host(error: Exception) -> bool:
     return isinstance(error, tuple(getattr(errors, f"{code}Error") for code in codes))
 
 
-class Workers:
-    """The coordinator's workers, of whom one may fall silent.
+class CoordinatorWorkers:
+    """The coordinator's workers, one of which may become unresponsive without blocking the others.
 
-    TensorFlow sends every function, and each operation when it is first seen, to all hosts and waits for each to answer, unless
-    they go by a stream, which ParameterServerStrategy turns off; the threads of the workers shall not stream, for they need to
-    see what fails. It takes back functions that Python's garbage collector finds, under a lock that all operations need: little
-    is kept instead. And what frees tensors is waited for in an executor that threads share, so that this one gets its own.
+    TensorFlow sends every function, and each operation on its first use, to all hosts and waits for each answer, unless it
+    streams them; ParameterServerStrategy turns that off. Here only the workers' threads, which must see errors, do not stream.
+    TensorFlow also removes functions that were garbage-collected, under a lock that all operations need: they are kept instead.
+    And it frees tensors in an executor that threads share: this thread gets its own.
     """
 
     def __init__(self, coordinator: Any) -> None:
@@ -117,9 +117,9 @@ class Workers:
         self._cluster.schedule(work, (), {})
 
     def stop(self) -> None:
-        """End the coordinator's threads, before the program goes on: what they call could abort the interpreter as it ends.
+        """End the coordinator's threads, so that they cannot abort the interpreter when the program ends.
 
-        If one waits for a silent host, the process ends past the interpreter, with 1 after an uncaught error, else 0.
+        If one waits for an unresponsive host, the process ends by `os._exit`, with 1 after an uncaught error, else 0.
         """
         self._cluster.stop()
         threads = [one for one in threading.enumerate() if one.name.startswith(("WorkerClosure", "WorkerPreemption"))]
@@ -131,11 +131,11 @@ class Workers:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that no worker could recover from; the public done() raises it only once no worker is in a round."""
+        """The error that no worker can recover from; the public done() raises it only when no worker is in a round."""
         return self._cluster.closure_queue._error  # type: ignore[no-any-return]
 
 
-def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
+def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """Return the optimizer, not built yet, such that its `stateless_apply` works.
 
     Its TensorFlow part disables that, for tf.distribute's own variables, and gives way to the common one. `place(variable)` is
@@ -191,10 +191,10 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})
-    for inner in parts(optimizer):
-        stateless(inner, place)
+    for inner in inner_optimizers(optimizer):
+        make_stateless(inner, place)
     if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
-        optimizer._optimizer_map = lambda variable: stateless(choose(variable), place)
+        optimizer._optimizer_map = lambda variable: make_stateless(choose(variable), place)
     return optimizer
 
 
@@ -205,7 +205,7 @@ def _by_largest_input(operation: Any) -> str:
     return str(max(operation.inputs, key=lambda tensor: tensor.shape.num_elements() or 0).device)
 
 
-def copied(optimizer: Any) -> Any:
+def copy_optimizer(optimizer: Any) -> Any:
     """Return a copy of an optimizer, with a user's own functions, which Keras's copy by configuration cannot have."""
     every = [optimizer]
     for one in every:
@@ -217,10 +217,10 @@ def copied(optimizer: Any) -> Any:
     return copies[id(optimizer)]
 
 
-def parts(optimizer: Any) -> list[Any]:
+def inner_optimizers(optimizer: Any) -> list[Any]:
     """Return the optimizers that update variables: those within this one, or else itself."""
     if inner := getattr(optimizer, "inner_optimizer", None):
-        return parts(inner)
+        return inner_optimizers(inner)
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
@@ -228,7 +228,7 @@ def layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def tables(model: Any) -> list[Any]:
+def lookup_tables(model: Any) -> list[Any]:
     """Return the lookup tables of a model's layers, which are no variables."""
     kind = import_tensorflow().saved_model.experimental.TrackableResource
     return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
@@ -248,7 +248,7 @@ def rate_of(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
-def compiled(model: Any) -> dict[str, Any]:
+def compile_settings(model: Any) -> dict[str, Any]:
     """Return a model's settings by the names of `compile`, with functions, which the public `get_compile_config` only names."""
     return {**model._compile_config.config, "optimizer": model.optimizer} if model.compiled else {}
 
@@ -287,7 +287,7 @@ def attach(variable: Any, value: Any) -> None:
     variable._value = value
 
 
-def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+def add_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     """Return the batches with a weight for each sample by its class, as `fit` of Keras makes them."""
     adapter = importlib.import_module("keras.src.trainers.data_adapters.tf_dataset_adapter")
     return dataset.map(adapter.make_class_weight_map_fn(class_weight))

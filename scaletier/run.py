@@ -192,7 +192,7 @@ def _guarded(job: Job, task: Cluster, work: Callable[[], None]) -> int:
         damaged = isinstance(error, errors.DataLossError)
         if not damaged and not isinstance(error, batch_errors()):
             raise  # an error of this host's own
-        what = "a batch of the job cannot be had, or does not go through its model"
+        what = "a batch of the job cannot be made, or does not go through its model"
         what = "the job's data is damaged" if damaged else what
         return fail((job.explain(error) if job.explain else None) or f"{what}: {one_line(error)}", 2)
     return 0

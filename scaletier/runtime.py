@@ -1,4 +1,4 @@
-"""The set-up of TensorFlow in a process: its import, its messages, its share of the machine."""
+"""Set up TensorFlow in a process: its import, its messages, its threads, memory and devices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from scaletier.job import JobError
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _MESSAGE_LENGTH = 300
-# The GPUs that the host is paid for, in its environment, as `1 nvidia-tesla-t4`.
+# The environment variable that names the GPUs of the host's machine type, such as `1 nvidia-tesla-t4`.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
-# As how many devices a host's processors are to compute: where there are no GPUs, this is how to try several.
+# The environment variable that has the number of devices that the CPU forms, to test several without GPUs.
 CPU_DEVICES = "SCALETIER_CPU_DEVICES"
-# What is wrong where something must come before TensorFlow's first operation, and does not.
+# The reason why something that must come before TensorFlow's first operation is too late.
 BEGUN = "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # Of malloc.h.
@@ -31,12 +31,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back TensorFlow's noise, which is output to file descriptor 2, and print it only if the body raises."""
+    """Hold back TensorFlow's output to file descriptor 2, and print it only if the body raises."""
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         try:
             buffer = stack.enter_context(tempfile.TemporaryFile())
-        except OSError:  # a full disk is no reason to end a job: then nothing is held back
+        except OSError:  # a full disk: nothing is held back
             yield
             return
         saved = os.dup(2)
@@ -55,7 +55,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def import_tensorflow() -> Any:
-    """Return the tensorflow module, imported without its noise; end the program with 2 if there is none."""
+    """Return the tensorflow module, imported without its output; end the program with 2 if it is not installed."""
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -70,7 +70,7 @@ def import_tensorflow() -> Any:
 
 
 def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
-    """Return the cpus of this process by affinity and cgroup; TensorFlow counts the machine's, also in a container."""
+    """Return the CPUs of this process by affinity and cgroup; TensorFlow counts those of the machine."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = cgroup.read_text().split()
@@ -81,13 +81,13 @@ def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
 
 
 def thread_counts() -> tuple[int, int]:
-    """Return intra-op and inter-op threads; one op may wait for another host, so inter-op is never a single thread."""
+    """Return the numbers of intra-op and inter-op threads; one op may wait for another host, so inter-op has two at least."""
     cpus = available_cpus()
     return cpus, max(2, cpus)
 
 
 def reuse_memory() -> None:
-    """Make the C library reuse freed memory up to 32 MB a piece, its limit, without asking the kernel; see mallopt(3)."""
+    """Make the C library keep freed blocks of up to 32 MB, its limit, for reuse; see mallopt(3)."""
     with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in ((_M_MMAP_THRESHOLD, 2**25), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26)):
@@ -95,13 +95,13 @@ def reuse_memory() -> None:
 
 
 def give_memory_back() -> None:
-    """Make the C library return free memory to the kernel, as after a single large task; see malloc_trim(3)."""
+    """Return free memory to the kernel after a single large task; see malloc_trim(3)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_devices() -> int:
-    """Return the number of devices that the processors form; JobError if it is no number of them."""
+    """Return the number of devices that the CPU forms; JobError if the setting is invalid."""
     setting = os.environ.get(CPU_DEVICES, "1")
     if not setting.isdecimal() or not int(setting):
         raise JobError(f"{CPU_DEVICES}={setting!r} is not a number of devices; valid are 1 and above")
@@ -147,16 +147,16 @@ def devices_of(job: str, task: int) -> tuple[str, ...]:
 
 
 def here() -> Any:
-    """Return a context in which values become tensors of this process, whatever the device around it.
+    """Return a context in which values become tensors of this process, whatever the current device is.
 
-    For another host's device TensorFlow sends a value there as it makes a tensor of it, and holds Python's global lock until
-    that host has answered: one that says nothing would stop all threads. What operations are given is sent without the lock.
+    For a device of another host TensorFlow would send the value while it makes the tensor, and hold Python's global lock until
+    that host answers: an unresponsive one would stop all threads. Inputs of operations are sent without the lock.
     """
     return import_tensorflow().device(None)
 
 
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
-    """Log the device that this process computes on; JobError if its host has a paid GPU that TensorFlow does not find."""
+    """Log the device that this process computes on; JobError if TensorFlow does not find the GPU of its host."""
     tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
     gpus = tf.config.list_physical_devices("GPU")
     if paid and not gpus and not allow_cpu:

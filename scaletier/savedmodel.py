@@ -1,4 +1,4 @@
-"""The exported model: a SavedModel for one process, independent of the cluster that trained it."""
+"""Export a SavedModel for one process, independent of the cluster that trained it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scaletier import checkpoint
 from scaletier.data import BatchSource
 from scaletier.job import Job, JobError
 from scaletier.network import Batch, FunctionalModel
-from scaletier.private import tables
+from scaletier.private import lookup_tables
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
@@ -23,7 +23,8 @@ def served(job: Job, network: FunctionalModel, shared: Sequence[Any], own: Seque
     without, to its outputs. Raises JobError if `serving` gives no signature.
     """
     module = tf.Module()
-    module.shared, module.own, module.tables = list(shared), list(own[: len(own) - len(network.slots)]), tables(network.model)
+    module.shared, module.own = list(shared), list(own[: len(own) - len(network.slots)])
+    module.tables = lookup_tables(network.model)
     module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
     if not hasattr(module.serve, "get_concrete_function"):
         line = f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
@@ -38,7 +39,7 @@ def export(module: Any, job_dir: str) -> str:
     try:
         while tf.io.gfile.exists(f"{folder}/{timestamp}"):
             timestamp += 1
-        # Readers of the folder, TensorFlow Serving among them, pass over what is no number.
+        # Readers of the folder, such as TensorFlow Serving, ignore names that are not numbers.
         scratch = f"{folder}/temp-{timestamp}"
         if tf.io.gfile.exists(scratch):
             tf.io.gfile.rmtree(scratch)
@@ -47,7 +48,7 @@ def export(module: Any, job_dir: str) -> str:
     except (AssertionError, ValueError, TypeError) as error:
         raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
     except tf.errors.OpError as error:
-        raise checkpoint.not_written(folder, error) from error
+        raise checkpoint.write_error(folder, error) from error
     return f"{folder}/{timestamp}"
 
 
@@ -58,7 +59,7 @@ def save_model(model: Any, job_dir: str) -> None:
         model.save(f"{folder}/temp.keras")
         tf.io.gfile.rename(f"{folder}/temp.keras", f"{folder}/model.keras", overwrite=True)
     except (OSError, tf.errors.OpError) as error:
-        raise checkpoint.not_written(folder, error) from error
+        raise checkpoint.write_error(folder, error) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         say(f"There is no {folder}/model.keras: {one_line(error)}")
 

@@ -1,7 +1,7 @@
-"""The parameters that asynchronous replicas share, and their exchange: docs/dev/training.md says why, and names the sources.
+"""Exchange the parameters that asynchronous replicas share (docs/dev/training.md).
 
-What crosses the network are half-precision floats: the parameters as a replica reads them, and how far it came from there, so
-that what rounding loses is never added up.
+A replica pulls them as half-precision floats, and pushes its delta to just these as half-precision floats, so that rounding
+errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
-# A half-precision float holds up to 65,504, and this many times less than its largest with all its bits.
+# The largest value after scaling: a half-precision float holds up to 65,504.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
-# 16 MB of numbers: enough that a piece's own cost is nothing.
+# The most elements of a piece, 16 MB.
 _MOST_ELEMENTS = 4_000_000
 
 
 class SharedParameters(Exchange):
     """All shared parameters, spread evenly over devices, and the global step, on the first of them.
 
-    The variables lie one after the other in a flat vector, which is cut into as many equal parts as there are devices. A part
-    is held in pieces, so that what is made of it on its way is never as large as itself.
+    The variables are concatenated to a flat vector, which is cut into equal parts, one for each device. A part is held in
+    pieces, so that temporary tensors are smaller than the part.
     """
 
     def __init__(
@@ -40,50 +40,50 @@ class SharedParameters(Exchange):
         self._specs = network.shared
         ends = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._spans = list(pairwise(ends))
-        cuts = list(pairwise(_even(0, ends[-1], len(devices))))
+        cuts = list(pairwise(_split_evenly(0, ends[-1], len(devices))))
         self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in cuts]
         self._pieces, self._cuts = [], list[tuple[int, int]]()
         flat = [value.reshape(-1) for value in values]
         for device, (begin, end) in zip(devices, cuts, strict=True):
-            for cut in pairwise(_even(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
+            for cut in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
                 with tf.device(device):
                     self._pieces.append(
-                        tf.Variable(np.concatenate(_within(cut, self._spans, flat) or [np.zeros(0, np.float32)]))
+                        tf.Variable(np.concatenate(_overlap(cut, self._spans, flat) or [np.zeros(0, np.float32)]))
                     )
                 self._cuts.append(cut)
-        # What each has of each variable: these are packed by themselves.
-        self._parts = [_common(cut, self._spans) for cut in self._cuts]
+        # The span of each variable in each piece; each has a scale of its own.
+        self._parts = [_parts_of(cut, self._spans) for cut in self._cuts]
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
-        self._pull = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
-        self._pull = self._pull.get_concrete_function()
+        self._pull_exact = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
+        self._pull_exact = self._pull_exact.get_concrete_function()
 
     carried = ("own",)
 
     def begin(self, _position: Any, state: State) -> tuple[Any, State]:
-        return self.step(), State(self.read(), state.own)
+        return self.step(), State(self.pull_fp16(), state.own)
 
     def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
-        """Add a live host's share of the parameter delta; the state after it has what was read."""
+        """Push a live host's share of its parameter delta; the state after it has the parameters that were pulled."""
         share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
-        step = self.add(start.shared, reached.shared, share, taken.steps)
+        step = self.push_delta(start.shared, reached.shared, share, taken.steps)
         return State(start.shared, reached.own), step, taken.results
 
-    def read(self) -> tuple[Any, ...]:
-        """Return all variables in the network's order, at the precision of the network transfer."""
+    def pull_fp16(self) -> tuple[Any, ...]:
+        """Return all variables in the network's order, with half precision."""
         read = list[Any]()
         for piece, parts in zip(self._pieces, self._parts, strict=True):
             with tf.device(piece.device):
-                packed = _packed(_split(piece.read_value(), parts))
-            read += _unpacked(*packed, parts)
+                packed = _pack(_split(piece.read_value(), parts))
+            read += _unpack(*packed, parts)
         spans = [part for parts in self._parts for part in parts]
-        parameters = [_joined(_within(span, spans, read)) for span in self._spans]
+        parameters = [_concat(_overlap(span, spans, read)) for span in self._spans]
         return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
 
     def step(self) -> Any:
         return self._step.read_value()
 
-    def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
+    def push_delta(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
         """Add this share of a parameter delta, given by its two ends, and count its steps, int64; return the global step.
 
         The steps are counted first: a replica that is lost in between leaves no uncounted change in the parameters.
@@ -93,33 +93,33 @@ class SharedParameters(Exchange):
         step = tf.identity(step)  # on the replica: parameter servers do not see each other
         ends = [[tf.reshape(one, [-1]) for one in each] for each in (start, reached)]
         for piece, cut, parts in zip(self._pieces, self._cuts, self._parts, strict=True):
-            before, after = (_within(cut, self._spans, end) or [tf.zeros([0])] for end in ends)
-            packed = _packed([(late - early) * share for late, early in zip(after, before, strict=True)])
+            before, after = (_overlap(cut, self._spans, end) or [tf.zeros([0])] for end in ends)
+            packed = _pack([(late - early) * share for late, early in zip(after, before, strict=True)])
             with tf.control_dependencies([step]):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
-                piece.assign_add(_joined(_unpacked(*packed, parts)), read_value=False)
+                piece.assign_add(_concat(_unpack(*packed, parts)), read_value=False)
         return step
 
-    def pull(self) -> tuple[list[npt.NDArray[np.float32]], int]:
+    def pull_exact(self) -> tuple[list[npt.NDArray[np.float32]], int]:
         """Return all parameters, exactly, in the network's order, and the global step."""
-        pieces, step = self._pull()
+        pieces, step = self._pull_exact()
         arrays = [piece.numpy() for piece in pieces]
-        parameters = [np.concatenate(_within(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
+        parameters = [np.concatenate(_overlap(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
         return [value.reshape(spec.shape) for value, spec in zip(parameters, self._specs, strict=True)], int(step)
 
 
-def _even(begin: int, end: int, parts: int) -> list[int]:
+def _split_evenly(begin: int, end: int, parts: int) -> list[int]:
     return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def _common(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _parts_of(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the parts of a cut that spans cover, in order: the cut, divided where a span begins."""
     parts = [(max(begin, cut[0]), min(end, cut[1])) for begin, end in spans]
     return [(begin, end) for begin, end in parts if begin < end] or [cut]
 
 
-def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
+def _overlap(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
     """Return the parts of vectors at `spans` that are within this one, in order, as slices or whole."""
     pieces = []
     for (begin, end), value in zip(spans, values, strict=True):
@@ -133,13 +133,13 @@ def _split(vector: Any, parts: Sequence[tuple[int, int]]) -> Any:
     return tf.split(vector, [end - begin for begin, end in parts])
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concat(parts: Sequence[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tf.concat(parts, 0) if parts else tf.zeros([0])
 
 
-def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
+def _pack(parts: Sequence[Any]) -> tuple[Any, Any]:
     """Return numbers in half precision, end to end, as their bits, and the scale of each vector.
 
     The scale makes the largest of each fit. So a variance of a billion takes no precision from the weights beside it.
@@ -147,13 +147,15 @@ def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
     """
     scales = tf.stack([tf.reduce_max(tf.abs(part)) if part.shape[0] else tf.constant(0.0) for part in parts]) / _HALF_MOST
     scales = tf.where(tf.equal(scales, 0.0), 1.0, scales)
-    return _joined([tf.bitcast(tf.cast(part / scale, tf.float16), tf.uint16) for part, scale in _by(parts, scales)]), scales
+    return _concat(
+        [tf.bitcast(tf.cast(part / scale, tf.float16), tf.uint16) for part, scale in _zip_scales(parts, scales)]
+    ), scales
 
 
-def _unpacked(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
+def _unpack(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
     halves = [tf.bitcast(part, tf.float16) for part in _split(bits, parts)]
-    return [tf.cast(part, tf.float32) * scale for part, scale in _by(halves, scales)]
+    return [tf.cast(part, tf.float32) * scale for part, scale in _zip_scales(halves, scales)]
 
 
-def _by(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
+def _zip_scales(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
     return zip(parts, tf.unstack(scales, len(parts)), strict=True)

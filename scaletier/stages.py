@@ -1,4 +1,4 @@
-"""The stages of a model on several hosts, and a batch's forward and backward pass through them."""
+"""Divide a model into stages on several hosts, and pass a batch forward and backward through them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from scaletier.job import JobError
-from scaletier.network import Batch, FunctionalModel, VariableSpec, called
+from scaletier.network import Batch, FunctionalModel, VariableSpec, call_part
 from scaletier.private import copy_to_device
 from scaletier.runtime import import_tensorflow
 
@@ -55,7 +55,7 @@ class Stage:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
             with warnings.catch_warnings():  # of masks, which are those of the layers within, and are handed on
                 warnings.filterwarnings("ignore", ".* does not support masking")
-                inputs, updated, losses = called(unit.part, trained, others, inputs, training)
+                inputs, updated, losses = call_part(unit.part, trained, others, inputs, training)
             after.update(zip((spec.name for spec in unit.others), updated, strict=True))
             added += losses
         return inputs, after, added

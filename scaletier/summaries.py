@@ -1,4 +1,4 @@
-"""TensorBoard's data of a job, in `<job-dir>/summaries`: scalars and images by step, and the graph."""
+"""Write TensorBoard's data of a job to `<job-dir>/summaries`: scalars and images by step, and the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ tf = import_tensorflow()
 
 
 class Summaries:
-    """A writer of summaries. The first of them creates the file, to save time at the start.
+    """A writer of summaries. The first summary creates the file, to save time at the start.
 
     tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; their output does not need it.
     Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py. If they cannot be written, one
@@ -27,7 +27,9 @@ class Summaries:
         self._tags(step, "scalars", "DATA_CLASS_SCALAR", tags)
 
     def images(self, step: int, pictures: Mapping[str, Any]) -> None:
-        self._tags(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(array) for name, array in pictures.items()})
+        self._tags(
+            step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encode_images(array) for name, array in pictures.items()}
+        )
 
     def graph(self, traced: Any) -> None:
         """Write the graph of a concrete function, for the tab Graphs."""
@@ -50,7 +52,7 @@ class Summaries:
             say(f"There are no summaries from here on: {self._path} cannot be written to: {one_line(error)}")
 
 
-def _encoded(images: Any) -> Any:
+def _encode_images(images: Any) -> Any:
     """Return images, uint8 [N, height, width], in TensorBoard's form: width, height, then the PNGs, strings [2 + N]."""
     _, height, width = images.shape
     pictures = [tf.io.encode_png(image[..., None]) for image in images]

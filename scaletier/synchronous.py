@@ -17,7 +17,7 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
-from scaletier.local_steps import LocalResult, State, VariableExchange, begin_own, make_round, take_round
+from scaletier.local_steps import LocalResult, State, VariableExchange, initial_own, make_round, run_round
 from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.training import Training, cluster_resolver
@@ -26,7 +26,7 @@ tf = import_tensorflow()
 
 _STEPS = 4
 # Elements of the last sums for each host: enough for TensorFlow to divide them into aligned parts. Every host first receives
-# one of these parts, so that it sees at once if another host is gone, and not by missing heartbeats, which takes ten seconds.
+# one of these parts, so that it detects a lost host at once, and not after ten seconds without heartbeats.
 _SUM_ELEMENTS = 64
 
 
@@ -66,7 +66,7 @@ class Synchronous(Training):
         return super().make_copy(reader)
 
     def begin(self, step: int) -> Progress:
-        """Begin with what the chief has: the optimizer's variables too, if the job goes on from a checkpoint."""
+        """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, count = self.copy, len(self.devices)
         self.owns = [*copy.own, *(tf.Variable(one) for _ in range(count - 1) for one in copy.own)]
         give = tf.function(self._give, autograph=False)
@@ -74,7 +74,7 @@ class Synchronous(Training):
         step = int(copy.step)
         give([*copy.shared, *(copy.own if step else copy.fixed)])
         copy.fix()
-        values = begin_own(self.network, copy.own, self.index, self.count, count, step)
+        values = initial_own(self.network, copy.own, self.index, self.count, count, step)
         for variable, value in zip(self.owns, values, strict=True):
             variable.assign(value)
         self.end_epoch = tf.function(self._take_rates, autograph=False)
@@ -89,7 +89,7 @@ class Synchronous(Training):
         return Progress(step, self.flags.max_steps, every=self.every)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield rounds of as many steps of every replica; the steps of the job are those of all."""
+        """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
         period = SyncPeriod(self.flags.sync_period or _STEPS, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
@@ -97,7 +97,7 @@ class Synchronous(Training):
 
     def _take(self, state: State, steps: int, position: int, _live: int) -> tuple[State, Round]:
         steps = math.ceil(steps / self.count)
-        return take_round(self.network, self.graph, self.iterator, state, steps, position, self.count)
+        return run_round(self.network, self.graph, self.iterator, state, steps, position, self.count)
 
     def ended(self, taken: Round) -> bool:
         """At the end of an epoch, give every replica what the chief's callbacks have set."""
@@ -113,11 +113,11 @@ class Synchronous(Training):
         self.leave()
 
     def leave(self) -> None:
-        """End when every other replica can end too: a process that exits takes along what it has not yet sent.
+        """Wait until every other replica can end too: data that a process has not sent is lost when it exits.
 
         All replicas take part in two sums. In the first one a worker waits for the chief to finish. No replica has the second
-        sum before all have the first one, and then it is not needed any more. The job is done when the chief comes here: no
-        error of another host changes that.
+        sum before all have the first one, and then it is not needed any more. The job is done when the chief is here: an error
+        of another host changes nothing.
         """
         ignored = contextlib.suppress(tf.errors.OpError)
         with quiet_stderr(), ignored if self.leads else contextlib.nullcontext():
@@ -154,7 +154,7 @@ class Synchronous(Training):
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
-    """Return the strategy of this task, and how it communicates; JobError if TensorFlow has begun without it."""
+    """Return the strategy of this task and its communication options; JobError if TensorFlow has computed before."""
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]
     options = experimental.CommunicationOptions(implementation=chosen)

@@ -1,4 +1,4 @@
-"""The training of a job in one process, for every strategy, which says what its rounds are; and the chief's other work."""
+"""Train a job in one process, with the rounds of a strategy, and do the chief's other work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from scaletier import checkpoint
 from scaletier.cluster import Cluster
 from scaletier.data import BatchSource, DataError, evaluation
-from scaletier.evaluation import Measured, make_evaluate
+from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
@@ -30,14 +30,17 @@ def cluster_resolver(cluster: Cluster, jobs: Iterable[str], **options: Any) -> A
     """Return TensorFlow's view of these jobs of a cluster, and of this task."""
     spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in jobs})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver
-    return resolver(spec, cluster.task_type, cluster.task_index, rpc_layer="grpc", **options)
+    return resolver(spec, task_type=cluster.task_type, task_id=cluster.task_index, rpc_layer="grpc", **options)
 
 
 class Training(abc.ABC):
     """One job, from its first step or its last checkpoint to its exported model.
 
-    The chief, which `leads`, evaluates, saves, logs and exports. `count` hosts train, each on its `devices`. Data is `portable`
-    if other hosts are to have it. `place` is a context in which the optimizer updates a variable.
+    Attributes:
+        leads: True for the chief, which evaluates, saves, logs and exports.
+        count: the hosts that train, each on its `devices`.
+        portable: True if other hosts get the data from this one.
+        place: a function that returns the context in which the optimizer updates a variable.
     """
 
     name, leads, count, portable = "master/0", True, 1, False
@@ -66,19 +69,19 @@ class Training(abc.ABC):
         return self.count * len(self.devices)
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
-        """Return the variables as they begin, or as in a checkpoint."""
+        """Create the variables with their initial values, or those of a checkpoint."""
         return checkpoint.LocalCopy(self.network, reader)
 
     @abc.abstractmethod
     def begin(self, step: int) -> Progress:
-        """Prepare rounds from a global step of the chief's on; return the progress of the job's replicas."""
+        """Prepare the rounds from a global step on; return the progress of the job's replicas."""
 
     @abc.abstractmethod
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of this process's replica."""
 
     def run(self) -> None:
-        """Train to the last step; the chief then exports and evaluates. An error is raised once what was learned is saved."""
+        """Train to the last step; the chief then exports and evaluates. Before an error is raised, a checkpoint is saved."""
         loss: float | None = None
         try:
             for taken in self.rounds():
@@ -109,7 +112,7 @@ class Training(abc.ABC):
         return bool(self.chief and self.chief.stopped)
 
     def rescue(self) -> None:
-        """Save what this host has once another one is lost."""
+        """Save the values of this host after another host is lost."""
         if self.chief:
             self.chief.rescue()
 
@@ -118,7 +121,7 @@ class Training(abc.ABC):
         return {}
 
     def refresh(self) -> int:
-        """Update the copy; return its global step. DivergedError if the parameters are no numbers."""
+        """Update the copy; return its global step. DivergedError if a parameter is not finite."""
         step = int(self.copy.step)
         if not bool(self.finite()):
             raise DivergedError(f"the parameters of {self.name} are not finite at step {step}; try a lower learning rate")
@@ -133,7 +136,7 @@ class Training(abc.ABC):
 
 
 class ChiefTasks:
-    """Keeps the model of one job; DataError if nothing can be written to the job's directory, JobError for a bad export."""
+    """Evaluate, save, log and export the model of a job; DataError if the job's directory is not writable."""
 
     def __init__(self, training: Training) -> None:
         self._training, self._flags, self._network, self._copy = training, training.flags, training.network, training.copy
@@ -163,7 +166,7 @@ class ChiefTasks:
         signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
 
     def after(self, taken: Round) -> None:
-        """Do what is due after a round of steps; PreemptedError if this process is to end, once a checkpoint is saved."""
+        """Log, evaluate and save if it is due after a round; PreemptedError after SIGTERM, when a checkpoint is saved."""
         self._end_if_preempted()
         if self._callbacks:
             self._callbacks.add(taken)
@@ -195,7 +198,7 @@ class ChiefTasks:
     def _evaluate_now(self) -> int:
         step = self._training.refresh()
 
-        def evaluate() -> Measured | None:
+        def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):
                 say(eval_line(step, measured.loss, measured.metrics))
             return measured
@@ -211,7 +214,7 @@ class ChiefTasks:
         return self._callbacks is not None and self._callbacks.stopped
 
     def finish(self, loss: float | None) -> None:
-        """Save, export and evaluate the final model; `loss` is the last of training, if there was any."""
+        """Save, export and evaluate the final model; `loss` is that of the last round, or None."""
         step = self.save()
         if self._callbacks and self._callbacks.pending:
             self._evaluate_now()
@@ -224,7 +227,7 @@ class ChiefTasks:
             say(f"Exporting prediction graph to {exported}")
             if self._callbacks:
                 save_model(self._network.model, self._flags.job_dir)
-        finally:  # what it came to is told all the same
+        finally:  # the metrics are logged even if the export failed
             if measured := self._measure(step, last=True):
                 say(final_line(step, measured.loss, measured.metrics))
             elif loss is not None:
@@ -254,14 +257,14 @@ class ChiefTasks:
                 say(f"A checkpoint of step {step} is saved")
 
     def rescue(self) -> None:
-        """Save the chief's values once others are lost, if they are newer than the last checkpoint."""
+        """Save the chief's values after other hosts are lost, if they are newer than the last checkpoint."""
         step = int(self._copy.step)
         if step > self._saved[1]:
             self._saver.save()
             say(f"A checkpoint of step {step} is saved, of what this host holds")
 
-    def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
-        """Return an evaluation's result; None if there is no data for it, or it was stopped."""
+    def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> EvaluationResult | None:
+        """Evaluate and write summaries; return None if there is no eval_data, or the evaluation was stopped."""
         if measured := self._evaluate(stopped) if self._evaluate else None:
             measured.report(step, self.summaries, self._flags.job_dir, last)
         return measured

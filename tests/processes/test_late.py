@@ -28,7 +28,7 @@ def test_a_batch_that_is_wrong_late_is_one_line(tmp_path: Path, strategy: str) -
         assert job.wait("chief-0") == 2, job.log("chief-0")
         said = job.log("chief-0")
         *_, last = said.splitlines()
-        assert last.startswith("error: a batch of the job cannot be had, or does not go through its model: ")
+        assert last.startswith("error: a batch of the job cannot be made, or does not go through its model: ")
         assert "Received a label value of 2 which is outside the valid range of [0, 2)" in last
         assert "Traceback" not in said
         assert not re.search(r"^Graph execution error", said, re.MULTILINE)

@@ -51,7 +51,7 @@ def test_steps_are_counted_before_anything_of_them_is_added() -> None:
     specs = [SimpleNamespace(size=6, shape=(6,))]
     held = SharedParameters(SimpleNamespace(shared=specs), DEVICES * 3, [np.zeros(6, np.float32)], 7)  # type: ignore[arg-type]
     ends = [tf.TensorSpec([6])], [tf.TensorSpec([6])]
-    add = tf.function(lambda start, reached: held.add(start, reached, 0.5, tf.constant(4, tf.int64)), autograph=False)
+    add = tf.function(lambda start, reached: held.push_delta(start, reached, 0.5, tf.constant(4, tf.int64)), autograph=False)
     assigns = assigned(add.get_concrete_function(*ends).graph)
     count = assigns[id(held._step.handle)]
     assert len(held._pieces) == 3
@@ -83,8 +83,8 @@ def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> No
     made.progress = Progress(10, 100, 2)
     replica = made._replica("master/0", iterator, DEVICES, print)
     state, _ = replica.take(State((), begun.own), 4, 0, 2)
-    read = [np.asarray(value) for value in held.read()]
-    held.add([tf.zeros(one.shape) for one in read], [tf.ones(one.shape) for one in read], 1.0, tf.constant(5, tf.int64))
+    read = [np.asarray(value) for value in held.pull_fp16()]
+    held.push_delta([tf.zeros(one.shape) for one in read], [tf.ones(one.shape) for one in read], 1.0, tf.constant(5, tf.int64))
     made.progress.step = 19
     replica.take(state, 4, 0, 2)
     made.progress.step = 50

@@ -192,8 +192,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"model": make_pair, "metrics": {"other": ["mae"]}, "data": lambda: dataset(INPUTS, TARGETS, TARGETS).map(paired)},
         "the metrics are invalid: the model pair has no output 'other'. Valid: first, second",
     ),
-    "unknown optimizer": ({"optimizer": "quick"}, "the optimizer cannot be had: Could not interpret optimizer identifier"),
-    "no optimizer": ({"optimizer": lambda: 5}, "the optimizer cannot be had: "),
+    "unknown optimizer": ({"optimizer": "quick"}, "the optimizer is invalid: Could not interpret optimizer identifier"),
+    "no optimizer": ({"optimizer": lambda: 5}, "the optimizer is invalid: "),
     "a metric of several numbers": (
         {"metrics": [keras.metrics.F1Score(name="f1")]},
         "the metric f1 gives several numbers; valid is one, such as their mean",
@@ -369,7 +369,7 @@ def test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_k
     assert main(job(**changed), "--max-steps=5000", "--checkpoint-steps=100000") == 2
     said = capfd.readouterr()
     *_, last = said.err.splitlines()
-    assert last.startswith("error: a batch of the job cannot be had, or does not go through its model: ")
+    assert last.startswith("error: a batch of the job cannot be made, or does not go through its model: ")
     assert message in last
     assert "Traceback" not in said.err
     saved = re.search(r"^A checkpoint of step (\d+) is saved$", said.out, re.MULTILINE)
@@ -442,7 +442,7 @@ def test_a_function_makes_the_data_of_each_replica(portable: bool) -> None:
 
     found = BatchSource(make, portable=portable)
     assert [next(iter(found.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
-    assert next(iter(found.elsewhere(2, 3))).numpy().tolist() == [20, 21]
+    assert next(iter(found.training_here(2, 3))).numpy().tolist() == [20, 21]
     shared = BatchSource(tf.data.Dataset.range(8).batch(2), portable=portable)
     assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -472,7 +472,7 @@ def test_data_continues_at_a_step_as_if_all_before_had_been_read(kind: str, repl
     for step in (0, 1, 5, 13, 14, 33):
         source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
         assert taken(source.training(replicas - 1, replicas, step), 7) == whole[begin : begin + 7]
-        assert taken(source.elsewhere(replicas - 1, replicas, step), 1) == [whole[begin]]
+        assert taken(source.training_here(replicas - 1, replicas, step), 1) == [whole[begin]]
 
 
 def test_passes_that_are_over_are_not_read_again() -> None:
@@ -492,7 +492,7 @@ def test_passes_that_are_over_are_not_read_again() -> None:
 def test_batches_of_one_size_alone_count() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
     assert source.keep_largest() == 2
-    assert taken(source.elsewhere(0, 1, 3), 2) == [[2, 3], [0, 1]]
+    assert taken(source.training_here(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
 def test_other_data_begins_anew_and_says_so(

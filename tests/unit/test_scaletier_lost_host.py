@@ -70,7 +70,7 @@ def test_an_error_of_the_program_is_a_failure(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
     assert end_by(getattr(tf.errors, code)(None, None, FAILURES[code]), "sync", monkeypatch) == 2
-    assert capsys.readouterr().err.startswith("error: a batch of the job cannot be had")
+    assert capsys.readouterr().err.startswith("error: a batch of the job cannot be made")
 
 
 def test_a_precondition_of_the_program_is_no_lost_host() -> None:

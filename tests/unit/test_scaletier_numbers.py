@@ -17,11 +17,11 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State, begin_own, make_round, take_round
+from scaletier.local_steps import State, initial_own, make_round, run_round
 from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.runtime import import_tensorflow
-from scaletier.shared_parameters import SharedParameters, _packed, _unpacked
+from scaletier.shared_parameters import SharedParameters, _pack, _unpack
 from scaletier.stages import Stage, forward_backward, partition, units
 
 tf = import_tensorflow()
@@ -52,7 +52,7 @@ def trained(
     run = make_round(network, None, iterator, devices)
     begun = State.initial(network)
     state = State(begun.shared, begun.own * len(devices))
-    return network, *take_round(network, run, iterator, state, steps, position, replicas)
+    return network, *run_round(network, run, iterator, state, steps, position, replicas)
 
 
 def named(network: FunctionalModel, values: Sequence[Any]) -> dict[str, Array]:
@@ -94,8 +94,8 @@ def test_a_walk_of_adam_goes_on_where_the_one_before_it_ended() -> None:
     network = FunctionalModel(job, job.data.element_spec, 0)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
-    state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1)
-    state, second = take_round(network, run, iterator, state, 3, 2, 1)
+    state, first = run_round(network, run, iterator, State.initial(network), 2, 0, 1)
+    state, second = run_round(network, run, iterator, state, 3, 2, 1)
     assert (first.global_step, second.global_step) == (2, 5)
     weights = [network.initial(spec).astype(float) for spec in network.shared]
     means, squares = [np.zeros_like(one) for one in weights], [np.zeros_like(one) for one in weights]
@@ -148,9 +148,9 @@ def test_a_rate_for_the_number_of_replicas_follows_those_that_train(live: int, s
     network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
     begun, iterator = State.initial(network), iter(data)
     held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
-    take_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
+    run_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
     rate = 0.25 * live * (0.75 if scheduled else 1.0)
-    assert float(held.pull()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
+    assert float(held.pull_exact()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
 
 @pytest.mark.parametrize(("steps", "each"), [(1, (1, 0)), (5, (3, 2))])
@@ -211,12 +211,12 @@ VALUES = [
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_parameters_are_cut_over_devices_and_put_together_again(devices: int) -> None:
     held = centre(VALUES, devices)
-    pulled, step = held.pull()
+    pulled, step = held.pull_exact()
     assert step == 7
     for found, value in zip(pulled, VALUES, strict=True):
         assert np.array_equal(found, value)
         assert found.shape == value.shape
-    for found, wanted in zip(held.read(), by_device(VALUES, devices, half), strict=True):
+    for found, wanted in zip(held.pull_fp16(), by_device(VALUES, devices, half), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert sum(held.bytes_per_round) == 4 * sum(value.size for value in VALUES)
     assert max(held.bytes_per_round) - min(held.bytes_per_round) <= 4
@@ -226,8 +226,8 @@ def test_parameters_are_cut_over_devices_and_put_together_again(devices: int) ->
 def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> None:
     held = centre(VALUES, devices)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    assert int(held.add(*both(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
-    pulled, step = held.pull()
+    assert int(held.push_delta(*both(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    pulled, step = held.pull_exact()
     assert step == 11
     came = by_device(delta, devices, lambda part: half(part * np.float32(0.25)))
     for found, value, one in zip(pulled, VALUES, came, strict=True):
@@ -241,15 +241,15 @@ def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.Mo
     held = centre(VALUES, 2)
     assert len(held._pieces) >= sum(value.size for value in VALUES) / most
     assert all(piece.shape[0] <= most for piece in held._pieces)
-    for found, value in zip(held.pull()[0], VALUES, strict=True):
+    for found, value in zip(held.pull_exact()[0], VALUES, strict=True):
         assert np.array_equal(found, value)
         assert found.shape == value.shape
-    read = [np.asarray(one) for one in held.read()]
+    read = [np.asarray(one) for one in held.pull_fp16()]
     for found, value, coarser in zip(read, VALUES, by_device(VALUES, 2, half), strict=True):
         assert np.abs(found - value).max(initial=0) <= np.abs(coarser - value).max(initial=0)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    held.add(*both(delta), tf.constant(0.5), tf.constant(4, tf.int64))
-    pulled, step = held.pull()
+    held.push_delta(*both(delta), tf.constant(0.5), tf.constant(4, tf.int64))
+    pulled, step = held.pull_exact()
     assert (step, sum(held.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
     for found, value, one in zip(pulled, VALUES, delta, strict=True):
         np.testing.assert_allclose(found, value + 0.5 * one, rtol=1e-6, atol=2**-11 * np.abs(one).max(initial=0))
@@ -257,15 +257,15 @@ def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.Mo
 
 def test_fewer_parameters_than_devices() -> None:
     held = centre([np.array([1.5], np.float32)], 3)
-    assert [float(one[0]) for one in held.read()] == [1.5]
-    held.add(*both([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
-    assert held.pull()[0][0].tolist() == [2.5]
+    assert [float(one[0]) for one in held.pull_fp16()] == [1.5]
+    held.push_delta(*both([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
+    assert held.pull_exact()[0][0].tolist() == [2.5]
 
 
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=20), st.integers(-30, 30))
 def test_half_precision_is_of_the_largest_whatever_that_is(values: list[float], exponent: int) -> None:
     given = (np.array(values) * 10.0**exponent).astype(np.float32)
-    (found,) = _unpacked(*_packed([tf.constant(given)]), [(0, len(given))])
+    (found,) = _unpack(*_pack([tf.constant(given)]), [(0, len(given))])
     # Of the largest all of 11 bits are kept, and nothing is off by more than what is the last of them there.
     np.testing.assert_allclose(found, given, rtol=2**-11, atol=2**-25 / 32_768 * 1.001 * np.abs(given).max() + 1e-33)
 
@@ -273,19 +273,19 @@ def test_half_precision_is_of_the_largest_whatever_that_is(values: list[float], 
 def test_a_large_statistic_takes_nothing_from_the_weights_beside_it() -> None:
     weights, variance = RANDOM.normal(size=100).astype(np.float32), np.array([1e12, 1.0], np.float32)
     held = centre([weights, variance], 1)
-    np.testing.assert_allclose(held.read()[0], weights, rtol=2**-11, atol=1e-6)
+    np.testing.assert_allclose(held.pull_fp16()[0], weights, rtol=2**-11, atol=1e-6)
     delta = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
-    held.add(*both(delta), tf.constant(1.0), tf.constant(1, tf.int64))
-    np.testing.assert_allclose(held.pull()[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
+    held.push_delta(*both(delta), tf.constant(1.0), tf.constant(1, tf.int64))
+    np.testing.assert_allclose(held.pull_exact()[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
     held = centre([np.array([1.0, odd, 2.0], np.float32)], 1)
-    assert not np.isfinite(held.read()[0]).all()
+    assert not np.isfinite(held.pull_fp16()[0]).all()
     sound = centre([np.ones(3, np.float32)], 1)
-    sound.add(*both([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
-    assert not np.isfinite(sound.pull()[0][0]).all()
+    sound.push_delta(*both([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
+    assert not np.isfinite(sound.pull_exact()[0][0]).all()
 
 
 def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() -> None:
@@ -295,17 +295,17 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     held = SharedParameters(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
     run = make_round(network, held, iterator, DEVICES)
-    state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 2)
+    state, told = run_round(network, run, iterator, State((), begun.own), STEPS, 0, 2)
     assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = trained(job, STEPS)
-    for read, kept, before, after in zip(state.shared, held.pull()[0], begun.shared, alone.shared, strict=True):
+    for read, kept, before, after in zip(state.shared, held.pull_exact()[0], begun.shared, alone.shared, strict=True):
         np.testing.assert_allclose(read, before, rtol=2**-10, atol=1e-4)
         np.testing.assert_allclose(kept, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
-    wanted = [value + 1 for value in held.pull()[0]]
-    held.add(
+    wanted = [value + 1 for value in held.pull_exact()[0]]
+    held.push_delta(
         *both([np.ones(value.shape, np.float32) for value in begun.shared]), 1.0, tf.constant(7, tf.int64)
     )  # another replica's
-    state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 2)
+    state, told = run_round(network, run, iterator, State((), state.own), 0, 0, 2)
     assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
     for read, kept in zip(state.shared, wanted, strict=True):
         np.testing.assert_allclose(read, kept, rtol=2**-10, atol=2e-3)
@@ -468,7 +468,7 @@ def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_ra
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
     network, state, _ = trained(job, STEPS)
-    begun = [begin_own(network, state.own, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
+    begun = [initial_own(network, state.own, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
     generators = set()
     for spec, value, *others in zip(network.own, state.own, *begun, strict=True):
         assert np.array_equal(others[0], value), spec.name

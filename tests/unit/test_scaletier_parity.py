@@ -17,7 +17,7 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State, make_round, take_round
+from scaletier.local_steps import State, make_round, run_round
 from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
@@ -593,7 +593,7 @@ def weighted(row: Row) -> Any:
     """Return the data with class weights as sample weights, as `scaletier.fit` does."""
     if row.class_weight is None:
         return dataset(row)
-    return private.weighted(dataset(row), row.class_weight)
+    return private.add_class_weights(dataset(row), row.class_weight)
 
 
 # Rows of which another one of the table, or the test of all optimizers in test_scaletier_private.py, proves nearly the same.
@@ -637,7 +637,7 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
     run = make_round(network, None, iterator, ("/device:CPU:0",))
     state, losses = begun, list[float]()
     for step in range(steps):
-        state, done = take_round(network, run, iterator, state, 1, step, 1)
+        state, done = run_round(network, run, iterator, state, 1, step, 1)
         losses.append(done.loss)
     copy = LocalCopy(network)
     copy.assign(*state, steps)

@@ -72,7 +72,7 @@ def ordinary(optimizer: Any) -> list[Any]:
 def without_state(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]:
     """Return the same by values passed in and out, in a graph; and the optimizer."""
     variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
-    found = private.stateless(optimizer, place)
+    found = private.make_stateless(optimizer, place)
     found.build(variables)
 
     def step(slots: Any, changes: Any, values: Any) -> Any:
@@ -255,7 +255,7 @@ def test_the_state_of_a_random_generator_is_known_by_its_name() -> None:
 def test_the_tables_of_a_model_are_those_of_layers_within_layers_too() -> None:
     within = keras.Sequential([keras.Input((), dtype="string"), keras.layers.StringLookup(vocabulary=["a", "b"])])
     model = keras.Sequential([keras.Input((), dtype="string"), within, keras.layers.Embedding(3, 2), keras.layers.Dense(1)])
-    assert len(private.tables(model)) == 1
+    assert len(private.lookup_tables(model)) == 1
 
 
 def test_a_compiled_model_tells_what_it_was_given() -> None:
@@ -264,7 +264,7 @@ def test_a_compiled_model_tells_what_it_was_given() -> None:
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae", metric], weighted_metrics=["mse"])
-    assert private.compiled(model) == {
+    assert private.compile_settings(model) == {
         "optimizer": model.optimizer,
         "loss": "mse",
         "loss_weights": None,
@@ -274,7 +274,7 @@ def test_a_compiled_model_tells_what_it_was_given() -> None:
         "steps_per_execution": 1,
         "jit_compile": False,
     }
-    assert private.compiled(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == {}
+    assert private.compile_settings(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == {}
 
 
 def test_the_losses_of_a_compiled_model_are_checked_once_they_are_aligned() -> None:
