@@ -1,5 +1,5 @@
 #!/bin/sh
-# A double of Google's storage for the tests, built from its Go module. Nothing else uses it.
+# A fake of Google's storage for the tests, built from its Go module. Nothing else uses it.
 set -eu
 cd "$(dirname "$0")/.."
 part=fake-gcs
@@ -12,7 +12,7 @@ needed=$(sed -n 's|^go ||p' go.mod)
 built() { [ -x "$out/fake-gcs-server" ] && [ "$(cat "$out/version" 2>/dev/null)" = "$version" ]; }
 
 if built; then unchanged "$version is there"; exit 0; fi
-recent_go "$needed" || fail "install Go $needed or later, which builds the tests' double of Google's storage, then try again"
+recent_go "$needed" || fail "install Go $needed or later, which builds the tests' fake of Google's storage, then try again"
 find_python || python=python3
 say "building $version with $(go env GOVERSION): about 2 minutes, once"
 mkdir -p "$out"

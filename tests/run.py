@@ -323,7 +323,7 @@ def test_all(run: Run, names: Sequence[str]) -> int:
 
 
 def named(name: str) -> list[str]:
-    """Return the shard of this name, or those whose names begin with it, as `rehearsal` is three; exit with 2 if none does."""
+    """Return the shard of this name, or those whose names begin with it, as `gcp` is three; exit with 2 if none does."""
     names = [name] if name in SHARDS else [each for each in SHARDS if each.startswith(f"{name}-")]
     return names or refuse(f"--shard {name!r} is no shard. Valid: {', '.join(SHARDS)}")
 

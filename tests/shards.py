@@ -54,16 +54,16 @@ SHARDS: dict[str, Shard] = {
         ("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser"), cluster="e2e"
     ),
     "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e"),
-    "rehearsal-cluster": Shard(
-        ("tests/rehearsal/test_faults.py", "tests/rehearsal/test_host.py", "tests/rehearsal/test_cluster.py"),
+    "gcp-cluster": Shard(
+        ("tests/gcp_emulation/test_faults.py", "tests/gcp_emulation/test_host.py", "tests/gcp_emulation/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),
         cluster="google",
     ),
-    "rehearsal-preemption": Shard(
-        ("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="google"
+    "gcp-preemption": Shard(
+        ("tests/gcp_emulation/test_preemption.py",), needs=("hosts", "go", "registry", "root"), cluster="google"
     ),
-    "rehearsal-changes": Shard(
-        ("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",), cluster="google"
+    "gcp-changes": Shard(
+        ("tests/gcp_emulation/test_changes.py", "tests/gcp_emulation/test_interrupted.py"), needs=("go",), cluster="google"
     ),
 }
 

@@ -71,7 +71,7 @@ def on(root: Path) -> str:
 
 
 class Machine:
-    """A host that is a folder, with a double of systemd."""
+    """A host that is a folder, with a fake of systemd."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.script = root, root / "usr/host"
@@ -391,7 +391,7 @@ def line_of(command: str) -> list[str]:
 
 
 def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(root_helper.reading(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
+    told, argv = told_of(line_of(root_helper.reader_command(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
     assert {"DynamicUser=yes", "SupplementaryGroups=trainer", "MemoryMax=800000000", "CPUWeight=20"} <= {*told}
     assert {"OOMScoreAdjust=900", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= {*told}
     assert not [each for each in told if each.startswith(("BindPaths", "ReadWritePaths", "User="))]
@@ -399,7 +399,7 @@ def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: I
 
 
 def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(root_helper.writing(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
+    told, argv = told_of(line_of(root_helper.writer_command(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
     assert argv == ["sh"]
     assert {"User=trainer", 'TemporaryFileSystem="/bucket":ro', 'BindReadOnlyPaths=-"/bucket/data"'} <= {*told}
     assert [each for each in told if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
@@ -407,7 +407,7 @@ def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inve
 
 
 def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
-    lend, _, run = root_helper.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
+    lend, _, run = root_helper.writer_command(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
     assert lend == "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker gs://b/jobs/job01/output"
     assert token_broker.PORT in shlex.split(run)
     told, argv = told_of(line_of(run.replace(token_broker.PORT, "4321")))

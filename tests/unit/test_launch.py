@@ -522,12 +522,12 @@ def test_its_peers_are_written_down_before_it_begins(host: Host, tmp_path: Path)
 def test_peers_are_let_through_and_then_nobody(tmp_path: Path, has_firewall: bool) -> None:
     script = (SCRIPT.parent / "peers").read_text().replace("/run/scaletier/peers", str(tmp_path / "peers"))
     asked = tmp_path / "asked"
-    doubles = {
+    fakes = {
         "id": "echo 997",
         "ip": f'[ "$2" != rule ] || {{ echo "12: from all to 10.77.0.9 lookup main"; exit; }}\ncat >>{asked}',
         "nft": f'[ "$1" != list ] || exit {0 if has_firewall else 1}\ncat >>{asked}',
     }
-    for name, text in doubles.items():
+    for name, text in fakes.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
 

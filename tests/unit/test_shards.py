@@ -13,7 +13,7 @@ import run
 from shards import CHEAPER, SHARDS
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_HOSTS = ("tests/e2e", "tests/rehearsal")
+ON_HOSTS = ("tests/e2e", "tests/gcp_emulation")
 NEEDS = {"hosts", "browser", "go", "registry", "root"}
 
 
@@ -106,7 +106,7 @@ def test_docs_name_shards_that_there_are() -> None:
 
 def test_a_name_stands_for_the_shards_that_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.named("jobs") == ["jobs"]
-    assert run.named("rehearsal") == [name for name in SHARDS if name.startswith("rehearsal")] != []
+    assert run.named("gcp") == [name for name in SHARDS if name.startswith("gcp-")] != []
     with pytest.raises(SystemExit):
         run.named("job")
     assert capsys.readouterr().err.startswith("error: --shard 'job' is no shard. Valid: here, processes, ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import requests
-from doubles import Google
+from fakes import Google
 from waiting import limit
 
 from infra.gcp.image import version
@@ -13,7 +13,7 @@ HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIBogus"
 
 
 class Records:
-    """Stands for machines.Machines where nothing on a host matters."""
+    """A fake of machines.Machines for tests without hosts."""
 
     def __init__(self, google: Google) -> None:
         self.google = google

@@ -79,7 +79,7 @@ class Machine:
 
 @dataclass
 class Google:
-    """The state that all doubles share."""
+    """The state that all fakes share."""
 
     storage: int  # the port of fake-gcs-server
     machines: dict[str, Machine] = field(default_factory=dict)  # by address
@@ -433,7 +433,7 @@ class Compute(_Starts):
 @contextmanager
 def fake_gcs() -> Iterator[int]:
     """Run fake-gcs-server on a loopback port; return the port."""
-    assert _SERVER.exists(), "the double of Google's storage is missing: make gcs"
+    assert _SERVER.exists(), "the fake of Google's storage is missing: make gcs"
     with socket.socket() as held:  # bound and not listening: nobody else is given the port, and the server may have it too
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -442,13 +442,13 @@ def fake_gcs() -> Iterator[int]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def answers() -> bool:
-            assert process.poll() is None, "the double of Google's storage does not start"
+            assert process.poll() is None, "the fake of Google's storage does not start"
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), limit()):
                 return True
             return False
 
         try:
-            wait_for(answers, "the double of Google's storage listens")
+            wait_for(answers, "the fake of Google's storage listens")
             yield port
         finally:
             process.kill()

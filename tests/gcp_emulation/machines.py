@@ -21,7 +21,7 @@ from infra.lxd import network
 from infra.lxd.api import client
 from infra.lxd.host import purge, remove
 
-PROJECT = BRIDGE = TABLE = "strehearsal"
+PROJECT = BRIDGE = TABLE = "stemulation"
 POOL = "scaletier"
 METADATA_PORT = 8080
 _METADATA = "169.254.169.254"
@@ -93,7 +93,7 @@ class Machines:
             self._booting.remove(name)
 
     def preempt(self, name: str) -> None:
-        """Power one off like Google: by ACPI, and by force after 30 s."""
+        """Power off an instance like Google: by ACPI, and by force after 30 s."""
         instance = client(PROJECT).instances.get(name)
         self._stopping.add(name)
         try:
@@ -135,13 +135,13 @@ def alone() -> Iterator[None]:
     """Lock what a machine has one of: the project, the bridge and the ranges of addresses.
 
     Raises:
-        AssertionError: another checkout's rehearsal holds it.
+        AssertionError: another checkout's emulation of Google Cloud holds it.
     """
     with Path("/run/lock", f"{PROJECT}.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AssertionError(f"another checkout rehearses on this machine and holds {file.name}: wait for it") from None
+            raise AssertionError(f"another checkout's emulation holds {file.name}: wait for it") from None
         yield
 
 
@@ -156,7 +156,7 @@ def _machines(found: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machin
             "ipv6.address": "none",
         }
         client().networks.create(
-            BRIDGE, description="scaletier's rehearsal", type="bridge", config={**bridge, "dns.mode": "none"}
+            BRIDGE, description="scaletier's emulation of Google Cloud", type="bridge", config={**bridge, "dns.mode": "none"}
         )
         _nft(
             f"add table ip {TABLE}; add chain ip {TABLE} in {{ type nat hook prerouting priority dstnat; }}; "

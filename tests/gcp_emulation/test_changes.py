@@ -169,11 +169,11 @@ def test_each_key_has_its_row() -> None:
 
 
 def test_a_second_up_and_a_refresh_change_nothing(records: Cloud, live: Stack) -> None:
-    before = list(records.world.told)
+    before = list(records.world.history)
     live.up()
     live.pulumi("refresh", "--yes")
     assert live.plan() == []
-    assert records.world.told == before
+    assert records.world.history == before
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -200,9 +200,9 @@ def test_a_host_that_stopped_and_one_that_is_gone_come_back(records: Cloud, live
     by_replica = {each["labels"]["scaletier-replica"]: each for each in records.world.of("Instance")}
     records.world.preempt(by_replica["worker-0"]["name"])
     records.world.delete("Instance", records.world.id_of("Instance", by_replica["ps-0"]))
-    done = len(records.world.told)
+    done = len(records.world.history)
     live.up()
-    assert sorted(records.world.told[done:]) == [
+    assert sorted(records.world.history[done:]) == [
         f"create Instance {by_replica['ps-0']['name']}",
         f"update Instance {by_replica['worker-0']['name']}",
     ]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import hosts_report
 import requests
-from doubles import Google
+from fakes import Google
 from machines import Machines
 from waiting import limit
 from world import Props, World
@@ -233,7 +233,7 @@ class Cloud:
             bucket["forceDestroy"] = True
         stack.pulumi("destroy", "--yes", "--skip-preview")
         assert not self.world.things, f"what is destroyed leaves {[*self.world.things]}"
-        self.world.told.clear()
+        self.world.history.clear()
 
     def objects(self, prefix: str) -> list[str]:
         """Return the objects in the stack's bucket, older versions too."""

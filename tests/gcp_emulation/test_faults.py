@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cloud import Cloud
-from doubles import MUTE
+from fakes import MUTE
 from waiting import limit
 
 FOUR = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import requests
-from doubles import Google, Machine, tree
+from fakes import Google, Machine, tree
 from waiting import limit
 
 Props = dict[str, Any]
@@ -19,8 +19,8 @@ _OF_A_REGION = {"Subnetwork": "subnetworks", "Router": "routers"}
 _USES = {"Network": ("network", ("Subnetwork", "Router", "Firewall")), "Subnetwork": ("subnetwork", ("Instance",))}
 
 
-class Refused(Exception):  # noqa: N818  what Google says, and no fault of the double
-    """An answer of Google's that is no success, as the provider prints it."""
+class Refused(Exception):  # noqa: N818  what Google says, and no fault of the fake
+    """An error of Google's API, as the provider prints it."""
 
     def __init__(self, status: int, message: str, reason: str) -> None:
         super().__init__(f"googleapi: Error {status}: {message}, {reason}")
@@ -37,17 +37,17 @@ class Hosts(Protocol):
 
 @dataclass
 class World:
-    """All that exists by kind and id, in the provider's output spelling; `told` is the history."""
+    """All resources by kind and id, in the provider's output spelling; `history` lists the changes."""
 
     project: str
     google: Google
     hosts: Hosts
     things: dict[tuple[str, str], Props] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
-    """Objects that went with a bucket."""
+    """The objects that were deleted with a bucket."""
     spoil: Callable[[Props], None] = lambda _: None
-    """May change what an instance gets to see of its inputs."""
+    """Changes the inputs that an instance receives, if set."""
     after: Callable[[str, str], None] = lambda _kind, _name: None
     """Called when something was made, before anybody hears of it: it may refuse, or not come back."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -92,7 +92,7 @@ class World:
             self._made += 1
             made = {**inputs, **self._computed(kind, id_, inputs)}
             self.things[kind, id_] = made
-            self.told.append(f"create {kind} {id_.rpartition('/')[2]}")
+            self.history.append(f"create {kind} {id_.rpartition('/')[2]}")
         if kind == "Bucket":
             url = f"http://127.0.0.1:{self.google.storage}/storage/v1/b"
             requests.post(
@@ -112,7 +112,7 @@ class World:
             found = self.things[kind, id_]
             kept = {key: value for key, value in found.items() if key in self._computed(kind, id_, inputs)}
             self.things[kind, id_] = made = {**self._computed(kind, id_, inputs), **kept, **inputs}
-            self.told.append(f"update {kind} {id_.rpartition('/')[2]}")
+            self.history.append(f"update {kind} {id_.rpartition('/')[2]}")
         if kind == "Instance":
             self._machine(made).attributes(made["metadata"])
             self.hosts.changed(made["name"])
@@ -131,7 +131,7 @@ class World:
             if kind == "Bucket":
                 self._empty(found)
             del self.things[kind, id_]
-            self.told.append(f"delete {kind} {id_.rpartition('/')[2]}")
+            self.history.append(f"delete {kind} {id_.rpartition('/')[2]}")
         if kind == "BucketIAMMember":
             self.google.grants.discard((found["member"], found["bucket"], found["role"]))
         if kind in ("IAMCustomRole", "InstanceIAMBinding"):

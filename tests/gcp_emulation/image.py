@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache" / "rehearsal"
+CACHE = ROOT / ".cache" / "gcp-emulation"
 # Source: Compute Engine documentation, "Operating system details", and the package lists of Debian's cloud images.
 PACKAGES = (
     "ca-certificates", "curl", "dbus", "google-guest-agent", "iproute2", "openssh-server", "procps", "python3", "sudo",
@@ -27,7 +27,7 @@ PACKAGES = (
 )  # fmt: skip
 _OPTIONS = ("--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/doc/*", "--quiet")
 _HOOKS = (
-    f'cp {CACHE}/ca.pem "$1/usr/local/share/ca-certificates/rehearsal.crt"',
+    f'cp {CACHE}/ca.pem "$1/usr/local/share/ca-certificates/gcp-emulation.crt"',
     'chroot "$1" update-ca-certificates',
     # Google's client of Python trusts the authorities of the package certifi, unless the environment names others.
     'mkdir -p "$1/etc/systemd/system.conf.d"',
@@ -64,7 +64,7 @@ def authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         made = ec.generate_private_key(ec.SECP256R1())
         key.touch(mode=0o600)
         key.write_bytes(_pem(made))
-        certificate.write_bytes(_signed("scaletier rehearsal", made, None, None).public_bytes(serialization.Encoding.PEM))
+        certificate.write_bytes(_signed("scaletier GCP emulation", made, None, None).public_bytes(serialization.Encoding.PEM))
     loaded = serialization.load_pem_private_key(key.read_bytes(), None)
     assert isinstance(loaded, ec.EllipticCurvePrivateKey)
     return x509.load_pem_x509_certificate(certificate.read_bytes()), loaded

@@ -1,4 +1,4 @@
-"""A Google cluster from its first boot to a model: hosts, start-up script, stack folder (doubles.py)."""
+"""A Google cluster from its first boot to a model: hosts, start-up script, stack folder (fakes.py)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_model_is_exported_deployed_and_asked(cloud: Cloud, cluster: Stack, tm
 
 
 def test_of_two_with_one_name_one_is_made(cloud: Cloud, cluster: Stack) -> None:
-    """What tells them apart is the bucket's precondition."""
+    """Detect the second by the bucket's precondition."""
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: cloud.run("train", "--job", "twice", "--no-follow", *TINY), range(2)))
     assert sorted(done.returncode for done in both) == [0, 2]
@@ -118,7 +118,7 @@ def test_of_two_with_one_name_one_is_made(cloud: Cloud, cluster: Stack) -> None:
 
 
 def test_a_job_is_cancelled_and_its_checkpoint_made_a_model(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
-    """By its own program, on a host, with the rights that the job had."""
+    """Export by the job's own program, on a host, with the rights that the job had."""
     cloud.fab(
         "train", "--job", "long1", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100"
     )

@@ -1,4 +1,4 @@
-"""Doubles and a place for hosts, once for all tests here; everything goes again in the end."""
+"""Fakes and a place for hosts, once for all tests here; everything goes again in the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 from cloud import PROJECT, Cloud, Stack
-from doubles import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
+from fakes import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
 from hosts_report import FAILED
 from image import server_certificate
 from machines import METADATA_PORT, machines
@@ -45,7 +45,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         certificate = server_certificate(tmp_path_factory.mktemp("certificate"))
         all_of_it.enter_context(serving(google, Front, place.gateway, 443, certificate))
         world, ports = _behind(all_of_it, google, place)
-        yield Cloud("rehearsal", google, world, *ports, tmp_path_factory.mktemp("stack"), machines=place)
+        yield Cloud("emulation", google, world, *ports, tmp_path_factory.mktemp("stack"), machines=place)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
