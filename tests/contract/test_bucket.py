@@ -90,26 +90,13 @@ def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Bu
     assert store.read(JOB) == (b"mine too", second)
 
 
-def test_of_those_who_make_it_at_once_one_wins(store: Bucket) -> None:
-    def attempt(number: int) -> str | None:
-        try:
-            return store.create(JOB, b"%d" % number)
-        except Conflict:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        versions = list(pool.map(attempt, range(8)))
-    winner = [number for number, version in enumerate(versions) if version is not None]
-    assert len(winner) == 1
-    assert store.read(JOB) == (b"%d" % winner[0], versions[winner[0]])
-
-
-def test_of_those_who_replace_one_version_at_once_one_wins(store: Bucket) -> None:
-    version = store.create(JOB, b"first")
+@pytest.mark.parametrize("exists", [False, True])
+def test_one_of_several_writers_at_once_wins(store: Bucket, exists: bool) -> None:
+    version = store.create(JOB, b"first") if exists else ""
 
     def attempt(number: int) -> str | None:
         try:
-            return store.replace(JOB, b"%d" % number, version)
+            return store.replace(JOB, b"%d" % number, version) if exists else store.create(JOB, b"%d" % number)
         except Conflict:
             return None
 

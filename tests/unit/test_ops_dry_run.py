@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,6 @@ def test_what_is_wrong_is_refused_as_by_the_real_one(inventory: Inventory, mine:
         dry_run(Nothing(inventory), JobFlags("job01", module="mine.nothing"), mine, as_json=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="a runtime is made by the hosts' version of Python")
 def test_no_python_is_built(
     inventory: Inventory, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +94,6 @@ def test_no_python_is_built(
     assert json.loads(out)["dependencies"] == []
     assert "the runtime asked would be built first" in err
     assert not (tmp_path / "runtimes").exists()
-    runtimes.build(local, runtimes.of_file(str(asked), "--runtime"))
+    runtimes.build(local, runtimes.from_file(str(asked), "--runtime"))
     assert dry_run(cluster, flags, mine, as_json=True) == 0
     assert "would be built" not in capsys.readouterr().err
