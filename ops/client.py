@@ -31,7 +31,7 @@ from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import existing_job, first_error, me, replicas_of
+from ops.cluster.ledger import current_user, existing_job, first_error, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Client:
 
     def __init__(self, cluster: ClusterClient | None = None) -> None:
         """Use the cluster of the stack in use, if none is given."""
-        with _one_error():
+        with _as_ops_error():
             self._cluster = cluster or ClusterClient.load()
 
     def submit(
@@ -126,7 +126,7 @@ class Client:
             queue: False refuses if another job has the hosts.
         """
         from ops.submit.config import JobFlags
-        from ops.submit.train import prepared
+        from ops.submit.train import prepare_job
 
         flags = JobFlags(
             job_id=job_id,
@@ -149,8 +149,8 @@ class Client:
             wake=wake,
             notify=notify,
         )
-        with _one_error():
-            submission = prepared(self._cluster, flags, package)
+        with _as_ops_error():
+            submission = prepare_job(self._cluster, flags, package)
             self.start(submission, queue)
             return self.get(submission.job.id)
 
@@ -161,12 +161,12 @@ class Client:
         """
         from ops.submit.train import start
 
-        with _one_error():
+        with _as_ops_error():
             return start(self._cluster, submission, queue)
 
     def get(self, job_id: str | None = None) -> JobHandle:
         """Read a job, the one that has the hosts or had them last if none is named."""
-        with _one_error():
+        with _as_ops_error():
             record = existing_job(self._cluster.ledger, job_id)
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
@@ -176,7 +176,7 @@ class Client:
         Raises:
             OpsError: if it has not ended after `timeout` seconds.
         """
-        with _one_error():
+        with _as_ops_error():
             record, failing = existing_job(self._cluster.ledger, job_id), False
             deadline = None if timeout is None else time.monotonic() + timeout
             while not record.final:
@@ -208,10 +208,10 @@ class Client:
         from ops.logs.follow import Follower
         from ops.logs.lines import LogLine, merge
 
-        with _one_error():
+        with _as_ops_error():
             cluster = self._cluster
             record = existing_job(cluster.ledger, job_id)
-            names = read.selected(record, replicas)
+            names = read.select_replicas(record, replicas)
             if follow and not record.final:
                 follower = Follower(cluster.fleet, cluster.ledger, record, names, LogFilter(lines))
                 yield from (event for event in follower.events() if isinstance(event, LogLine))
@@ -220,26 +220,28 @@ class Client:
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
         """Cancel a job, the only one that goes on if none is named, and wait until it is CANCELLED."""
-        with _one_error():
-            record = existing_job(self._cluster.ledger, job_id or self._only_one())
+        with _as_ops_error():
+            record = existing_job(self._cluster.ledger, job_id or self._only_job())
             if record.final:
                 raise UsageError(f"job {record.jobId} is {record.state} already: there is nothing to cancel")
-            record = self._until_cancelled(record, on_poll)
+            record = self._await_cancelled(record, on_poll)
             if record.state is not JobState.CANCELLED:
                 raise OpsError(f"job {record.jobId} ended before it could be cancelled: it is {record.state}")
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
-    def _only_one(self) -> str:
+    def _only_job(self) -> str:
         """Return the job that goes on, if that needs no choice."""
         jobs = [entry.jobId for entry in self._cluster.ledger.queue().entries]
         if len(jobs) != 1:
             raise UsageError(f"cancel which? There are {', '.join(jobs)}" if jobs else "no job goes on: nothing to cancel")
         return jobs[0]
 
-    def _until_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
+    def _await_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
         """Return the job's final record; OpsError if it does not come, and replicas still live."""
         job_id, ledger = record.jobId, self._cluster.ledger
-        canceller = Canceller(ledger, ChangeTimer(time.monotonic), me(), job_id, CancelRequest(me(), now()).to_json())
+        canceller = Canceller(
+            ledger, ChangeTimer(time.monotonic), current_user(), job_id, CancelRequest(current_user(), now()).to_json()
+        )
         seconds = self._stop_seconds(job_id) + _SLACK_SECONDS
         deadline = time.monotonic() + seconds
         while True:
@@ -266,12 +268,12 @@ class Client:
         return Plan.stopSeconds
 
 
-def _pairs(given: Mapping[str, str] | None) -> list[str]:
-    return [f"{key}={value}" for key, value in (given or {}).items()]
+def _pairs(values: Mapping[str, str] | None) -> list[str]:
+    return [f"{key}={value}" for key, value in (values or {}).items()]
 
 
 @contextmanager
-def _one_error() -> Iterator[None]:
+def _as_ops_error() -> Iterator[None]:
     """Raise an error of any library as an OpsError, with the line and the exit code that `fab` has for it."""
     try:
         yield

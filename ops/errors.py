@@ -21,11 +21,11 @@ class UsageError(OpsError):
 
 
 class HostError(OpsError):
-    """One host did not do what it was asked; `exited` and `output` are there where a command ran."""
+    """One host did not do what it was asked; `exit_code` and `output` are there where a command ran."""
 
-    def __init__(self, host: str, why: str, exited: int | None = None, output: str = "") -> None:
-        self.host, self.why, self.exited, self.output = host, why, exited, output
-        super().__init__(host, why, exited, output)
+    def __init__(self, host: str, why: str, exit_code: int | None = None, output: str = "") -> None:
+        self.host, self.why, self.exit_code, self.output = host, why, exit_code, output
+        super().__init__(host, why, exit_code, output)
 
     def __str__(self) -> str:
         last = self.output.strip().splitlines()[-1:]
@@ -44,13 +44,13 @@ class HostsError(OpsError):
         return f"{failures}: {self.advice}" if self.advice else failures
 
 
-def meant(word: str, valid: Iterable[str], likeness: float = 0.6) -> str:
+def suggest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean worker-0?`, to append to an error; empty if no valid word is similar.
 
-    `likeness` is the least similarity that counts, from 0 to 1 (difflib).
+    `cutoff` is the least similarity that counts, from 0 to 1 (difflib).
     """
-    alike = difflib.get_close_matches(word, list(valid), n=1, cutoff=likeness)
-    return f"; did you mean {alike[0]}?" if alike else ""
+    matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def one_line(error: BaseException) -> str:

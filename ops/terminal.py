@@ -28,12 +28,12 @@ STATES = {
 }
 
 
-def colourful(stream: TextIO) -> bool:
+def supports_colour(stream: TextIO) -> bool:
     """Return True for a terminal whose user has not refused colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def has_screen() -> bool:
+def supports_screen() -> bool:
     """Return True if stdout and stderr are a terminal on which a picture can be redrawn."""
     able = os.environ.get("TERM", "dumb") != "dumb" and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return able and sys.stdout.isatty() and sys.stderr.isatty()
@@ -41,7 +41,7 @@ def has_screen() -> bool:
 
 def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
     """Return the text in a colour if the stream is a terminal."""
-    return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and colourful(stream or sys.stdout) else text
+    return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and supports_colour(stream or sys.stdout) else text
 
 
 _SGR = r"\033\[[0-9;:]{0,64}m"
@@ -49,7 +49,7 @@ _CONTROLS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200
 _PLAIN = "\033[0m"
 
 
-def harmless(text: str, colours: bool = False) -> str:
+def sanitize(text: str, colours: bool = False) -> str:
     """Return untrusted text without terminal controls.
 
     With `colours` colours stay, reset at the end of their line. Any other control character except newline and tab is shown,
@@ -73,7 +73,7 @@ def _visible(character: str) -> str:
 def write(stream: TextIO, line: str) -> None:
     """Write a harmless line to a stream; replace characters that it cannot encode."""
     encoding = stream.encoding or "utf-8"
-    line = harmless(line, colourful(stream))
+    line = sanitize(line, supports_colour(stream))
     stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
     if stream is sys.stderr:
         stream.flush()
@@ -165,7 +165,7 @@ class StatusLine:
 
     def __init__(self, suffix: str = "") -> None:
         """Append the suffix on a terminal."""
-        self.live = colourful(sys.stderr)
+        self.live = supports_colour(sys.stderr)
         self._suffix, self._shown = suffix, False
 
     def show(self, text: str) -> None:
@@ -175,7 +175,7 @@ class StatusLine:
             note(text)
         elif text:
             width = shutil.get_terminal_size().columns - len(self._suffix) - 1  # a wrapped line could not be removed
-            sys.stderr.write(f"{harmless(text)[:width]}{self._suffix}")
+            sys.stderr.write(f"{sanitize(text)[:width]}{self._suffix}")
             sys.stderr.flush()
             self._shown = True
 
@@ -250,7 +250,7 @@ def counter(step: Step, total: int) -> Callable[[object], None]:
     return count
 
 
-def sizer(step: Step, total: int) -> Callable[[int], None]:
+def byte_counter(step: Step, total: int) -> Callable[[int], None]:
     """Return a function to call with each piece's bytes, by any thread."""
     sent, lock = [0], threading.Lock()
 

@@ -13,8 +13,8 @@ def find(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Pat
 
     Returns: the one of the flag, else of SCALETIER_PROJECT, else the checkout that `here` is in; None if there is none.
     """
-    before = argv[: argv.index("--")] if "--" in argv else argv
-    for word, value in zip(before, (*before[1:], ""), strict=True):
+    own_words = argv[: argv.index("--")] if "--" in argv else argv
+    for word, value in zip(own_words, (*own_words[1:], ""), strict=True):
         if word == FLAG and value:
             return Path(here, value)
         if word.startswith(f"{FLAG}="):
@@ -25,7 +25,7 @@ def find(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Pat
 
 
 def is_checkout(folder: Path) -> bool:
-    """Tell whether a folder is a checkout of this project, by its Pulumi.yaml."""
+    """Return whether a folder is a checkout of this project, by its Pulumi.yaml."""
     try:
         return "name: scaletier" in map(str.strip, (folder / "Pulumi.yaml").read_text().splitlines())
     except (OSError, UnicodeDecodeError):

@@ -25,7 +25,7 @@ from invoke.parser.context import to_flag
 
 from infra.templates import ROOT
 from ops.cli.checkout import is_checkout
-from ops.errors import WRONG_CALL, meant, one_line
+from ops.errors import WRONG_CALL, one_line, suggest
 
 DASHES = "--"
 HELP = ("-h", "--help")
@@ -43,7 +43,7 @@ _REPLACED = {
 }
 
 # The modules of tasks, each with its topic.
-NOUNS = {
+TOPICS = {
     "jobs": "Jobs",
     "results": "What a job made",
     "models": "Models that answer",
@@ -85,16 +85,18 @@ def after_dashes(argv: Sequence[str]) -> list[str]:
     return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
 
 
-def asks_for_help(tokens: Sequence[str]) -> str | None:
+def help_topic(tokens: Sequence[str]) -> str | None:
     """Return the task whose help is wanted, by a flag anywhere before `--`, or None."""
-    before = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
-    bare = [word for last, word in zip(("", *before), before, strict=False) if not word.startswith("-") and last[:1] != "-"]
-    if not any(word in HELP for word in before) and _HELP_WORD not in bare:
+    own_words = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
+    bare = [
+        word for last, word in zip(("", *own_words), own_words, strict=False) if not word.startswith("-") and last[:1] != "-"
+    ]
+    if not any(word in HELP for word in own_words) and _HELP_WORD not in bare:
         return None
-    return next((word for word in before if not word.startswith("-") and word != _HELP_WORD), "")
+    return next((word for word in own_words if not word.startswith("-") and word != _HELP_WORD), "")
 
 
-def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
+def protect_args(tokens: Sequence[str], flag: str = "--args") -> list[str]:
     """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
 
     A space in front does it, and means nothing to shlex, which splits the value later.
@@ -110,7 +112,7 @@ def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
     return shielded
 
 
-def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
+def expand_words(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
     """Return the command line with bare words as flags, `logs worker` as `logs --replica=worker`.
 
     Args:
@@ -154,7 +156,7 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
             return f"fab {task} has no use for {word!r}: see fab {task} --help"
         if word in _REPLACED:
             return f"fab {word} was replaced by: {_REPLACED[word]}"
-        return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
+        return f"there is no task {word!r}{suggest(word, tasks)}; valid are {', '.join(tasks)}"
     if error := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
         return f"--{error[1].lstrip('-').replace('_', '-')} needs a value"
     return " ".join(message.split())
@@ -163,7 +165,7 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
         return f"there is no flag {flag} here; fab --help TASK lists the valid ones"
-    problem = f"fab {task} has no flag {flag}{meant(flag, flags)}"
+    problem = f"fab {task} has no flag {flag}{suggest(flag, flags)}"
     if "--args" in flags and flag.startswith("--"):
         return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
     return f"{problem}; fab {task} --help lists the valid ones"
@@ -192,7 +194,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
             super().parse_core(argv)
         except ParseError as error:
             raise Exit(f"error: {reword(str(error), ())}", WRONG_CALL) from None
-        self.core.unparsed[:] = shield(self.core.unparsed)
+        self.core.unparsed[:] = protect_args(self.core.unparsed)
         if not self.args.complete.value:
             self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
         self.config.load_ssh_configs = False
@@ -208,12 +210,12 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         words = {context.name: self.collection[context.name].words for context in contexts}
         everywhere = flags_with_values(self.initial_context)
         valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
-        help_task = asks_for_help(self.core.unparsed)
+        help_task = help_topic(self.core.unparsed)
         if help_task is not None:
             self.core.unparsed[:] = []
             self.args["help"].set_value(help_task, cast=False)
-        with self._worded():
-            self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
+        with self._one_line_errors():
+            self.core.unparsed[:] = expand_words(self.core.unparsed, words, valued)
             super().parse_tasks()
         project = self.args["project"].value
         if project and not is_checkout(Path(project)):
@@ -223,11 +225,11 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
                 os.environ[variable] = value
 
     def parse_cleanup(self) -> None:
-        with self._worded():
+        with self._one_line_errors():
             super().parse_cleanup()
 
     @contextlib.contextmanager
-    def _worded(self) -> Iterator[None]:
+    def _one_line_errors(self) -> Iterator[None]:
         """Turn any error of the command line into one line, and exit code 2."""
         try:
             yield
@@ -240,22 +242,22 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
             raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
 
     def print_version(self) -> None:
-        _say(f"scaletier {version('scaletier')} (Fabric {fabric.__version__})")
+        _print(f"scaletier {version('scaletier')} (Fabric {fabric.__version__})")
 
     def print_help(self) -> None:
         """Print the usage of `fab`."""
-        _say(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
+        _print(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
         self.load_collection()
         self.list_flat()
-        _say(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
+        _print(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
         self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
 
     def list_flat(self) -> None:
         """List the tasks by topic, in the order in which users need them."""
-        for module, title in NOUNS.items():
+        for module, title in TOPICS.items():
             names = sorted(name for name in self.collection.task_names if _module(self.collection[name]) == module)
             if names:
-                _say(f"{title}:\n")
+                _print(f"{title}:\n")
                 self.print_columns([(name, _first_line(self.collection[name])) for name in names])
 
     def print_task_help(self, name: str) -> None:
@@ -264,14 +266,14 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
         context = self.parser.contexts[name]
         rest = f" [{DASHES} {task.rest}]" if task.rest else ""
-        _say(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
+        _print(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
         for paragraph in _paragraphs(task):
             if not _is_example(paragraph):
-                _say(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
+                _print(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
         self.print_columns(context.help_tuples())
-        _say("Examples:\n")
+        _print("Examples:\n")
         for example in examples(task):
-            _say(f"{self.leading_indent}{example}")
+            _print(f"{self.leading_indent}{example}")
 
     def no_tasks_given(self) -> NoReturn:
         """Print our help, as Fabric would show its own flags."""
@@ -279,7 +281,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         raise Exit
 
 
-def _say(line: str = "") -> None:
+def _print(line: str = "") -> None:
     sys.stdout.write(f"{line}\n")
 
 

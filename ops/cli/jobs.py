@@ -269,12 +269,12 @@ def plan(
         from ops.plan.planned import check
 
         return check(ClusterClient.load(), job, json)
-    from ops.plan.plan import Call, number, until_of
+    from ops.plan.plan import PlanRequest, number, parse_target_flags
     from ops.plan.plan import plan as run
 
-    target = until_of(until, replicas, until_seconds)
+    target = parse_target_flags(until, replicas, until_seconds)
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
-    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
+    call = PlanRequest(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
     return run(call, json)
 
 

@@ -142,7 +142,7 @@ def predict(
         from ops.models import batch as batches
 
         batches.check_flags(batch, json_instances, with_batch)
-        request = batches.Asked(model, version, input_, output, signature, job, replicas)
+        request = batches.BatchOptions(model, version, input_, output, signature, job, replicas)
         return batches.batch(ClusterClient.load(), request, follow, json)
     from ops.models.predict import predict as run
 

@@ -53,7 +53,7 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
     help={
         "job": f"{JOB}; several are compared",
         "output": "the file to write (default: report-ID.html); one that this command has made is replaced, no other",
-        "json": "print what the report is made of as JSON, for programs",
+        "json": "print the content of the report as JSON, for programs",
     },
 )
 def report(_: Any, job: Any = None, output: str | None = None, json: bool = False) -> int:

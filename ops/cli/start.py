@@ -15,7 +15,7 @@ from ops.errors import DETACHED, WRONG_CALL
 # Imported objects live as long as the process; collecting at the usual 700 takes a tenth of the imports' time.
 _ALLOCATIONS = 50_000
 # Set for the program of a checkout: one that was copied with its .venv runs the original's, which must not look for it again.
-_FOR = "SCALETIER_CALLED_FOR"
+_CALLED_FOR = "SCALETIER_CALLED_FOR"
 # Words that need no particular checkout, so that they work in any folder.
 _ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"})
 
@@ -40,28 +40,28 @@ def scaletier() -> None:
     try:
         root = find(argv, Path.cwd(), os.environ)
     except OSError as error:
-        _wrong(f"the folder that this is called in is gone ({error.strerror}): cd into another")
-    called_for = os.environ.pop(_FOR, None)
+        _exit_with(f"the folder that this is called in is gone ({error.strerror}): cd into another")
+    called_for = os.environ.pop(_CALLED_FOR, None)
     if root is not None and called_for != str(root) and Path(sys.prefix).resolve() != (root / ".venv").resolve():
-        _run_its_own(root, argv)
+        _run_checkout_program(root, argv)
     elif root is None and argv and not _ANYWHERE & set(argv):
-        _wrong(f"there is no checkout of scaletier here or above: cd into one, or name it by {FLAG} DIR")
+        _exit_with(f"there is no checkout of scaletier here or above: cd into one, or name it by {FLAG} DIR")
     main()
 
 
-def _run_its_own(root: Path, argv: Sequence[str]) -> NoReturn:
+def _run_checkout_program(root: Path, argv: Sequence[str]) -> NoReturn:
     program = root / ".venv" / "bin" / "scaletier"
     if not is_checkout(root):
-        _wrong(f"{root} is no checkout of scaletier: it has no Pulumi.yaml of it")
+        _exit_with(f"{root} is no checkout of scaletier: it has no Pulumi.yaml of it")
     if not program.exists():
-        _wrong(f"the checkout {root} is not set up: run make setup there")
+        _exit_with(f"the checkout {root} is not set up: run make setup there")
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
-        os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _FOR: str(root)})  # noqa: S606  no shell is wanted
+        os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _CALLED_FOR: str(root)})  # noqa: S606  no shell is wanted
     except OSError as error:
-        _wrong(f"{program} does not run ({error.strerror}): was {root} moved? Run make setup there")
+        _exit_with(f"{program} does not run ({error.strerror}): was {root} moved? Run make setup there")
 
 
-def _wrong(line: str) -> NoReturn:
+def _exit_with(line: str) -> NoReturn:
     sys.stderr.write(f"error: {line}\n")
     sys.exit(WRONG_CALL)

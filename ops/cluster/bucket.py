@@ -86,13 +86,13 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(str(error) or type(error).__name__) from error
 
 
-def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], there: Mapping[str, int], what: str) -> list[str]:
-    """Upload the files that are not `there` in full size; return their names, `` for the folder itself."""
+def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
+    """Upload the files that are not `existing` in full size; return their names, `` for the folder itself."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    names = missing(sizes, there)
+    names = missing(sizes, existing)
     if names:
         with terminal.Step(f"uploading {what}", always=True) as step:
-            progress = terminal.sizer(step, sum(sizes[name] for name in names))
+            progress = terminal.byte_counter(step, sum(sizes[name] for name in names))
             for name in names:
                 bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)
     return names
@@ -105,6 +105,6 @@ def read_whole(bucket: Bucket, name: str) -> bytes | None:
         return target.read_bytes() if bucket.download(name, target) else None
 
 
-def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:
+def missing(sizes: Mapping[str, int], existing: Mapping[str, int]) -> list[str]:
     """Return the names that are not there in their full size."""
-    return [name for name, size in wanted.items() if there.get(name) != size]
+    return [name for name, size in sizes.items() if existing.get(name) != size]

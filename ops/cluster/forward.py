@@ -55,7 +55,7 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
     raise UsageError(f"{problem} on this machine: give another --port")
 
 
-class Opens(Protocol):
+class ChannelOpener(Protocol):
     """The connections to the other end, like paramiko's Transport.
 
     SSHException, OSError or EOFError if a connection is refused.
@@ -65,17 +65,17 @@ class Opens(Protocol):
         """Open a channel to that host and port, for that peer."""
 
 
-def at_once(transport: Any) -> None:
+def disable_nagle(transport: Any) -> None:
     """Disable Nagle's algorithm on a connection: else data behind headers may be delayed by 40 ms."""
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def open_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+def open_channel_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
     """Open a channel to a host; reconnect if the connection broke. Raises HostError, and as Opens."""
     transport = fleet.connection(name).transport
-    at_once(transport)
+    disable_nagle(transport)
     return transport.open_channel(kind, there, peer, timeout=timeout)
 
 
@@ -88,14 +88,14 @@ class Forward:
         UsageError: if every port is in use.
     """
 
-    def __init__(self, transport: Opens, loopback: str, ports: Iterable[int]) -> None:
+    def __init__(self, transport: ChannelOpener, loopback: str, ports: Iterable[int]) -> None:
         self.port_there = 0
         self._transport, self._loopback = transport, loopback
         self._server = self._listen(loopback, ports)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        at_once(self._transport)
+        disable_nagle(self._transport)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 

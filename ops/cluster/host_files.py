@@ -36,7 +36,7 @@ def idle_seconds(poll_seconds: float) -> int:
     return round(60 * max(1.0, poll_seconds))
 
 
-def beat_seconds(poll_seconds: float) -> float:
+def heartbeat_seconds(poll_seconds: float) -> float:
     """Return the seconds between a replica's heartbeats: longer if requests cost, and hosts poll less."""
     return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
 

@@ -14,7 +14,7 @@ from infra.templates import ROOT as HERE
 from jobs.serialization import RecordError
 from ops import terminal
 from ops.cluster import state
-from ops.errors import DONE, UsageError, meant
+from ops.errors import DONE, UsageError, suggest
 
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
 """The project: the state of its stacks, and what set-up keeps."""
@@ -61,7 +61,7 @@ def select(inventory: Inventory, text: str) -> tuple[Host, ...]:
     except SpecError:
         roles = dict.fromkeys(str(host.role) for host in inventory.job_hosts)
         valid = (*names, *roles, EVERY)
-        raise UsageError(f"there is no replica {text!r}{meant(text, valid)}; valid are {', '.join(valid)}") from None
+        raise UsageError(f"there is no replica {text!r}{suggest(text, valid)}; valid are {', '.join(valid)}") from None
 
 
 def parse(text: str | bytes, folder: Path) -> Inventory:
@@ -83,7 +83,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
     return replace(inventory, bucket=bucket, operator_bucket=operator_bucket, folder=folder)
 
 
-def choose_stack(folders: Sequence[str], wanted: str, selected: Callable[[], str | None]) -> str | None:
+def choose_stack(folders: Sequence[str], named: str, selected: Callable[[], str | None]) -> str | None:
     """Return the stack in use: the wanted one, else Pulumi's selected one, else the only one known here.
 
     Returns:
@@ -92,7 +92,7 @@ def choose_stack(folders: Sequence[str], wanted: str, selected: Callable[[], str
     Raises:
         UsageError: if there are several, and none is named or selected.
     """
-    if stack := wanted or selected():
+    if stack := named or selected():
         return stack if stack in folders else None
     if len(folders) > 1:
         raise UsageError(f"more than one stack is up: say --stack, or set PULUMI_STACK, to one of {', '.join(folders)}")
@@ -106,11 +106,12 @@ def load(root: Path = ROOT) -> Inventory:
         UsageError: if none is up.
     """
     folders = sorted(path.parent.name for path in root.glob(".scaletier/*/inventory.json"))
-    stack = choose_stack(folders, state.named(), lambda: state.selected(root))
+    stack = choose_stack(folders, state.named_stack(), lambda: state.selected_stack(root))
     if stack is None:
         inventory = state.fetch(root, parse)
         terminal.note(
-            f"stack {inventory.stack} was made elsewhere: {len(inventory.hosts)} hosts, by its state (fab connect looks again)"
+            f"stack {inventory.stack} was made elsewhere: {terminal.plural(len(inventory.hosts), 'host')}, by its state "
+            "(fab connect reads it again)"
         )
         return inventory
     folder = root / ".scaletier" / stack
@@ -125,6 +126,7 @@ def connect(as_json: bool, root: Path = ROOT) -> int:
         terminal.as_json({"stack": stack.stack, "scaleTier": stack.scale_tier, "hosts": names, "folder": str(stack.folder)})
         return DONE
     terminal.out(
-        f"stack {stack.stack}: {stack.scale_tier}, {len(stack.hosts)} hosts, by its state; ssh -F {stack.folder}/ssh_config"
+        f"stack {stack.stack}: {stack.scale_tier}, {terminal.plural(len(stack.hosts), 'host')}, by its state; "
+        f"ssh -F {stack.folder}/ssh_config"
     )
     return DONE

@@ -13,10 +13,10 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.errors import OpsError, UsageError, meant
+from ops.errors import OpsError, UsageError, suggest
 
 
-def me() -> str:
+def current_user() -> str:
     """Return `ann@laptop`, the user's name in records."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
@@ -44,10 +44,10 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
         raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):
         return record
-    there = [record.jobId for record in ledger.jobs()[0]]
-    more = f", and {len(there) - 5} more (fab jobs)" if len(there) > 5 else ""
-    listed = f"there are {', '.join(there[:5])}{more}" if there else "none was started yet"
-    raise UsageError(f"there is no job {job_id!r}{meant(job_id, there)}; {listed}")
+    job_ids = [record.jobId for record in ledger.jobs()[0]]
+    more = f", and {len(job_ids) - 5} more (fab jobs)" if len(job_ids) > 5 else ""
+    listed = f"there are {', '.join(job_ids[:5])}{more}" if job_ids else "none was started yet"
+    raise UsageError(f"there is no job {job_id!r}{suggest(job_id, job_ids)}; {listed}")
 
 
 def newest_job(ledger: Ledger, say: bool = False) -> str | None:
@@ -63,7 +63,7 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     return started[0].jobId if started else None
 
 
-def where_to_read_why(record: JobRecord) -> str:
+def failure_hint(record: JobRecord) -> str:
     """Return the command that collects why a job FAILED; empty for any other job."""
     return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
 

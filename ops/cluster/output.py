@@ -75,8 +75,8 @@ class JobOutput:
         for path in names:
             if posixpath.isabs(path) or ".." in path.split("/"):
                 raise OpsError(f"the output of {self.job.jobId} has a file of the name {path!r}, which would leave {target}")
-        with terminal.Step(f"fetching {len(names)} files") as step:
-            progress = terminal.sizer(step, sum(self.files[path] for path in names))
+        with terminal.Step(f"fetching {terminal.plural(len(names), 'file')}") as step:
+            progress = terminal.byte_counter(step, sum(self.files[path] for path in names))
             for path in names:
                 name = f"{self._folder}/{path}" if self._folder else path
                 file = target / path.removeprefix(below)

@@ -26,7 +26,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 # Limits for the address, then for sshd's banner and the login: all of a machine's hosts may be busy.
 CONNECT_SECONDS = 15
 SSHD_SECONDS = 20
-LOOK_SECONDS = 60.0
+COMMAND_SECONDS = 60.0
 """The limit of a short command on a host: more than connecting to it may take, so that none is cut off that is only slow."""
 _STAGGER_SECONDS = 0.7
 # A host without power closes no connection: after this long without an answer to keepalives it is lost.
@@ -39,11 +39,11 @@ ADVICE = "run pulumi up, which brings back what is missing"
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """A command that ran on a host. `output` is stdout and stderr as they came."""
 
     host: str
-    exited: int
+    exit_code: int
     output: str
 
 
@@ -65,16 +65,16 @@ class Stream:
         with self._breaking():
             while data := self._channel.recv(_CHUNK):
                 yield data
-        if self.exited < 0:
-            raise HostError(self.host, _lost(self._channel))
+        if self.exit_code < 0:
+            raise HostError(self.host, _no_exit_code(self._channel))
 
     @property
-    def exited(self) -> int:
+    def exit_code(self) -> int:
         """Its exit code, once the output is read; below 0 where the connection broke."""
         return int(self._channel.recv_exit_status())
 
     @property
-    def complaint(self) -> str:
+    def stderr(self) -> str:
         """Its stderr, cut to a small size."""
         return str(self._channel.recv_stderr(_CHUNK).decode("utf-8", "replace")) if self._channel.recv_stderr_ready() else ""
 
@@ -93,23 +93,23 @@ class Stream:
         try:
             yield
         except _BREAKS as error:
-            raise HostError(self.host, broke_off(error)) from error
+            raise HostError(self.host, describe_break(error)) from error
 
 
-def cut_off(channel: Any) -> str | None:
+def connection_loss(channel: Any) -> str | None:
     """Return why a command without an exit code lost its connection; None if a signal ended it."""
     transport = channel.get_transport()
     if transport.saved_exception is None and transport.is_active():
         return None
-    return broke_off(transport.saved_exception)
+    return describe_break(transport.saved_exception)
 
 
-def _lost(channel: Any) -> str:
+def _no_exit_code(channel: Any) -> str:
     """Say why a command has no exit code."""
-    return cut_off(channel) or "says that the command was killed, as where memory is short"
+    return connection_loss(channel) or "says that the command was killed, as where memory is short"
 
 
-def broke_off(error: BaseException | None) -> str:
+def describe_break(error: BaseException | None) -> str:
     """Describe a broken connection and its cause."""
     return "broke off" if error is None else f"broke off: {str(error) or type(error).__name__}"
 
@@ -161,14 +161,14 @@ class Fleet:
         """
         with self._lock:
             opening = self._opening[name]
-            before = self._failed.get(name)
+            previous_failure = self._failed.get(name)
         with opening:  # whoever wants the same host meanwhile gets the same connection, or hears the same of it
             with self._lock:
                 existing = self._open.get(name)
                 if existing is not None and existing.is_connected:
                     return existing
                 failed = self._failed.get(name)
-                if failed is not None and failed is not before:
+                if failed is not None and failed is not previous_failure:
                     raise failed
                 connection = self._new(name)
             try:
@@ -186,7 +186,7 @@ class Fleet:
         command: str,
         stdin: bytes | tuple[bytes, ...] | None = None,
         sent: Callable[[int], None] = lambda _: None,
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a command line on a host over one channel.
 
         Args:
@@ -210,11 +210,11 @@ class Fleet:
                                 sent(len(piece))
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
-                if (exited := int(channel.recv_exit_status())) >= 0:
-                    return Ran(name, exited, output.decode("utf-8", "replace"))
-                why, cause = _lost(channel), None
+                if (exit_code := int(channel.recv_exit_status())) >= 0:
+                    return CommandResult(name, exit_code, output.decode("utf-8", "replace"))
+                why, cause = _no_exit_code(channel), None
         except _BREAKS as error:
-            why, cause = broke_off(error), error
+            why, cause = describe_break(error), error
         with self._lock:  # paramiko may take it for open a moment longer
             if self._open.get(name) is connection:
                 del self._open[name]
@@ -238,11 +238,11 @@ class Fleet:
             HostError: with the end of its output, if it fails.
         """
         ran = self.run(name, command, stdin, sent)
-        if ran.exited:
+        if ran.exit_code:
             # sudo refuses a program that the host does not know.
             unknown = any(line.startswith("sudo: ") for line in ran.output.strip().splitlines()[-1:])
             older = "; it is not ready, or older than this scaletier (pulumi up)" if unknown else ""
-            raise HostError(name, f"{what} with exit code {ran.exited}{older}", ran.exited, ran.output)
+            raise HostError(name, f"{what} with exit code {ran.exit_code}{older}", ran.exit_code, ran.output)
         return ran.output
 
     def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
@@ -251,7 +251,7 @@ class Fleet:
 
     def connect_each(self, names: Iterable[str], done: Done | None = None) -> Outcome[Any]:
         """Connect to all of the hosts."""
-        return self.each(names, self.connection, LOOK_SECONDS, done)
+        return self.each(names, self.connection, COMMAND_SECONDS, done)
 
     def any_connection(self) -> Any:
         """Return a connection to the first host that answers, the chief before others."""
@@ -260,7 +260,7 @@ class Fleet:
                 if existing.is_connected:
                     return existing
         try:
-            return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, LOOK_SECONDS)
+            return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, COMMAND_SECONDS)
         except HostError as error:
             raise HostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
 
@@ -291,7 +291,7 @@ class Fleet:
         where = f"({self._addresses.get(name, name)})"
         try:
             connection.open()
-            _notice_silence(connection.transport)
+            _set_keepalive(connection.transport)
         except paramiko.BadHostKeyException:
             raise HostError(
                 name, f"{where} has another host key than is recorded here: where somebody else ran pulumi up, fab connect"
@@ -310,7 +310,7 @@ class Fleet:
             raise HostError(name, f"{where} does not answer") from error
 
 
-def _notice_silence(transport: paramiko.Transport) -> None:
+def _set_keepalive(transport: paramiko.Transport) -> None:
     transport.set_keepalive(_SILENT_SECONDS // 3)
     sock: Any = transport.sock
     if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):

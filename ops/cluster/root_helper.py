@@ -14,7 +14,7 @@ from infra.inventory import Host
 PROGRAM = "/usr/lib/scaletier/root-helper"
 MEMORY_SHARE = 0.4
 """The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
-_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker", "@port@"
+_TOKEN_BROKER, _PORT = "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker", "@port@"
 
 
 def command(verb: str, *words: str) -> str:
@@ -22,12 +22,12 @@ def command(verb: str, *words: str) -> str:
     return shlex.join(["sudo", "-n", PROGRAM, verb, *words])
 
 
-def reading(host: Host, argv: Sequence[str]) -> str:
+def reader_command(host: Host, argv: Sequence[str]) -> str:
     """Return the command line of a program that reads jobs' files, and writes nothing."""
     return command("sandbox", "reading", _memory(host), "--", *argv)
 
 
-def writing(host: Host, argv: Sequence[str], folder: str) -> str:
+def writer_command(host: Host, argv: Sequence[str], folder: str) -> str:
     """Return the command line of a job's program that writes to a folder.
 
     Besides, it sees only the data of a bucket that is a folder itself. In Google's it has the rights that the job had
@@ -35,7 +35,7 @@ def writing(host: Host, argv: Sequence[str], folder: str) -> str:
     """
     if folder.startswith("/"):
         return command("sandbox", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)
-    return f"{_LENDING} {shlex.quote(folder)} -- {command('sandbox', 'writing', _memory(host), _PORT, '--', *argv)}"
+    return f"{_TOKEN_BROKER} {shlex.quote(folder)} -- {command('sandbox', 'writing', _memory(host), _PORT, '--', *argv)}"
 
 
 def _memory(host: Host) -> str:

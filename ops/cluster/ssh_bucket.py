@@ -234,26 +234,26 @@ def _close(*channels: Channel | None) -> None:
 def serve(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer calls until there are no more."""
     os.umask(0o002)  # the bucket is the group's
-    there = folder.FolderBucket(Path(root))
+    bucket_here = folder.FolderBucket(Path(root))
     for line in requests:
         method, arguments, size = json.loads(line)
-        sent = _received(requests, size)
+        sent = _read_pieces(requests, size)
         content: Iterable[bytes] = ()
         try:
-            result, content = _answer(there, method, arguments, sent)
+            result, content = _answer(bucket_here, method, arguments, sent)
             answer = {"result": result}
         except Conflict as conflict:
             answer = {"conflict": conflict.name}
         except BucketError as error:
             answer = {"error": str(error.strerror or error)}
         for _ in sent:
-            """What the call did not read."""
+            """Discard what the call did not read."""
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.writelines(content)
         answers.flush()
 
 
-def _received(requests: BinaryIO, size: int) -> Iterator[bytes]:
+def _read_pieces(requests: BinaryIO, size: int) -> Iterator[bytes]:
     while size:
         piece = requests.read(min(size, PIECE))
         if not piece:
@@ -263,29 +263,29 @@ def _received(requests: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _answer(
-    there: folder.FolderBucket, method: str, arguments: list[Any], sent: Iterator[bytes]
+    local_bucket: folder.FolderBucket, method: str, arguments: list[Any], sent: Iterator[bytes]
 ) -> tuple[Any, Iterable[bytes]]:
     """Return a call's result, and the content that follows it."""
     if method == "upload":
-        there.write(arguments[0], sent)
+        local_bucket.write(arguments[0], sent)
         return None, ()
     if method == "create":
-        return there.create(arguments[0], b"".join(sent)), ()
+        return local_bucket.create(arguments[0], b"".join(sent)), ()
     if method == "replace":
         name, version = arguments
-        return there.replace(name, b"".join(sent), version), ()
+        return local_bucket.replace(name, b"".join(sent), version), ()
     if method == "read_all":
-        items = there.read_all(*arguments)
+        items = local_bucket.read_all(*arguments)
         result = {name: (item.version, len(item.content)) for name, item in items.items()}
         return result, [item.content for item in items.values()]
     if method == "scan":
-        contents = there.scan(*arguments)
+        contents = local_bucket.scan(*arguments)
         return {name: len(content) for name, content in contents.items()}, contents.values()
     if method == "read_part":
-        content = there.read_part(*arguments)
+        content = local_bucket.read_part(*arguments)
         return len(content), [content]
     if method == "download":
-        file = there.open(*arguments)
+        file = local_bucket.open(*arguments)
         size = os.fstat(file.fileno()).st_size if file else None
-        return size, _received(file, size) if file and size else ()
-    return getattr(there, method)(*arguments), ()
+        return size, _read_pieces(file, size) if file and size else ()
+    return getattr(local_bucket, method)(*arguments), ()

@@ -19,21 +19,21 @@ from ops.errors import OpsError, UsageError
 
 _SECONDS = 120
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_Known = TypeVar("_Known")
+T = TypeVar("T")
 _OUTPUTS = ("stack", "output", "--json", "--show-secrets")
 
 
-def named() -> str:
+def named_stack() -> str:
     """Return the stack of `--stack` or PULUMI_STACK without its organisation; empty if neither is set."""
     return os.environ.get("PULUMI_STACK", "").rpartition("/")[2]
 
 
-def selected(root: Path) -> str | None:
+def selected_stack(root: Path) -> str | None:
     """Return Pulumi's selected stack, or None if there is none.
 
     It is read from Pulumi's file, by the path of the project's file: starting Pulumi takes longer than most commands.
     """
-    project = hashlib.sha1(str(_seen(root) / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
+    project = hashlib.sha1(str(_pulumi_path(root) / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
     try:
         home = os.environ.get("PULUMI_HOME") or f"{pwd.getpwuid(os.getuid()).pw_dir}/.pulumi"
         workspace = Path(home, "workspaces", f"scaletier-{project}-workspace.json").read_bytes()
@@ -42,7 +42,7 @@ def selected(root: Path) -> str | None:
         return None
 
 
-def _seen(root: Path) -> Path:
+def _pulumi_path(root: Path) -> Path:
     """Return the project's folder as Pulumi resolves it, with the links of the shell's working directory."""
     here = Path(os.environ.get("PWD") or "/")
     try:
@@ -52,7 +52,7 @@ def _seen(root: Path) -> Path:
         return root
 
 
-def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
+def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
     """Write the connection files of the named or selected stack to its folder below `.scaletier`; parsed.
 
     The files of a stack that is no longer up are deleted.
@@ -71,7 +71,7 @@ def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
     except ValueError:
         raise OpsError("Pulumi cannot say who is where: its answer is no JSON") from None
     if not outputs:
-        name = named() or selected(root)
+        name = named_stack() or selected_stack(root)
         if name and _other_state(root, name):
             raise UsageError(f"stack {name} is not up in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
@@ -99,7 +99,7 @@ def _pulumi(root: Path, *arguments: str) -> str:
     """
     own = Path(sys.prefix, "bin", "pulumi")
     argv = [str(own) if own.exists() else "pulumi", *arguments, "--non-interactive"]
-    folder = _seen(root)
+    folder = _pulumi_path(root)
     env = {**os.environ, "PWD": str(folder)}
     try:
         ran = subprocess.run(
@@ -111,7 +111,7 @@ def _pulumi(root: Path, *arguments: str) -> str:
         why = backend.reason(ran.stderr)
         if not re.search(r"no stack (selected|named)|not found", why):
             raise OpsError(backend.explain(root, why))
-        name = named()
+        name = named_stack()
         if name and _other_state(root, name):
             raise UsageError(f"stack {name!r} is not in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
@@ -123,5 +123,5 @@ def _pulumi(root: Path, *arguments: str) -> str:
 
 
 def _other_state(root: Path, stack: str) -> bool:
-    """Tell whether the checkout's own state has the stack, and another state is in use."""
+    """Return whether the checkout's own state has the stack, and another state is in use."""
     return not backend.is_own(root) and backend.has_stack(backend.own_url(root), stack)

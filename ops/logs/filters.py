@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, time, timedelta
 
 from jobs.chunks import SEVERITIES, LogFilter
-from ops.errors import UsageError, meant
+from ops.errors import UsageError, suggest
 
 LINES = 100
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)")
@@ -28,13 +28,15 @@ def parse_filter(
         UsageError: with the valid values.
     """
     now = now or datetime.now(UTC)
-    begin = _moment(since, "--since", now) if since is not None else ""
-    end = _moment(until, "--until", now) if until is not None else ""
+    begin = _parse_time(since, "--since", now) if since is not None else ""
+    end = _parse_time(until, "--until", now) if until is not None else ""
     if begin and end and begin > end:
         raise UsageError(f"--since {since} is later than --until {until}")
     narrow = begin or end or grep or severity
     count = parse_lines(lines) if lines is not None else None if narrow else LINES
-    return LogFilter(count, begin, end, _severity(severity) if severity is not None else "", _pattern(grep) if grep else "")
+    return LogFilter(
+        count, begin, end, _parse_severity(severity) if severity is not None else "", _parse_pattern(grep) if grep else ""
+    )
 
 
 def parse_lines(text: str) -> int | None:
@@ -46,7 +48,7 @@ def parse_lines(text: str) -> int | None:
     return int(text)
 
 
-def _moment(text: str, flag: str, now: datetime) -> str:
+def _parse_time(text: str, flag: str, now: datetime) -> str:
     """Parse a moment to RFC 3339, UTC, with milliseconds, as logs have it."""
     try:
         if ago := _AGO.fullmatch(text.strip()):
@@ -60,14 +62,14 @@ def _moment(text: str, flag: str, now: datetime) -> str:
         raise UsageError(f"{flag} {text!r} is invalid. Valid: {_VALID}") from None
 
 
-def _severity(text: str) -> str:
+def _parse_severity(text: str) -> str:
     name = text.upper()
     if name not in SEVERITIES:
-        raise UsageError(f"--severity {text!r} is invalid. Valid: {', '.join(SEVERITIES)}{meant(name, SEVERITIES)}")
+        raise UsageError(f"--severity {text!r} is invalid. Valid: {', '.join(SEVERITIES)}{suggest(name, SEVERITIES)}")
     return name
 
 
-def _pattern(text: str) -> str:
+def _parse_pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

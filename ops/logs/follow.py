@@ -19,12 +19,12 @@ from jobs.ledger import Ledger
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.ledger import find_job, me
+from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
 from ops.logs import waits
-from ops.logs.heuristics import read
-from ops.logs.lines import LogLine, follow_command, parse_pieces, too_slow
+from ops.logs.heuristics import read_line
+from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_error
 
 WINDOW_SECONDS = 0.08
 """The longest wait of a line for earlier ones of other logs."""
@@ -116,7 +116,7 @@ class Merge(Generic[L, E]):
             self._condition.notify_all()
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """True once every log has ended and all was taken."""
         with self._condition:
             return not self._open and not self._heads and not self._events
@@ -202,7 +202,7 @@ class Follower:
         ledger: Ledger,
         record: JobRecord,
         replicas: Iterable[str],
-        wanted: LogFilter,
+        log_filter: LogFilter,
         ticks: bool = False,
     ) -> None:
         """Follow these replicas.
@@ -212,7 +212,7 @@ class Follower:
                 record was read.
         """
         self._ticks = ticks
-        self._fleet, self._ledger, self._job_id, self._wanted = fleet, ledger, record.jobId, wanted
+        self._fleet, self._ledger, self._job_id, self._log_filter = fleet, ledger, record.jobId, log_filter
         self._placement = record.placement
         self._placed = threading.Event()
         if self._placement:
@@ -221,13 +221,13 @@ class Follower:
         several = len(self._replicas) > 1
         self._window = WINDOW_SECONDS if several else 0.0
         # At first every log's last lines arrive at once, from some hosts later than from others.
-        backlog = several and wanted.lines != 0
+        backlog = several and log_filter.lines != 0
         self._merge: Merge[LogLine, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
         self._ending, self._closed = threading.Event(), threading.Event()
         self._poll_now = threading.Event()
         self._streams: dict[str, Stream] = {}
         self._heartbeats = ChangeTimer(time.monotonic)
-        self._queue_monitor = QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
+        self._queue_monitor = QueueMonitor(ledger, ChangeTimer(time.monotonic), current_user())
         self._ahead: list[str] = []
         self._job = record
         self._records: Mapping[str, ReplicaRecord] = {}
@@ -248,7 +248,7 @@ class Follower:
             threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
         threading.Thread(target=self._guard, args=(self._watch,), name="watch", daemon=True).start()
         try:
-            while not self._merge.over:
+            while not self._merge.ended:
                 if time.monotonic() - began > _BACKLOG_SECONDS:
                     self._merge.window = self._window
                 events = self._merge.take(_TICK_SECONDS)
@@ -265,15 +265,17 @@ class Follower:
         quiet = time.monotonic() - self._active_at
         notes: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
-        waiting = waits.at_the_end(self._job, self._records, self._replicas, reading) if quiet >= waits.SILENT_SECONDS else ""
+        waiting = (
+            waits.waiting_at_end(self._job, self._records, self._replicas, reading) if quiet >= waits.END_QUIET_SECONDS else ""
+        )
         if waiting != self._waiting:
             self._waiting = waiting
             notes.append(Waiting(waiting))
-        if not self._has_steps and quiet >= waits.START_SECONDS and not waiting:
-            start = waits.at_the_start(self._job, self._records, self._replicas)
+        if not self._has_steps and quiet >= waits.START_QUIET_SECONDS and not waiting:
+            start = waits.waiting_at_start(self._job, self._records, self._replicas)
             if start and start != self._start:
                 self._start, self._active_at = start, time.monotonic()
-                notes.append(Note(f"nothing was printed for {waits.START_SECONDS:.0f} s: {start}"))
+                notes.append(Note(f"nothing was printed for {waits.START_QUIET_SECONDS:.0f} s: {start}"))
         return notes
 
     def _end(self) -> None:
@@ -322,7 +324,7 @@ class Follower:
         Raises:
             HostError: if the connection ends before.
         """
-        stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._wanted, position))
+        stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._log_filter, position))
         self._streams[name] = stream
         try:
             if self._ending.is_set():  # read after the stream is stored: _end() may not have found it
@@ -330,16 +332,16 @@ class Follower:
             for reached, lines in parse_pieces(stream.pieces(), name):
                 if lines:
                     self._active_at = time.monotonic()
-                    self._has_steps = self._has_steps or read(lines[-1][1].message) is not None
+                    self._has_steps = self._has_steps or read_line(lines[-1][1].message) is not None
                     if any(_STATE_LINE.match(line.message) for _, line in lines):
                         self._poll_now.set()
                 if reached:
                     self._merge.put(name, lines)
                     yield reached
-            if stream.exited == TOO_SLOW:
-                raise too_slow(self._wanted)
-            if stream.exited:
-                raise HostError(stream.host, "cannot read its log", stream.exited, stream.complaint)
+            if stream.exit_code == TOO_SLOW:
+                raise slow_pattern_error(self._log_filter)
+            if stream.exit_code:
+                raise HostError(stream.host, "cannot read its log", stream.exit_code, stream.stderr)
             if not self._ending.is_set():
                 raise HostError(stream.host, "broke off")
         finally:
@@ -385,7 +387,7 @@ class Follower:
 
     def _wants_replicas(self, record: JobRecord) -> bool:
         """Return True if the replicas' records should be read: at the end, for a screen, else now and then."""
-        quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.SILENT_SECONDS
+        quiet = time.monotonic() - max(self._records_read_at, self._active_at) >= waits.END_QUIET_SECONDS
         return record.final or self._ticks or quiet
 
     def _check_queue(self) -> None:

@@ -51,7 +51,7 @@ class Reading:
     evaluation: bool = False
 
 
-def read(line: str) -> Reading | None:
+def read_line(line: str) -> Reading | None:
     """Return the figures of a line, or None if it has none."""
     if not any(hint in line for hint in _HINTS):
         return None

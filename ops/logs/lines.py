@@ -38,21 +38,21 @@ class LogLine:
         return text if text.isprintable() else _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-def read_command(job_id: str, wanted: LogFilter) -> str:
+def read_command(job_id: str, log_filter: LogFilter) -> str:
     """Return the command that prints the wanted lines of a job's log on a host; it exits with NO_LOG if there is none."""
-    return _command(job_id, wanted, "read")
+    return _command(job_id, log_filter, "read")
 
 
-def follow_command(job_id: str, wanted: LogFilter, position: Position | None = None) -> str:
+def follow_command(job_id: str, log_filter: LogFilter, position: Position | None = None) -> str:
     """Return the command that prints a job's log from a position, and each new line, until stdin ends.
 
     The end of stdin shows the host that there is no reader: without a terminal, a closed connection kills no process.
     """
-    return _command(job_id, wanted, "follow", *([f"{position.incarnation} {position.offset}"] if position else []))
+    return _command(job_id, log_filter, "follow", *([f"{position.incarnation} {position.offset}"] if position else []))
 
 
-def _command(job_id: str, wanted: LogFilter, *arguments: str) -> str:
-    return shlex.join([*_PYTHON, _source(), f"{LOG_DIR}/{job_id}", json.dumps(wanted), *arguments])
+def _command(job_id: str, log_filter: LogFilter, *arguments: str) -> str:
+    return shlex.join([*_PYTHON, _source(), f"{LOG_DIR}/{job_id}", json.dumps(log_filter), *arguments])
 
 
 @cache
@@ -61,7 +61,7 @@ def _source() -> str:
     return inspect.getsource(chunks)
 
 
-def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Position, LogLine | None]:
+def parse_printed(printed: bytes, replica: str, last_time: str = "") -> tuple[Position, LogLine | None]:
     """Parse a printed line: a position, and the line before it, or None for a position alone.
 
     Raises:
@@ -69,55 +69,55 @@ def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Posit
     """
     incarnation, offset, text = printed.split(b" ", 2)
     return Position(int(incarnation), int(offset)), parse_line(
-        text.decode("utf-8", "replace"), replica, before
+        text.decode("utf-8", "replace"), replica, last_time
     ) if text else None
 
 
 def parse_pieces(pieces: Iterable[bytes], replica: str) -> Iterator[tuple[Position | None, list[tuple[int, LogLine]]]]:
     """Yield for each piece of such output the position that is reached, and its whole lines, each with its size in bytes."""
     position: Position | None = None
-    rest, before = b"", ""
+    rest, last_time = b"", ""
     for piece in pieces:
         *complete, rest = (rest + piece).split(b"\n")
         lines = []
         for printed in filter(None, complete):
-            position, line = parse_printed(printed, replica, before)
+            position, line = parse_printed(printed, replica, last_time)
             if line:
-                before = line.time
+                last_time = line.time
                 lines.append((len(printed), line))
         yield position, lines
 
 
-def parse_line(text: str, replica: str, before: str = "") -> LogLine:
+def parse_line(text: str, replica: str, last_time: str = "") -> LogLine:
     """Parse a line of a log; one that is no JSON, as after a power cut, is shown as is at the last time."""
     try:
         data: dict[str, Any] = json.loads(text)
         return LogLine(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return LogLine(before, "INFO", replica, text)
+        return LogLine(last_time, "INFO", replica, text)
 
 
-def of_source(
-    source: chunks.ChunkSource, replica: str, wanted: LogFilter, position: Position | None = None
+def read_source(
+    source: chunks.ChunkSource, replica: str, log_filter: LogFilter, position: Position | None = None
 ) -> Iterator[LogLine]:
     """Yield the selected lines of a log, from a position if there is one, like the command on a host.
 
     Raises:
         UsageError: if the pattern takes too long.
     """
-    before = ""
+    last_time = ""
     try:
-        if position is None and wanted.lines is not None:
-            entries: Iterable[chunks.LogEntry] = chunks.newest(source, wanted)[0]
+        if position is None and log_filter.lines is not None:
+            entries: Iterable[chunks.LogEntry] = chunks.newest(source, log_filter)[0]
         else:
-            start = position or chunks.first(source, wanted)
-            entries = chunks.ChunkReader(source, start, wanted).entries()
+            start = position or chunks.first(source, log_filter)
+            entries = chunks.ChunkReader(source, start, log_filter).entries()
         for entry in entries:
-            line = parse_line(entry.line.decode("utf-8", "replace"), replica, before)
-            before = line.time
+            line = parse_line(entry.line.decode("utf-8", "replace"), replica, last_time)
+            last_time = line.time
             yield line
     except chunks.SlowError:
-        raise too_slow(wanted) from None
+        raise slow_pattern_error(log_filter) from None
 
 
 def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
@@ -125,9 +125,9 @@ def merge(logs: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
     return heapq.merge(*logs, key=lambda line: line.time)
 
 
-def too_slow(wanted: LogFilter) -> UsageError:
+def slow_pattern_error(log_filter: LogFilter) -> UsageError:
     """Return the error for a pattern that takes too long on a line."""
-    what = f"--grep {wanted.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
+    what = f"--grep {log_filter.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
     return UsageError(f"{what}: avoid nested repetitions such as (a+)+")
 
 

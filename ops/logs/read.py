@@ -16,13 +16,13 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
-from ops.errors import HostError, OpsError, UsageError, meant
-from ops.logs.lines import LogLine, of_source, parse_pieces, read_command, too_slow
+from ops.errors import HostError, OpsError, UsageError, suggest
+from ops.logs.lines import LogLine, parse_pieces, read_command, read_source, slow_pattern_error
 
 _READ_SECONDS = 60.0
 
 
-def meant_by(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
+def resolve_selection(cluster: ClusterClient, word: str | None, job_id: str | None) -> tuple[str, str | None]:
     """Return the replicas and the job that a word and `job_id` mean: the word may be either, alone or before the other."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
@@ -33,7 +33,7 @@ def meant_by(cluster: ClusterClient, word: str | None, job_id: str | None) -> tu
         return other, word
     jobs = [record.jobId for record in cluster.ledger.jobs()[0]]
     valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
-    problem = f"there is no replica and no job {word!r}{meant(word, (*valid, *jobs))}"
+    problem = f"there is no replica and no job {word!r}{suggest(word, (*valid, *jobs))}"
     raise UsageError(f"{problem}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
@@ -44,7 +44,7 @@ def _is_replica(cluster: ClusterClient, word: str) -> bool:
         return False
 
 
-def selected(record: JobRecord, text: str) -> list[str]:
+def select_replicas(record: JobRecord, text: str) -> list[str]:
     """Return a job's replicas by `all`, a role such as `worker`, a name, or several with commas.
 
     Raises:
@@ -57,14 +57,14 @@ def selected(record: JobRecord, text: str) -> list[str]:
         matches = [name for name in names if name_or_role in (EVERY, name, name.rpartition("-")[0])]
         if not matches:
             valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
-            problem = f"job {record.jobId} has no replica {part!r}{meant(part, valid)}"
+            problem = f"job {record.jobId} has no replica {part!r}{suggest(part, valid)}"
             raise UsageError(f"{problem}; valid are {', '.join(valid)}")
         chosen.update(matches)
     return [name for name in names if name in chosen]
 
 
 def read_logs(
-    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter
 ) -> dict[str, Iterator[LogLine]]:
     """Return each replica's lines, from its host or from the bucket, read lazily.
 
@@ -72,19 +72,21 @@ def read_logs(
         OpsError: if there is no log.
     """
     fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
-    command = read_command(job_id, wanted)
+    command = read_command(job_id, log_filter)
     on_hosts = [name for name in replicas if placement.get(name) in cluster.inventory.names]
-    outcome = fleet.each(on_hosts, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
+    outcome = fleet.each(
+        on_hosts, lambda name: _HostLog(fleet.stream(placement[name], command), name, log_filter), _READ_SECONDS
+    )
     failures: dict[str, Exception] = dict(outcome.failures)
     logs: dict[str, Iterator[LogLine]] = {}
     for name in replicas:
         log = outcome.results.get(name)
         if log and log.exists:
-            logs[name] = log.lines(_Archived(cluster.bucket, job_id, name))
+            logs[name] = log.lines(_ArchivedLog(cluster.bucket, job_id, name))
             continue
-        archived = _Archived(cluster.bucket, job_id, name)
+        archived = _ArchivedLog(cluster.bucket, job_id, name)
         if archived.sizes():
-            logs[name] = of_source(archived, name, wanted)
+            logs[name] = read_source(archived, name, log_filter)
         if error := failures.get(name) or (log and log.error):
             where = "its lines are the bucket's copy" if name in logs else "the bucket has no log of it"
             terminal.note(f"{error}; {where}")
@@ -104,17 +106,17 @@ def read_logs(
 class _HostLog:
     """A host's output of a log, read only as far as it is consumed."""
 
-    def __init__(self, stream: Stream, name: str, wanted: LogFilter) -> None:
+    def __init__(self, stream: Stream, name: str, log_filter: LogFilter) -> None:
         """Wait for its beginning; `error` is set if the host cannot read whether there is a log."""
-        self._stream, self._name, self._wanted = stream, name, wanted
+        self._stream, self._name, self._log_filter = stream, name, log_filter
         self._pieces = stream.pieces()
         self._first = next(self._pieces, b"")
         self.exists = bool(self._first)
         self.error: Exception | None = None
-        if not self.exists and stream.exited != NO_LOG:
+        if not self.exists and stream.exit_code != NO_LOG:
             self.error = self._failed()
 
-    def lines(self, archived: _Archived) -> Iterator[LogLine]:
+    def lines(self, archived: _ArchivedLog) -> Iterator[LogLine]:
         """Yield the lines; if the connection breaks, continue from the bucket."""
         position: Position | None = None
         try:
@@ -123,19 +125,19 @@ class _HostLog:
                 position = reached
         except HostError as error:
             terminal.note(f"{error}; the rest of its lines is the bucket's copy")
-            yield from of_source(archived, self._name, self._wanted, position)
+            yield from read_source(archived, self._name, self._log_filter, position)
             return
-        if self._stream.exited:
+        if self._stream.exit_code:
             raise self._failed()
         self._stream.close()
 
     def _failed(self) -> Exception:
-        if (code := self._stream.exited) == TOO_SLOW:
-            return too_slow(self._wanted)
-        return HostError(self._stream.host, "cannot read its log", code, self._stream.complaint)
+        if (code := self._stream.exit_code) == TOO_SLOW:
+            return slow_pattern_error(self._log_filter)
+        return HostError(self._stream.host, "cannot read its log", code, self._stream.stderr)
 
 
-class _Archived:
+class _ArchivedLog:
     """The chunks of a replica's log in the bucket."""
 
     def __init__(self, bucket: Bucket, job_id: str, name: str) -> None:

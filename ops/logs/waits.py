@@ -8,16 +8,18 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 
-SILENT_SECONDS = 3.0
+END_QUIET_SECONDS = 3.0
 """Seconds without a line before the end's reason to wait is shown."""
-START_SECONDS = 60.0
+START_QUIET_SECONDS = 60.0
 """Seconds without a line before the start's reason to wait is shown."""
 # A job that has run for longer is past its start, whatever it prints.
 _START_ENDS = 600.0
 _SHOWN = 6
 
 
-def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str], reading: Collection[str]) -> str:
+def waiting_at_end(
+    job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str], reading: Collection[str]
+) -> str:
     """Describe what is awaited between a job's last line and its end; empty before that.
 
     Args:
@@ -37,7 +39,7 @@ def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Seq
     return f"collecting the logs of {terminal.list_some(more, most=_SHOWN)}" if more else ""
 
 
-def at_the_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str]) -> str:
+def waiting_at_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str]) -> str:
     """Describe which replica waits for what in a job that prints nothing; empty if that is unknown."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_ENDS:
         return ""

@@ -18,28 +18,28 @@ from jobs.bucket import Bucket
 from jobs.folder import open_bucket
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.errors import UsageError, meant
+from ops.errors import UsageError, suggest
 from ops.models.lookup import catalog_of, existing_model, existing_version
 from ops.package import package
-from ops.submit.config import JobFlags, automatic_id, check_job_dir
+from ops.submit.config import JobFlags, check_job_dir, generate_job_id
 from ops.submit.program import JobProgram
 from ops.submit.submit import Submission
-from ops.submit.train import prepare_program, run_told, shared
+from ops.submit.train import overlap, prepare_program, run_submission
 
 _MODULE = "hosts.batch.task"
 # The model server's modules that load a model, and define requests and answers: a batch has the same format.
-_SHARED = (
+_SHARED_MODULES = (
     "hosts/__init__.py",
     *(f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")),
 )
 # The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
-_PAYS = 8_000_000
+_BYTES_PER_REPLICA = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
 _URL = re.compile(r"gs://[^/]+")
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchOptions:
     """The command's arguments; `pattern` matches the input files."""
 
     model: str | None
@@ -51,40 +51,40 @@ class Asked:
     replicas: str | None = None
 
 
-def batch(cluster: ClusterClient, asked: Asked, follow: bool, as_json: bool) -> int:
+def batch(cluster: ClusterClient, options: BatchOptions, follow: bool, as_json: bool) -> int:
     """Predict all of the input, and follow the job that does; the exit code is that of `fab train`."""
-    return run_told(cluster, lambda: prepare(cluster, asked), True, follow, as_json, False)
+    return run_submission(cluster, lambda: prepare(cluster, options), True, follow, as_json, False)
 
 
-def prepare(cluster: ClusterClient, asked: Asked) -> Submission:
+def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
     """Build the job, checked as far as possible without the hosts.
 
     Raises:
         UsageError: if an argument is invalid.
     """
     inventory = cluster.inventory
-    if asked.pattern is None:
+    if options.pattern is None:
         raise UsageError(f"--input is missing: files in the bucket, such as {inventory.bucket}/data/digits/*.json")
-    if asked.output is None:
+    if options.output is None:
         raise UsageError(f"--output is missing: a folder in the bucket, such as {inventory.bucket}/predictions/digits")
-    model = existing_model(catalog_of(cluster), asked.model)
-    version = _version(model, asked.version)
+    model = existing_model(catalog_of(cluster), options.model)
+    version = _version(model, options.version)
     source = folder_of(model.name, version.name)
-    _check_signature(cluster.bucket, source, asked.signature)
-    output = asked.output.rstrip("/")
+    _check_signature(cluster.bucket, source, options.signature)
+    output = options.output.rstrip("/")
     check_job_dir(output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
-    inputs = matching(cluster, asked.pattern)
+    inputs = match_files(cluster, options.pattern)
     _check_output(cluster, output, list(inputs))
     request = Request(tuple(inputs), version.files)
     flags = JobFlags(
-        job_id=automatic_id("predict") if asked.job_id is None else asked.job_id,
+        job_id=generate_job_id("predict") if options.job_id is None else options.job_id,
         module=_MODULE,
-        replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
+        replicas=_replicas(inventory, sum(inputs.values()), options.replicas),
         job_dir=output,
         # By name, as hosts mount the paths of a program's command line.
         more_args=[
-            *("--data", asked.pattern, "--model", f"{inventory.bucket}/{source}"),
-            *(["--signature", asked.signature] if asked.signature is not None else []),
+            *("--data", options.pattern, "--model", f"{inventory.bucket}/{source}"),
+            *(["--signature", options.signature] if options.signature is not None else []),
         ],
     )
     return prepare_program(inventory, flags, program(request))
@@ -93,26 +93,28 @@ def prepare(cluster: ClusterClient, asked: Asked) -> Submission:
 def program(request: Request) -> JobProgram:
     """Return the shipped package, with the model server's modules and the request."""
     own = sorted(path.relative_to(HERE).as_posix() for path in (HERE / "hosts/batch").glob("*.py"))
-    files = {path: (HERE / path).read_bytes() for path in (*own, *_SHARED)}
+    files = {path: (HERE / path).read_bytes() for path in (*own, *_SHARED_MODULES)}
     return JobProgram(package.PackageSource("hosts", {**files, FILE: request.to_json()}))
 
 
-def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:
+def _replicas(inventory: Inventory, size: int, requested: str | None) -> str:
     """Return the number of predicting hosts: as requested, else by the size of the input in bytes."""
-    there = 1 + len(inventory.of_role(Role.WORKER))
-    if asked is not None and not (asked.isdecimal() and 1 <= int(asked) <= there):
-        raise UsageError(f"--replicas {asked!r} is no number of the hosts that predict: stack {inventory.stack} has {there}")
-    count = int(asked) if asked is not None else paid_for(size, there, inventory.shared_cpus)
-    if asked is None and count < there:
+    available = 1 + len(inventory.of_role(Role.WORKER))
+    if requested is not None and not (requested.isdecimal() and 1 <= int(requested) <= available):
+        raise UsageError(
+            f"--replicas {requested!r} is no number of the hosts that predict: stack {inventory.stack} has {available}"
+        )
+    count = int(requested) if requested is not None else count_replicas(size, available, inventory.shared_cpus)
+    if requested is None and count < available:
         shared = f"the hosts share {terminal.plural(inventory.shared_cpus or 0, 'processor')}"
-        why = shared if count < size // _PAYS else f"{terminal.size(size)} of input are not worth more"
-        terminal.note(f"{terminal.plural(count, 'replica')} of {there}, as {why}: --replicas {there} takes all")
+        why = shared if count < size // _BYTES_PER_REPLICA else f"{terminal.size(size)} of input are not worth more"
+        terminal.note(f"{terminal.plural(count, 'replica')} of {available}, as {why}: --replicas {available} takes all")
     return f"{Role.WORKER}={count - 1}"
 
 
-def paid_for(size: int, there: int, shared_cpus: int | None) -> int:
+def count_replicas(size: int, available: int, shared_cpus: int | None) -> int:
     """Return how many replicas an input of `size` bytes is worth; at most `shared_cpus` on shared CPUs."""
-    return max(1, min(there, size // _PAYS, shared_cpus or there))
+    return max(1, min(available, size // _BYTES_PER_REPLICA, shared_cpus or available))
 
 
 def _version(model: Model, name: str | None) -> Version:
@@ -143,17 +145,17 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
         raise UsageError(f"{source}/{MODEL_FILE}: {error}") from None
     if name not in available:
         raise UsageError(
-            f"--signature {name!r} is none of the model{meant(name, available)}; there are {', '.join(available) or 'none'}"
+            f"--signature {name!r} is none of the model{suggest(name, available)}; there are {', '.join(available) or 'none'}"
         )
 
 
-def matching(cluster: ClusterClient, pattern: str) -> dict[str, int]:
+def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     """Return the files that match a pattern, as the hosts see them, by name, with their sizes in bytes.
 
     Raises:
         UsageError: if there is none.
     """
-    if (location := _bucket_of(cluster, pattern)) is None:
+    if (location := _locate(cluster, pattern)) is None:
         raise UsageError(
             f"--input {pattern!r} is not in the bucket, where hosts find it: fab data put PATH puts a file or a folder there, "
             f"and --input {cluster.inventory.bucket}/data/… names it"
@@ -162,11 +164,11 @@ def matching(cluster: ClusterClient, pattern: str) -> dict[str, int]:
     parts = pattern.removeprefix(f"{top}/").split("/")
     fixed = next((place for place, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     folder = "/".join(parts[:fixed])
-    there = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
-    names = sorted(path for path in there if _matches(path.split("/"), parts))
+    sizes = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
+    names = sorted(path for path in sizes if _matches(path.split("/"), parts))
     if names:
-        return {f"{top}/{path}": there[path] for path in names}
-    if there and fixed == len(parts):
+        return {f"{top}/{path}": sizes[path] for path in names}
+    if sizes and fixed == len(parts):
         raise UsageError(f"--input {pattern} is a folder: say which of its files, such as {pattern.rstrip('/')}/*")
     raise UsageError(
         f"--input {pattern} matches no file of the bucket: fab data ls lists them, fab data put PATH puts some there"
@@ -181,7 +183,7 @@ def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:
     )
 
 
-def _bucket_of(cluster: ClusterClient, path: str) -> tuple[Bucket, str] | None:
+def _locate(cluster: ClusterClient, path: str) -> tuple[Bucket, str] | None:
     """Return a path's bucket, and its own path or URL; None unless both the hosts and we can reach it."""
     here = cluster.inventory.bucket
     if path.startswith(f"{here}/") and ".." not in path.split("/"):
@@ -198,9 +200,9 @@ def _check_output(cluster: ClusterClient, output: str, inputs: Sequence[str]) ->
         UsageError: if it is not, or would.
     """
     for path in inputs:
-        if shared(path, output):
+        if overlap(path, output):
             raise UsageError(f"--input {path} is in --output {output}: give another --output")
-    location = _bucket_of(cluster, output)
+    location = _locate(cluster, output)
     if location and location[0].walk(output.removeprefix(f"{location[1]}/")):
         raise UsageError(f"--output {output} is not empty: give another, as what is there is left as it is")
 

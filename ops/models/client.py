@@ -16,17 +16,17 @@ from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.forward import open_on
+from ops.cluster.forward import open_channel_on
 from ops.errors import HostError, OpsError
 from ops.models import server
 from ops.models.server import LOOPBACK
 
-NOBODY = 0
+NO_SERVER = 0
 """The status of an answer that did not come, as nobody listens."""
 HEALTH = "/health"
 # Another server may have what this one lacks: a process, a version that it knows or has loaded, room for one more request.
 # If none has, the last of these statuses is the most specific.
-_ANOTHER = (NOBODY, 404, 500, 503)
+_RETRY_STATUSES = (NO_SERVER, 404, 500, 503)
 _SECONDS = 60.0
 _OPEN_SECONDS = 60.0
 # From the start of a server's process until it listens.
@@ -52,33 +52,35 @@ class ServingClient:
         self._started: Future[Outcome[bool]] | None = None
         self._listens_by = 0.0
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
+    def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
         """Return the first server's answer, or NOBODY if none answers, even after it was installed.
 
         See `ask_one` for the errors.
         """
-        answer = self._ask_any(method, path, body)
-        if answer[0] == NOBODY and self._started:
+        answer = self._request_any(method, path, body)
+        if answer[0] == NO_SERVER and self._started:
             start = self._started.result()
             if start.failures and not any(start.results.values()):
                 raise next(iter(start.failures.values()))
-            while answer[0] == NOBODY and time.monotonic() < self._listens_by:
+            while answer[0] == NO_SERVER and time.monotonic() < self._listens_by:
                 time.sleep(_POLL_SECONDS)
-                answer = self._ask_any(method, path, body)
+                answer = self._request_any(method, path, body)
         return answer
 
-    def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
+    def request_from(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
         """Return a server's answer.
 
         Raises:
             HostError: if its host cannot be reached.
             OpsError: if the process that listens there does not answer.
         """
-        nobody = NOBODY, {"error": f"no model server answers on {name}"}
+        no_answer = NO_SERVER, {"error": f"no model server answers on {name}"}
         try:
-            channel = open_on(self._cluster.fleet, name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS)
+            channel = open_channel_on(
+                self._cluster.fleet, name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS
+            )
         except (paramiko.SSHException, OSError, EOFError):
-            return nobody
+            return no_answer
         with contextlib.closing(channel):
             connection = _Connection(channel)
             try:
@@ -88,20 +90,20 @@ class ServingClient:
             except (TimeoutError, ValueError) as error:
                 raise OpsError(f"the model server on {name} does not answer: {str(error) or 'it says nothing'}") from error
             except (OSError, EOFError, http.client.HTTPException):  # a channel that ended raises a plain OSError
-                return nobody
+                return no_answer
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """Open a connection for a `Forward` to the server that answered last, or to the next if it refuses."""
         failed: Exception | None = None
         for name in self._order():
             try:
-                channel = open_on(self._cluster.fleet, name, kind, there, peer, timeout)
+                channel = open_channel_on(self._cluster.fleet, name, kind, there, peer, timeout)
             except (HostError, paramiko.SSHException, OSError, EOFError) as error:
                 failed = error
             else:
                 self._first = name
                 return channel
-        raise paramiko.SSHException(f"{self._nobody()}: {failed}")
+        raise paramiko.SSHException(f"{self._no_server()}: {failed}")
 
     def start(self) -> None:
         """Install the server in the background on hosts where nothing listens."""
@@ -119,25 +121,25 @@ class ServingClient:
             if any(start.results.values()):
                 server.hand_over(self._cluster)
 
-    def _ask_any(self, method: str, path: str, body: bytes | None) -> Answer:
+    def _request_any(self, method: str, path: str, body: bytes | None) -> Answer:
         answers: list[Answer] = []
         failed: OpsError | None = None
         for name in self._order():
             try:
-                found = self.ask_one(name, method, path, body)
+                answer = self.request_from(name, method, path, body)
             except OpsError as error:
                 failed = failed or error
                 continue
-            if found[0] not in _ANOTHER:
+            if answer[0] not in _RETRY_STATUSES:
                 self._first = name
-                return found
-            answers.append(found)
+                return answer
+            answers.append(answer)
         if not answers and failed:
             raise failed
-        best = max(answers, key=lambda found: _ANOTHER.index(found[0]))
-        return best if best[0] != NOBODY else (NOBODY, {"error": self._nobody()})
+        best = max(answers, key=lambda answer: _RETRY_STATUSES.index(answer[0]))
+        return best if best[0] != NO_SERVER else (NO_SERVER, {"error": self._no_server()})
 
-    def _nobody(self) -> str:
+    def _no_server(self) -> str:
         return f"no model server answers on {', '.join(self.names)}"
 
     def _order(self) -> list[str]:
@@ -151,7 +153,7 @@ class ServingClient:
 
     def _start_on(self, name: str) -> bool:
         """Install the server on a host; return True if it was missing."""
-        if self.ask_one(name, "GET", HEALTH)[0] != NOBODY:
+        if self.request_from(name, "GET", HEALTH)[0] != NO_SERVER:
             return False
         for error in server.start(self._cluster, [name]).failures.values():
             raise error

@@ -21,14 +21,14 @@ from jobs.bucket import BucketError, Conflict
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.ledger import existing_job, me
+from ops.cluster.ledger import current_user, existing_job
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import server, server_status
-from ops.models.export import newest
-from ops.models.lookup import all_models, catalog_of, changed, find_model, one_line_errors
-from ops.models.versions import shown
-from ops.submit.trials import best_of, say_which
+from ops.models.export import newest_model
+from ops.models.lookup import all_models, catalog_of, change_model, find_model, one_line_errors
+from ops.models.versions import version_to_dict
+from ops.submit.trials import best_trial, note_best_trial
 
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
 _TENSORFLOW_BYTES = 400_000_000
@@ -41,10 +41,10 @@ class _Origin:
     `model` is its saved_model.pb; `bring` puts all its files, `size` bytes, into a folder.
     """
 
-    said: str
+    path: str
     model: bytes
     size: int
-    bring: Callable[[Path], object]
+    copy_to: Callable[[Path], object]
     job_id: str = ""
     manifest: dict[str, Any] | None = None
 
@@ -61,46 +61,46 @@ def deploy(
     name, version = _name("--model", model), _name("--version", version)
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
-    before = find_model(catalog, name)
-    there = next((v for v in before.existing if v.name == version), None) if before else None
+    model_record = find_model(catalog, name)
+    existing = next((v for v in model_record.existing if v.name == version), None) if model_record else None
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
-        if there and there.redeployable and origin is None and job_id is None:
+        if existing and existing.redeployable and origin is None and job_id is None:
             starting = _start(cluster)
-            changed(catalog, name, lambda record: record.redeploy(version, token))
+            change_model(catalog, name, lambda record: record.redeploy(version, token))
         else:
-            if before:
+            if model_record:
                 with one_line_errors(name):
-                    before.add_version(Version(version, token=token))  # before anything is copied
+                    model_record.add_version(Version(version, token=token))  # before anything is copied
             if origin is None and job_id is None:
-                versions = ", ".join(v.name for v in before.existing if v.redeployable) if before else ""
+                versions = ", ".join(v.name for v in model_record.existing if v.redeployable) if model_record else ""
                 raise UsageError(
                     f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
                     + (f"; kept, and to be deployed again without these, are {versions}" if versions else "")
                 )
             source = _origin(cluster, job_id, origin)
-            _check(cluster, catalog, source)
+            _check_servable(cluster, catalog, source)
             starting = _start(cluster)
-            files = _fetched(source, Path(scratch, "model"))
+            files = _copy_locally(source, Path(scratch, "model"))
             new_version = Version(
                 version,
-                origin=source.said,
+                origin=source.path,
                 jobId=source.job_id,
-                createdBy=me(),
+                createdBy=current_user(),
                 manifest=source.manifest or {},
                 token=token,
             )
-            changed(catalog, name, lambda record: record.add_version(new_version), create=True)
-        with _undone(catalog, name, version, token):
+            change_model(catalog, name, lambda record: record.add_version(new_version), create=True)
+        with _mark_failed_on_error(catalog, name, version, token):
             if files:
                 _upload(cluster, catalog, name, version, token, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
                 started = starting.join(server.START_SECONDS)
             server_status.wait_loaded(cluster, name, Version(version, token=token), started)
-            record = changed(catalog, name, lambda record: record.mark_ready(version, token))
+            record = change_model(catalog, name, lambda record: record.mark_ready(version, token))
         server.hand_over(cluster)
     if as_json:
-        terminal.as_json(shown(record, record.version(version)))
+        terminal.as_json(version_to_dict(record, record.version(version)))
     else:
         which = "the default" if record.default == version else f"the default is {record.default}"
         terminal.out(f"model {name} has version {version}, {which}: fab predict --model {name} --json-instances request.json")
@@ -123,10 +123,10 @@ def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _
     """
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
-        if trial := best_of(cluster.ledger, record):
-            say_which(record, trial)
+        if trial := best_trial(cluster.ledger, record):
+            note_best_trial(record, trial)
         output = find(cluster, record).of_trial(trial)
-        folder = newest(output)
+        folder = newest_model(output)
         if folder is None and not record.final:
             has = f"has no SavedModel in {output.job_dir} yet"
             raise UsageError(f"job {record.jobId} is {record.state}, and {has}: fab wait {record.jobId}")
@@ -160,10 +160,10 @@ def _start(cluster: ClusterClient) -> Background[Outcome[str]]:
     return Background(lambda: server.start(cluster))
 
 
-def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
+def _copy_locally(source: _Origin, folder: Path) -> dict[str, Path]:
     """Download the files to a local folder, and return each by its path below it."""
     folder.mkdir()
-    source.bring(folder)
+    source.copy_to(folder)
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -172,19 +172,19 @@ def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, t
     size = sum(path.stat().st_size for path in files.values())
     digests = {}
     with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
-        progress = terminal.sizer(step, size)
+        progress = terminal.byte_counter(step, size)
         for path, file in files.items():
             cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
             with file.open("rb") as content:
                 digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
     try:
-        changed(catalog, name, lambda record: record.set_files(version, token, digests, size))
+        change_model(catalog, name, lambda record: record.set_files(version, token, digests, size))
     except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
         cluster.bucket.remove(folder_of(name, version))
         raise
 
 
-def _check(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
+def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
     """Check that a server can serve the model.
 
     Raises:
@@ -193,14 +193,14 @@ def _check(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
     try:
         available = read_signatures(source.model)
     except ValueError as error:
-        raise UsageError(f"{source.said}/{MODEL_FILE}: {error}") from None
+        raise UsageError(f"{source.path}/{MODEL_FILE}: {error}") from None
     if not available:
-        raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
+        raise UsageError(f"the model in {source.path} {NO_SIGNATURE}")
     others = sum(version.size for model in all_models(catalog)[0] for version in model.existing if version.loadable)
     host = min(server.servers_of(cluster.inventory), key=server.memory_of)
-    room = server.memory_of(host) - _TENSORFLOW_BYTES - others
-    if source.size > room:
-        has, can = terminal.size(source.size), terminal.size(max(room, 0))
+    free_bytes = server.memory_of(host) - _TENSORFLOW_BYTES - others
+    if source.size > free_bytes:
+        has, can = terminal.size(source.size), terminal.size(max(free_bytes, 0))
         raise UsageError(
             f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
             f"give the {'master' if host.role.runs_jobs else 'serving hosts'} a larger machine type"
@@ -208,7 +208,7 @@ def _check(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
 
 
 @contextlib.contextmanager
-def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
+def _mark_failed_on_error(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
     """Record an aborted deployment as failed, whatever ends it; the name stays taken."""
     try:
         yield
@@ -220,7 +220,7 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
             return record.mark_failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, BucketError, Conflict):
-            remainder = next((v for v in changed(catalog, name, failed).existing if v.name == version), None)
+            remainder = next((v for v in change_model(catalog, name, failed).existing if v.name == version), None)
             if remainder and remainder.state is VersionState.FAILED:
                 again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.redeployable else ""
                 terminal.note(

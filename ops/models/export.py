@@ -22,7 +22,7 @@ from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
 from ops.package import push, runtimes, trainer_config
-from ops.submit.trials import best_of, say_which
+from ops.submit.trials import best_trial, note_best_trial
 
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
 # As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
@@ -41,14 +41,14 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     job_id = record.jobId
     if dest is not None:
         check_free(Path(dest))
-    if trial := best_of(cluster.ledger, record):
-        say_which(record, trial)
+    if trial := best_trial(cluster.ledger, record):
+        note_best_trial(record, trial)
     output = find(cluster, record).of_trial(trial)
-    folder = newest(output)
+    folder = newest_model(output)
     if folder is None:
         exporter = _make(cluster, output, words(trial.hyperparameters) if trial else [])
         output = find(cluster, record).of_trial(trial)
-        folder = newest(output)
+        folder = newest_model(output)
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {output.job_dir}")
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
@@ -58,62 +58,62 @@ def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json
     return DONE
 
 
-def newest(found: JobOutput) -> str | None:
+def newest_model(output: JobOutput) -> str | None:
     """Return the folder of an output's newest complete SavedModel, by its name in seconds since 1970."""
-    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL_FILE}
-    whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
+    folders = {path.rpartition("/")[0] for path in output.files if path.rpartition("/")[2] == MODEL_FILE}
+    complete = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
     def age(folder: str) -> tuple[int, str]:
         name = folder.rpartition("/")[2]
         return (int(name) if name.isdecimal() else 0, folder)
 
-    return max(whole, key=age, default=None)
+    return max(complete, key=age, default=None)
 
 
-def _make(cluster: ClusterClient, found: JobOutput, more: list[str]) -> str:
+def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> str:
     """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
-    job_id, state = found.job.jobId, found.job.state
-    if not found.job.final:
+    job_id, state = output.job.jobId, output.job.state
+    if not output.job.final:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
-    if not any(path.endswith(_CHECKPOINT) for path in found.files):
-        raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
+    if not any(path.endswith(_CHECKPOINT) for path in output.files):
+        raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {output.job_dir}")
     package = read_whole(cluster.bucket, paths.package(job_id))
-    name = found.job.manifest.get("package", {}).get("name")
-    exporter = trainer_config.read_archive(package, name).export if package and name else None
+    name = output.job.manifest.get("package", {}).get("name")
+    exporter = trainer_config.read_from_archive(package, name).export if package and name else None
     if package is None or exporter is None:
         raise OpsError(
             f"job {job_id} ({state}) exported no model, and its trainer declares no export in {trainer_config.FILE} to make "
             f"one of a checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief
-    arguments = [*found.job.trainingInput.get("args", []), *more, "--job-dir", found.job_dir]  # of two the last counts
+    arguments = [*output.job.trainingInput.get("args", []), *extra_args, "--job-dir", output.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief.name}"):
-        if not found.job_dir.startswith("/"):
-            _bring_lender(cluster, chief)
-        python = runtimes.python_of(cluster.inventory, found.job.manifest) or PYTHON
-        line = make_command(cluster.inventory, [python, "-m", exporter, *arguments], found.job_dir)
+        if not output.job_dir.startswith("/"):
+            _install_token_broker(cluster, chief)
+        python = runtimes.python_of(cluster.inventory, output.job.manifest) or PYTHON
+        line = make_command(cluster.inventory, [python, "-m", exporter, *arguments], output.job_dir)
         cluster.fleet.must(chief.name, line, "could not export, it ended", package)
     return exporter
 
 
-def _bring_lender(cluster: ClusterClient, host: Host) -> None:
+def _install_token_broker(cluster: ClusterClient, host: Host) -> None:
     """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
     code, version = push.code(HERE)
     stream = push.shared_stream(code) + push.host_stream(host_files(cluster.inventory, host))
-    cluster.fleet.must(host.name, push.take_in_command(version), "could not take the replica's code, it ended", stream)
+    cluster.fleet.must(host.name, push.install_command(version), "could not take the replica's code, it ended", stream)
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
     """Return the command that runs a package from stdin on the chief's host, with one writable folder."""
-    return root_helper.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
+    return root_helper.writer_command(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
-def _fetch(found: JobOutput, folder: str, target: Path) -> None:
+def _fetch(output: JobOutput, folder: str, target: Path) -> None:
     """Download a folder of the output; the target exists once all of it is there."""
     below = f"{folder}/" if folder else ""
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:
-        found.fetch([path for path in found.files if path.startswith(below)], scratch, below)
+        output.fetch([path for path in output.files if path.startswith(below)], scratch, below)
         scratch.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

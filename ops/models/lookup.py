@@ -10,9 +10,9 @@ from hosts.serving.records import Model, ModelError, Version, VersionState
 from jobs.bucket import BucketError, Conflict
 from jobs.serialization import RecordError
 from ops.cluster.cluster import ClusterClient
-from ops.errors import OpsError, UsageError, meant
+from ops.errors import OpsError, UsageError, suggest
 
-NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
+NO_MODEL = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
 
 
 def catalog_of(cluster: ClusterClient) -> Catalog:
@@ -31,11 +31,13 @@ def existing_model(catalog: Catalog, name: str | None) -> Model:
     if name is None:
         if len(present) == 1:
             return present[0]
-        raise UsageError(f"which model? There are {', '.join(names)}" if names else NONE)
+        raise UsageError(f"which model? There are {', '.join(names)}" if names else NO_MODEL)
     for model in present:
         if model.name == name:
             return model
-    raise UsageError(f"there is no model {name!r}{meant(name, names)}; " + (f"there are {', '.join(names)}" if names else NONE))
+    raise UsageError(
+        f"there is no model {name!r}{suggest(name, names)}; " + (f"there are {', '.join(names)}" if names else NO_MODEL)
+    )
 
 
 def served_model(catalog: Catalog, name: str | None) -> Model:
@@ -62,7 +64,7 @@ def existing_version(record: Model, name: str) -> Version:
     try:
         return record.version(name)
     except ModelError as error:
-        raise UsageError(f"{error}{meant(name, [version.name for version in record.existing])}") from None
+        raise UsageError(f"{error}{suggest(name, [version.name for version in record.existing])}") from None
 
 
 def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
@@ -84,7 +86,7 @@ def find_model(catalog: Catalog, name: str) -> Model | None:
         return catalog.model(name)
 
 
-def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
+def change_model(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
     """Change a model, and return it.
 
     Raises:

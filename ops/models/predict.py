@@ -15,7 +15,7 @@ from hosts.serving.records import VersionState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
-from ops.models.client import NOBODY, ServingClient
+from ops.models.client import NO_SERVER, ServingClient
 from ops.models.lookup import catalog_of, existing_version, served_model
 
 # The time for a server to start, and to load the model.
@@ -36,7 +36,7 @@ def predict(
     if version is not None and existing_version(record, version).state is VersionState.UNDEPLOYED:
         how = f"fab deploy --model {name} --version {version} brings it back"
         raise UsageError(f"version {version} of model {name} is UNDEPLOYED: {how}")
-    requests = [*bodies(inputs, {} if signature is None else {"signature_name": signature})]
+    requests = [*request_bodies(inputs, {} if signature is None else {"signature_name": signature})]
     if len(requests) > 1:
         version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
     where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
@@ -48,7 +48,7 @@ def predict(
     return DONE
 
 
-def bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]:
+def request_bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield requests for all of the instances, in order, each within the server's size limit."""
     rows = [json.dumps(instance).encode() for instance in instances]
     head, most = json.dumps(more)[1:-1].encode(), _MOST_BYTES - len(json.dumps(more))
@@ -74,16 +74,16 @@ def read_instances(path: str | None) -> list[Any]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{path} cannot be read ({why}): give a file with a JSON value on each line") from None
     name = "stdin" if path == _STDIN else path
-    values = whole if (whole := _whole(text)) is not None else list(_lines(text, name))
+    values = document if (document := _parse_document(text)) is not None else list(_lines(text, name))
     if not values:
         raise UsageError(f"{name} has no instance: give a JSON value on each line")
     return values
 
 
-def _whole(text: str) -> list[Any] | None:
+def _parse_document(text: str) -> list[Any] | None:
     """Return the instances of a file with one JSON list of objects or REST request, or None for another."""
     try:
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_reject_constant)
         json.dumps(value, allow_nan=False)
     except ValueError:
         return None
@@ -96,7 +96,7 @@ def _lines(text: str, name: str) -> Iterator[Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                value = json.loads(line, parse_constant=_no_number)
+                value = json.loads(line, parse_constant=_reject_constant)
                 json.dumps(value, allow_nan=False)
             except ValueError as error:
                 why = str(error).removesuffix(": line 1 column 1 (char 0)")
@@ -105,7 +105,7 @@ def _lines(text: str, name: str) -> Iterator[Any]:
             yield value
 
 
-def _no_number(word: str) -> Any:
+def _reject_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
 
 
@@ -127,12 +127,12 @@ def _answer(servers: ServingClient, path: str, body: bytes) -> dict[str, Any]:
     """Return the answer; retry while servers load the model."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        status, content = servers.ask("POST", path, body)
+        status, content = servers.request("POST", path, body)
         if status == 200:
             answer: dict[str, Any] = content
             return answer
         why = content.get("error", "") if isinstance(content, dict) else ""
-        if status not in (503, NOBODY) or time.monotonic() > deadline:
+        if status not in (503, NO_SERVER) or time.monotonic() > deadline:
             raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
         time.sleep(_POLL_SECONDS)
 

@@ -11,7 +11,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, HostError, OpsError
-from ops.models.client import HEALTH, NOBODY, ServingClient
+from ops.models.client import HEALTH, NO_SERVER, ServingClient
 from ops.models.lookup import catalog_of, served_model
 from ops.models.server import LOOPBACK
 
@@ -25,8 +25,8 @@ def serve(cluster: ClusterClient, model: str | None, port: str | None) -> int:
         with Forward(servers, LOOPBACK, ports) as forward:
             forward.port_there = SERVING_PORT
             servers.start()
-            status, body = servers.ask("GET", f"/v1/models/{record.name}")
-            if status == NOBODY:
+            status, body = servers.request("GET", f"/v1/models/{record.name}")
+            if status == NO_SERVER:
                 raise OpsError(f"{body['error']}: fab deploy starts it")
             url = f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}"
             terminal.out(url)
@@ -42,7 +42,7 @@ def hold(servers: ServingClient) -> NoReturn:
     servers.finish_start()
     while True:
         try:
-            servers.ask("GET", HEALTH)
+            servers.request("GET", HEALTH)
         except HostError as error:
             raise OpsError("the connection to the host broke off: run fab serve again") from error
         except OpsError:

@@ -10,12 +10,12 @@ from hosts.serving.records import LoadState, Model, Version
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.remote import LOOK_SECONDS
+from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import HostError, HostsError, OpsError, one_line
 from ops.models import server
-from ops.models.client import NOBODY, Answer, ServingClient
+from ops.models.client import NO_SERVER, Answer, ServingClient
 
-SILENT = "NO ANSWER"
+NO_ANSWER = "NO ANSWER"
 """The state of every version on a server that does not answer; the others are TensorFlow Serving's."""
 _LOAD_SECONDS = 180.0
 _AGAIN_SECONDS = 5.0
@@ -44,27 +44,29 @@ def query(cluster: ClusterClient, models: Sequence[Model]) -> ServerStates:
     servers = ServingClient(cluster)
 
     def states_on(host: str) -> dict[tuple[str, str], OnServer]:
-        answers = {name: servers.ask_one(host, "GET", f"/v1/models/{name}") for name, wanted in deployed.items() if wanted}
-        return {(name, v.name): _on_server(host, v, answers[name]) for name, wanted in deployed.items() for v in wanted}
+        answers = {
+            name: servers.request_from(host, "GET", f"/v1/models/{name}") for name, versions in deployed.items() if versions
+        }
+        return {(name, v.name): _on_server(host, v, answers[name]) for name, versions in deployed.items() for v in versions}
 
     with terminal.Step("asking the model servers"):
-        outcome = cluster.fleet.each(servers.names, states_on, LOOK_SECONDS)
+        outcome = cluster.fleet.each(servers.names, states_on, COMMAND_SECONDS)
     failed = {host: one_line(error) for host, error in outcome.failures.items()}
     return {
         (name, v.name): [
-            OnServer(host, SILENT, failed[host]) if host in failed else outcome.results[host][name, v.name]
+            OnServer(host, NO_ANSWER, failed[host]) if host in failed else outcome.results[host][name, v.name]
             for host in servers.names
         ]
-        for name, wanted in deployed.items()
-        for v in wanted
+        for name, versions in deployed.items()
+        for v in versions
     }
 
 
 def _on_server(host: str, version: Version, answer: Answer) -> OnServer:
     """Return the state of a version by a server's answer on it, or on its model."""
     status, body = answer
-    if status == NOBODY:
-        return OnServer(host, SILENT, f"{body['error']}: fab predict brings it there")
+    if status == NO_SERVER:
+        return OnServer(host, NO_ANSWER, f"{body['error']}: fab predict brings it there")
     for each in body["model_version_status"] if status == 200 else []:
         if each["version"] == version.name and each.get("deployment") == version.token:
             return OnServer(host, each["state"], each["status"]["error_message"])
@@ -76,21 +78,21 @@ def format_ready(states: Sequence[OnServer]) -> str:
     return f"{sum(each.state == LoadState.AVAILABLE for each in states)} of {len(states)}" if states else ""
 
 
-def complaints(states: ServerStates) -> list[str]:
+def problems(states: ServerStates) -> list[str]:
     """Return a line for each silent server, and each version that a server is loading or could not load."""
     listed = [(model, version, each) for (model, version), servers in states.items() for each in servers]
-    silent = {each.errorMessage for _, _, each in listed if each.state == SILENT}
-    broken = [
+    silent = {each.errorMessage for _, _, each in listed if each.state == NO_ANSWER}
+    failed = [
         f"version {version} of model {model} on {each.server}: {each.errorMessage}"
         for model, version, each in listed
-        if each.state != SILENT and each.errorMessage
+        if each.state != NO_ANSWER and each.errorMessage
     ]
     loading = [
         f"{each.server} is loading version {version} of model {model}"
         for model, version, each in listed
         if each.state == LoadState.LOADING
     ]
-    return [*sorted(silent), *broken, *loading]
+    return [*sorted(silent), *failed, *loading]
 
 
 def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: Outcome[str]) -> None:
@@ -127,21 +129,21 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
     journal = f"fab shell {host} -- journalctl -u scaletier-serving"
     began = last_answer = started = time.monotonic()
     while True:
-        answer = _ask(servers, host, f"/v1/models/{model}/versions/{version.name}")
+        answer = _query_server(servers, host, f"/v1/models/{model}/versions/{version.name}")
         now = time.monotonic()
-        if answer[0] != NOBODY:
+        if answer[0] != NO_SERVER:
             last_answer = started = now
         elif now - last_answer > _DOWN_SECONDS:
             raise HostError(host, f"has no model server that answers ({journal})")
         elif now - started > _AGAIN_SECONDS:
             server.start(cluster, [host])  # it had nothing to serve for long, and ended just when something came
             started = now
-        there = _on_server(host, version, answer)
-        if there.state == LoadState.AVAILABLE:
+        current = _on_server(host, version, answer)
+        if current.state == LoadState.AVAILABLE:
             return
-        if there.state == LoadState.END:
+        if current.state == LoadState.END:
             where = f" on {host}" if len(servers.names) > 1 else ""
-            raise OpsError(f"version {version.name} of model {model} cannot be loaded{where}: {there.errorMessage}")
+            raise OpsError(f"version {version.name} of model {model} cannot be loaded{where}: {current.errorMessage}")
         if now - began > _LOAD_SECONDS:
             raise OpsError(
                 f"the model server on {host} has not loaded {model} {version.name} in {_LOAD_SECONDS:.0f} s: {journal}"
@@ -149,14 +151,14 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
         time.sleep(_POLL_SECONDS)
 
 
-def _ask(servers: ServingClient, host: str, path: str) -> Answer:
+def _query_server(servers: ServingClient, host: str, path: str) -> Answer:
     """Return a server's answer; one that accepts the request and never answers counts as down."""
     try:
-        return servers.ask_one(host, "GET", path)
+        return servers.request_from(host, "GET", path)
     except HostError:
         raise
     except OpsError as error:
-        return NOBODY, {"error": str(error)}
+        return NO_SERVER, {"error": str(error)}
 
 
 def wait_unloaded(cluster: ClusterClient, model: str, version: str) -> None:
@@ -165,7 +167,7 @@ def wait_unloaded(cluster: ClusterClient, model: str, version: str) -> None:
 
     def gone(host: str) -> None:
         path = f"/v1/models/{model}/versions/{version}"
-        while servers.ask_one(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
+        while servers.request_from(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
     cluster.fleet.each(servers.names, gone, _GONE_SECONDS)

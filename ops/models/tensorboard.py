@@ -16,23 +16,23 @@ from jobs.paths import PYTHON
 from ops import terminal
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.forward import Forward, local_ports, open_on
+from ops.cluster.forward import Forward, local_ports, open_channel_on
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
-from ops.cluster.remote import Fleet, broke_off, cut_off
+from ops.cluster.remote import Fleet, connection_loss, describe_break
 from ops.errors import DONE, HostError, OpsError, UsageError
 
 _PORT = 6006
 _RELOAD_SECONDS = 5
 _START_SECONDS = 120.0
-_BEAT_SECONDS = 10.0
-_SILENCE_SECONDS = 60
+_KEEPALIVE_SECONDS = 10.0
+_KEEPALIVE_TIMEOUT = 60
 _LOOPBACK = "127.0.0.1"
 # Runs on the host. It ends with stdin, if fab is killed, or if no more sign of life arrives, if the laptop is off.
 _SERVE = f"""
 import os, select, signal, sys, threading, time, types
 def watch():
-    while select.select([0], [], [], {_SILENCE_SECONDS})[0] and os.read(0, 64):
+    while select.select([0], [], [], {_KEEPALIVE_TIMEOUT})[0] and os.read(0, 64):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
@@ -52,7 +52,7 @@ def command(host: Host, logdir: str, title: str) -> str:
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would cache the sizes and names that it read first.
     fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
-    return root_helper.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
+    return root_helper.reader_command(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
 def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, port: str | None) -> int:
@@ -113,7 +113,7 @@ class _Chief:
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """Open a channel for a `Forward`."""
         try:
-            return open_on(self._fleet, self.name, kind, there, peer, timeout)
+            return open_channel_on(self._fleet, self.name, kind, there, peer, timeout)
         except HostError as error:
             raise paramiko.SSHException(str(error)) from error
 
@@ -132,14 +132,14 @@ class _Chief:
                 channel.exec_command(line)
                 yield _Server(self.name, channel)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise _CutOffError(self.name, broke_off(error)) from error
+            raise _CutOffError(self.name, describe_break(error)) from error
 
 
 class _Server:
     """TensorBoard on a host, at the other end of a channel."""
 
     def __init__(self, name: str, channel: Any) -> None:
-        self.name, self._channel, self._said = name, channel, ""
+        self.name, self._channel, self._output = name, channel, ""
 
     def await_port(self) -> int:
         """Return the host's port on which it serves.
@@ -148,10 +148,10 @@ class _Server:
             HostError: if it never serves.
         """
         deadline = time.monotonic() + _START_SECONDS
-        while not (announcement := re.search(r" at http://\S+:(\d+)/", self._said)):
+        while not (announcement := re.search(r" at http://\S+:(\d+)/", self._output)):
             if time.monotonic() > deadline:
-                raise HostError(self.name, f"has not started TensorBoard in {_START_SECONDS:.0f} s", output=self._said)
-            self._listen(1.0)
+                raise HostError(self.name, f"has not started TensorBoard in {_START_SECONDS:.0f} s", output=self._output)
+            self._receive(1.0)
         return int(announcement[1])
 
     def await_end(self) -> NoReturn:
@@ -162,9 +162,9 @@ class _Server:
             _CutOffError: when the connection has.
         """
         while True:
-            self._listen(_BEAT_SECONDS)
+            self._receive(_KEEPALIVE_SECONDS)
 
-    def _listen(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         """Read its output for at most `seconds`, and send a sign of life."""
         self._channel.settimeout(seconds)
         try:
@@ -173,11 +173,11 @@ class _Server:
             received = None
         if received == b"":
             if self._channel.recv_exit_status() >= 0:
-                raise HostError(self.name, "has ended TensorBoard", output=self._said)
-            if why := cut_off(self._channel):
+                raise HostError(self.name, "has ended TensorBoard", output=self._output)
+            if why := connection_loss(self._channel):
                 raise _CutOffError(self.name, why)
             raise HostError(self.name, "has killed TensorBoard, as where memory is short")
         if received:
-            self._said = (self._said + received.decode("utf-8", "replace"))[-2000:]
+            self._output = (self._output + received.decode("utf-8", "replace"))[-2000:]
         with contextlib.suppress(OSError):  # the next turn says that it has ended
             self._channel.sendall(b"\n")

@@ -13,10 +13,10 @@ from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import server_status
 from ops.models.lookup import (
-    NONE,
+    NO_MODEL,
     all_models,
     catalog_of,
-    changed,
+    change_model,
     existing_model,
     existing_version,
     find_model,
@@ -31,11 +31,11 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
         terminal.note(line)
     states = server_status.query(cluster, present)
     if as_json:
-        listed = [(m, [shown(m, v, states) for v in m.existing]) for m in present]
+        listed = [(m, [version_to_dict(m, v, states) for v in m.existing]) for m in present]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not present:
-        terminal.note(NONE)
+        terminal.note(NO_MODEL)
         return DONE
     rows = [
         (
@@ -48,7 +48,7 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
         for m in present
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
-    for line in server_status.complaints(states):
+    for line in server_status.problems(states):
         terminal.note(line)
     return DONE
 
@@ -58,7 +58,7 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     record = existing_model(catalog_of(cluster), model)
     states = server_status.query(cluster, [record])
     if as_json:
-        terminal.as_json([shown(record, version, states) for version in record.existing])
+        terminal.as_json([version_to_dict(record, version, states) for version in record.existing])
         return DONE
     rows = [
         (
@@ -76,7 +76,7 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     for v in record.existing:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
-    for line in server_status.complaints(states):
+    for line in server_status.problems(states):
         terminal.note(line)
     return DONE
 
@@ -84,8 +84,10 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
 def set_default(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
     """Make a version the default; it takes over at once, and no request fails."""
     catalog = catalog_of(cluster)
-    record, chosen = _of(catalog, model, version)
-    return _done(changed(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
+    record, chosen = _find_version(catalog, model, version)
+    return _report_version(
+        change_model(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json
+    )
 
 
 def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
@@ -94,11 +96,11 @@ def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_
     Its files stay, and fab deploy without --job or --origin restores it.
     """
     catalog = catalog_of(cluster)
-    record, chosen = _of(catalog, model, version)
-    after = changed(catalog, record.name, lambda record: record.undeploy(chosen.name))
+    record, chosen = _find_version(catalog, model, version)
+    after = change_model(catalog, record.name, lambda record: record.undeploy(chosen.name))
     with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
         server_status.wait_unloaded(cluster, record.name, chosen.name)
-    return _done(after, chosen.name, as_json)
+    return _report_version(after, chosen.name, as_json)
 
 
 def delete_version(cluster: ClusterClient, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
@@ -106,13 +108,13 @@ def delete_version(cluster: ClusterClient, model: str | None, version: str | Non
     catalog = catalog_of(cluster)
     if model is not None and version is not None and _was_deleted(catalog, model, version):
         cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
-    record, chosen = _of(catalog, model, version)
+    record, chosen = _find_version(catalog, model, version)
     with one_line_errors(record.name):
         record.delete(chosen.name)  # before anything is asked
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
     # The version goes before its files: an interruption in between leaves no incomplete version.
-    after = changed(catalog, record.name, lambda record: record.delete(chosen.name))
+    after = change_model(catalog, record.name, lambda record: record.delete(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:
         terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": after.default})
@@ -126,11 +128,11 @@ def _was_deleted(catalog: Catalog, model: str, version: str) -> bool:
     return record is not None and any(v.name == version and v.state is VersionState.DELETED for v in record.versions)
 
 
-def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
+def _find_version(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
     record = existing_model(catalog, model)
     if version is None:
-        there = ", ".join(v.name for v in record.existing) or "none"
-        raise UsageError(f"which version of model {record.name}? There are {there}")
+        names = ", ".join(v.name for v in record.existing) or "none"
+        raise UsageError(f"which version of model {record.name}? There are {names}")
     return record, existing_version(record, version)
 
 
@@ -139,16 +141,16 @@ def _read(cluster: ClusterClient) -> tuple[list[Model], list[str]]:
         return all_models(catalog_of(cluster))
 
 
-def _done(record: Model, version: str, as_json: bool) -> int:
+def _report_version(record: Model, version: str, as_json: bool) -> int:
     if as_json:
-        terminal.as_json(shown(record, record.version(version)))
+        terminal.as_json(version_to_dict(record, record.version(version)))
     else:
         default = f"the default is {record.default}" if record.default else "there is no default"
         terminal.out(f"version {version} of model {record.name} is {record.version(version).state}; {default}")
     return DONE
 
 
-def shown(model: Model, version: Version, states: server_status.ServerStates | None = None) -> dict[str, Any]:
+def version_to_dict(model: Model, version: Version, states: server_status.ServerStates | None = None) -> dict[str, Any]:
     """Return a version for programs, with its state on the servers if they were queried."""
     servers = [asdict(each) for each in states.get((model.name, version.name), [])] if states is not None else None
     return {

@@ -21,14 +21,14 @@ from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
 from ops.package import git, hostpython
-from ops.package.install import Sizes, install, unfit, wheels_alone
+from ops.package.install import Sizes, describe_unfit_wheel, install, wheels_alone
 
 CACHE = ROOT / ".cache" / "dependencies"
 # How much smaller packages are when they are compressed, about.
 _COMPRESSION = 4
 _SITE, _REQUIREMENTS = "site", "requirements.txt"
 # What uv writes beside a package's own files differs from machine to machine.
-_OF_UV = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+_UV_FILES = ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 def project(root: Path, files: Mapping[str, bytes]) -> Path:
@@ -57,7 +57,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
         requires = [line for each in distributions(path=[str(into / _SITE)]) for line in each.requires or []]
         (into / _REQUIREMENTS).write_text("\n".join(requires))
 
-    return _kept(parts, f"building {root.name}", make)
+    return _cached(parts, f"building {root.name}", make)
 
 
 def fetch(
@@ -80,10 +80,10 @@ def fetch(
     lines = hostpython.flat_lines(requirements)
     if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
         return {}
-    there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
-    replaced = hostpython.replaced(lines, there, python)
-    remaining = {name: version for name, version in there.items() if name not in replaced}
-    lacking = [line for line in lines if not hostpython.is_there(line, remaining, python)]
+    present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
+    replaced = hostpython.find_replaced(lines, present, python)
+    remaining = {name: version for name, version in present.items() if name not in replaced}
+    lacking = [line for line in lines if not hostpython.is_met(line, remaining, python)]
     if all(line.startswith("-") and not line.startswith(hostpython.EDITABLE) for line in lacking):
         return {}
     have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
@@ -97,26 +97,26 @@ def fetch(
             stubs = [_stub_line(name, stub, hashed) for name, stub in hostpython.stubs(Path(folder), remaining).items()]
             install(site, python, [*lacking, *stubs], requirements.parent, step, wheels_alone(python), check)
         for info in site.glob("*.dist-info"):
-            found = Distribution.at(info)
-            name = canonicalize_name(found.name)
+            distribution = Distribution.at(info)
+            name = canonicalize_name(distribution.name)
             if name in remaining:
                 shutil.rmtree(info)
                 continue
-            tag = _tag(found)
+            tag = _tag(distribution)
             if "-linux_" in tag:
-                raise UsageError(unfit(f"{found.name}-{found.version}-{tag}.whl", python))
+                raise UsageError(describe_unfit_wheel(f"{distribution.name}-{distribution.version}-{tag}.whl", python))
             if name in replaced:
                 if not tag.endswith("-any"):
-                    raise hostpython.other_version(replaced[name], name, there[name])
-                instead = f"in the place of the {there[name]} that the Python of the job has"
-                terminal.note(f"{name} {found.version} goes along, {instead}")
+                    raise hostpython.version_error(replaced[name], name, present[name])
+                instead = f"in the place of the {present[name]} that the Python of the job has"
+                terminal.note(f"{name} {distribution.version} goes along, {instead}")
 
-    kept = _kept(parts, "fetching dependencies", make)
+    cached = _cached(parts, "fetching dependencies", make)
     sizes = Counter[str]()
-    for path, file in _paths(kept).items():
+    for path, file in _paths(cached).items():
         sizes[path.partition("/")[0]] += file.stat().st_size
     check({name: size // _COMPRESSION for name, size in sizes.items()})
-    return read(kept)
+    return read(cached)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -132,7 +132,7 @@ def read(folder: Path) -> dict[str, bytes]:
 def _paths(folder: Path) -> dict[str, Path]:
     site = folder / _SITE
     paths = {path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()}
-    of_uv = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _OF_UV}
+    of_uv = {path for path, file in paths.items() if file.parent.suffix == ".dist-info" and file.name in _UV_FILES}
     return {path: file for path, file in paths.items() if path not in of_uv and not path.startswith("bin/")}
 
 
@@ -141,14 +141,14 @@ def _stub_line(name: str, stub: Path, hashed: bool) -> str:
     return f"{name} @ {stub.as_uri()}{digest}"
 
 
-def _tag(found: Distribution) -> str:
+def _tag(distribution: Distribution) -> str:
     """Return the tag of the wheel from which a distribution was installed, the widest of several."""
-    lines = (found.read_text("WHEEL") or "").splitlines()
+    lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
     return max(tags, key=lambda tag: [each in tag for each in ("-manylinux", "-any")], default="py3-none-any")
 
 
-def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
+def _cached(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
     """Return the folder that `make` filled for the same parts before, or does now, atomically."""
     if not (folder := CACHE / key(parts)).is_dir():
         with terminal.Step(what) as step, making(folder, OpsError) as target:

@@ -44,7 +44,7 @@ def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
         _git(into, "config", name, value)
     _git(into, "reset", "--quiet")
     elsewhere = _git(into, "diff-files", "-z", "--name-only", "--diff-filter=DT") or ""
-    _git(into, "update-index", "-z", "--skip-worktree", "--stdin", said=elsewhere)
+    _git(into, "update-index", "-z", "--skip-worktree", "--stdin", stdin=elsewhere)
 
 
 def write(into: Path, files: Mapping[Path, bytes]) -> None:
@@ -54,11 +54,11 @@ def write(into: Path, files: Mapping[Path, bytes]) -> None:
         target.write_bytes(content)
 
 
-def _git(folder: Path, *words: str, said: str = "") -> str | None:
+def _git(folder: Path, *words: str, stdin: str = "") -> str | None:
     """Return git's output, or None if it fails."""
     try:
         process = subprocess.run(
-            ["git", *words], cwd=folder, input=said, capture_output=True, text=True, errors="surrogateescape", check=False
+            ["git", *words], cwd=folder, input=stdin, capture_output=True, text=True, errors="surrogateescape", check=False
         )
     except OSError:
         return None

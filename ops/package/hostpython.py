@@ -41,30 +41,30 @@ _ALIASES = {"tensorflow": TENSORFLOW}
 
 
 @cache
-def hosts() -> dict[str, str]:
+def host_packages() -> dict[str, str]:
     """Return the hosts' packages for trainers, name to version, from hosts.txt and constraints.txt.
 
     They are read from files because none of them need be installed here, and this Python may be another.
     """
     pinned = dict(line.split("==") for line in lines_of(CONSTRAINTS))
     versions: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
-    return aliased({name: versions[name] for name in lines_of(NAMES)})
+    return add_aliases({name: versions[name] for name in lines_of(NAMES)})
 
 
-def aliased(there: Mapping[str, str]) -> dict[str, str]:
+def add_aliases(packages: Mapping[str, str]) -> dict[str, str]:
     """Return the packages with their other names."""
-    return {**there, **{alias: there[name] for alias, name in _ALIASES.items() if name in there}}
+    return {**packages, **{alias: packages[name] for alias, name in _ALIASES.items() if name in packages}}
 
 
-def is_there(line: str, there: Mapping[str, str], python: str = PYTHON) -> bool:
-    """Return True for a requirement that the packages `there` meet, or that need not be met."""
+def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool:
+    """Return True for a requirement that the packages `packages` meet, or that need not be met."""
     if (requirement := _requirement(line)) is None:
         return False  # a path or an option, or uv will say what is wrong
-    return not _applies(requirement, python) or _meets(requirement, there.get(canonicalize_name(requirement.name)))
+    return not _applies(requirement, python) or _meets(requirement, packages.get(canonicalize_name(requirement.name)))
 
 
-def replaced(lines: Iterable[str], there: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Find what is `there` in a version that a line does not want: its name, and the line.
+def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
+    """Find what is `packages` in a version that a line does not want: its name, and the line.
 
     Raises:
         UsageError: it is something that TensorFlow works with.
@@ -73,14 +73,14 @@ def replaced(lines: Iterable[str], there: Mapping[str, str], python: str = PYTHO
     for line in lines:
         requirement = _requirement(line)
         name = canonicalize_name(requirement.name) if requirement else ""
-        if requirement and name in there and _applies(requirement, python) and not _meets(requirement, there[name]):
-            if name in _never_replaced():
-                raise other_version(line, name, there[name])
+        if requirement and name in packages and _applies(requirement, python) and not _meets(requirement, packages[name]):
+            if name in _protected_packages():
+                raise version_error(line, name, packages[name])
             lines_by_name[name] = line
     return lines_by_name
 
 
-def other_version(line: str, name: str, have: str) -> UsageError:
+def version_error(line: str, name: str, have: str) -> UsageError:
     """Return the error for a requirement that no package can install."""
     spec = without_options(line)
     return UsageError(
@@ -103,21 +103,21 @@ def _requirement(line: str) -> Requirement | None:
     return requirement
 
 
-def _meets(wanted: Requirement, have: str | None) -> bool:
-    return have is not None and not wanted.url and wanted.specifier.contains(have, prereleases=True)
+def _meets(requirement: Requirement, version: str | None) -> bool:
+    return version is not None and not requirement.url and requirement.specifier.contains(version, prereleases=True)
 
 
 @cache
-def _never_replaced() -> frozenset[str]:
+def _protected_packages() -> frozenset[str]:
     """Return the packages of the hosts' TensorFlow, and those it was built for."""
     names = {canonicalize_name(Requirement(line).name) for line in lines_of(REQUIREMENTS)}
     return frozenset({*names, *_ALIASES, "keras"})
 
 
-def stubs(folder: Path, there: Mapping[str, str]) -> dict[str, Path]:
+def stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
     """Make wheels with no content, by which uv takes what is there for given; by the name of each."""
     wheels = {}
-    for name, version in there.items():
+    for name, version in packages.items():
         stem = f"{name.replace('-', '_')}-{version}"
         wheels[name] = folder / f"{stem}-py3-none-any.whl"
         with zipfile.ZipFile(wheels[name], "w") as wheel:

@@ -32,14 +32,14 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         for name, parts, line in _imports(trees[path], _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
-                _note(outside, name, where)
+                _add_external(outside, name, where)
             elif _path_of(name, files) is None and not any(each.startswith(f"{name.replace('.', '/')}/") for each in files):
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}")
             else:
                 yield from _paths_of_import(name, parts, files)
-        yield from _paths_on_the_way(_name_of(path) or package, files)
+        yield from _files_run_by(_name_of(path) or package, files)
 
-    _follow(start, follow)
+    _traverse(start, follow)
     return outside
 
 
@@ -54,13 +54,13 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not any(each.startswith(f"{name.partition('.')[0]}/") for each in own):
-                _note(outside, name, f"{folder}/{path}:{line}")
+                _add_external(outside, name, f"{folder}/{path}:{line}")
 
-    _follow(start, follow)
+    _traverse(start, follow)
     return outside
 
 
-def _follow(start: str, follow: Callable[[str], Iterable[str]]) -> None:
+def _traverse(start: str, follow: Callable[[str], Iterable[str]]) -> None:
     """Visit a file and all that it leads to, each once."""
     waiting, visited = [start], set[str]()
     while waiting:
@@ -69,7 +69,7 @@ def _follow(start: str, follow: Callable[[str], Iterable[str]]) -> None:
             waiting += follow(path)
 
 
-def wants(content: bytes, package: str) -> bool:
+def imports_package(content: bytes, package: str) -> bool:
     """Return whether a file imports this package; False if it does not compile: another check reports it."""
     if package.encode() not in content:
         return False
@@ -82,9 +82,9 @@ def wants(content: bytes, package: str) -> bool:
     return any(name.partition(".")[0] == package for name in names)
 
 
-def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
+def describe_missing(missing: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
     """Describe the modules that the hosts lack; `imports` has the `file:line` of some."""
-    name, others = lacking[0], [f"{name} ({imports[name]})" for name in lacking[1:]]
+    name, others = missing[0], [f"{name} ({imports[name]})" for name in missing[1:]]
     where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
     folder = where.rpartition(":")[0].rpartition("/")[0]
     if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
@@ -97,7 +97,7 @@ def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: st
     )
 
 
-def _note(outside: dict[str, str], name: str, where: str) -> None:
+def _add_external(outside: dict[str, str], name: str, where: str) -> None:
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         outside.setdefault(top, where)
@@ -126,7 +126,7 @@ def _package_of(path: str) -> str:
     return path.rpartition("/")[0].replace("/", ".")
 
 
-def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
+def _files_run_by(name: str, files: Mapping[str, bytes]) -> list[str]:
     """Return the files that run when `name` is imported: each package's `__init__.py`, and the module."""
     parts = name.split(".")
     paths = (_path_of(".".join(parts[: end + 1]), files) for end in range(len(parts)))
@@ -134,7 +134,7 @@ def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
 
 
 def _paths_of_import(name: str, parts: Sequence[str], files: Mapping[str, bytes]) -> list[str]:
-    return [path for module in (name, *(f"{name}.{part}" for part in parts)) for path in _paths_on_the_way(module, files)]
+    return [path for module in (name, *(f"{name}.{part}" for part in parts)) for path in _files_run_by(module, files)]
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], int]]:

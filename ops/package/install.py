@@ -73,7 +73,7 @@ class _Progress:
         self._check = check
         self._sizes: dict[str, int] = {}
         self._fetched = 0
-        self._now = ""
+        self._phase = ""
 
     def read(self, line: str) -> None:
         """Take in a line."""
@@ -83,9 +83,9 @@ class _Progress:
             self._sizes[match[2]] = round(float(match[3]) * _UNITS[match[4]])
             self._check(self._sizes)
         elif match := _BUILDING.match(line):
-            self._now = f"building {match[1]}"
+            self._phase = f"building {match[1]}"
         elif line.startswith("Prepared "):
-            self._now = "installing"
+            self._phase = "installing"
 
     @property
     def total(self) -> str:
@@ -95,8 +95,8 @@ class _Progress:
 
     def line(self) -> str:
         """Return the status to show: `2 of 5 large packages fetched, 55.0 MB in all`."""
-        if self._now or not self._sizes:
-            return self._now
+        if self._phase or not self._sizes:
+            return self._phase
         return f"{self._fetched} of {len(self._sizes)} large packages fetched, {self.total} in all"
 
 
@@ -104,7 +104,7 @@ def explain(output: str, python: str) -> str:
     """Explain by uv's output why it failed for hosts with this version of Python, and the remedy."""
     flat = " ".join(output.split())
     if match := _WRONG_WHEEL.search(flat):
-        return unfit(match[1], python)
+        return describe_unfit_wheel(match[1], python)
     if match := _WRONG_HASH.search(flat):
         problem = f"what was fetched has sha256 {match[2]}"
         return (
@@ -121,7 +121,7 @@ def explain(output: str, python: str) -> str:
         return f"dependencies cannot be fetched, {match[1]} does not answer: check the network, or pip config list"
     if "No solution found" in flat:
         why = uv.reason(output).partition("dependencies ")[2]
-        return f"dependencies cannot be resolved for {_hosts(python)}: {why} Check names and versions"
+        return f"dependencies cannot be resolved for {_describe_hosts(python)}: {why} Check names and versions"
     return f"uv failed: {uv.reason(output)}"
 
 
@@ -147,13 +147,14 @@ def reason(output: str) -> str:
     return (telling or errors or last or ["it printed nothing"])[-1]
 
 
-def unfit(wheel: str, python: str) -> str:
+def describe_unfit_wheel(wheel: str, python: str) -> str:
     """Return the message for a wheel that hosts with this version of Python cannot use."""
     tag = f"cp{python.replace('.', '')}"
     if (compiled := _COMPILED.search(wheel)) and compiled[1] in (tag, "abi3", "none"):
         return f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
-    return f"{wheel} is not a wheel for {_hosts(python)}: take one for {tag}, abi3 or py3, and for any platform or manylinux"
+    hosts = _describe_hosts(python)
+    return f"{wheel} is not a wheel for {hosts}: take one for {tag}, abi3 or py3, and for any platform or manylinux"
 
 
-def _hosts(python: str) -> str:
+def _describe_hosts(python: str) -> str:
     return f"the hosts' Python {python} on Linux x86-64"

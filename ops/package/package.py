@@ -16,7 +16,7 @@ from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.errors import UsageError
 from ops.package import trainer_config
-from ops.package.imports import check_module, check_script, wants
+from ops.package.imports import check_module, check_script, imports_package
 from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, Tree, show_notes, walk
 
 MEGABYTE = 1_000_000
@@ -24,7 +24,7 @@ LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 _METADATA = (*_PROJECT, "setup.cfg")
 # The hosts' packages; importing the modules that inspect dependencies takes time.
-_HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
+_HOST_REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 _SKIPPED_DIRS = frozenset(
     {
         ".cache",
@@ -125,7 +125,7 @@ def build(
         files = {**wheels, **source.files}
         archive = pack(files, source.executables)
     if len(archive) > LIMIT:
-        raise _too_much(source.name, len(archive), {path: len(content) for path, content in files.items()})
+        raise _size_error(source.name, len(archive), {path: len(content) for path, content in files.items()})
     return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.left_out)
 
 
@@ -159,16 +159,16 @@ def find(folder: str | Path) -> PackageSource:
     if (root / "__init__.py").is_file():
         if not root.name.isidentifier():
             raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
-        return _as_it_is(root)
+        return _from_folder(root)
     if any((root / name).is_file() for name in _PROJECT):
-        return _project(root)
+        return _from_project(root)
     raise UsageError(
         f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, name what runs by "
         "--script or --command, or give --package another directory"
     )
 
 
-def folder(path: str | Path) -> PackageSource:
+def find_folder(path: str | Path) -> PackageSource:
     """Return any directory, as it is, for a script or a command.
 
     Raises:
@@ -178,41 +178,37 @@ def folder(path: str | Path) -> PackageSource:
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise UsageError(f"package {path} {what}: give --package a directory")
-    return _as_it_is(root, f"{root.name}/")
+    return _from_folder(root, f"{root.name}/")
 
 
-def single(path: Path) -> PackageSource:
+def find_file(path: Path) -> PackageSource:
     """Return a file alone, in a folder of its name."""
     name = f"{path.stem}/{path.name}"
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
-        files = with_library({name: path.read_bytes()})
+        files = add_library({name: path.read_bytes()})
         return PackageSource(path.stem, files, None, str(path.absolute().parent), executables)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _as_it_is(root: Path, beside: str = "") -> PackageSource:
+def _from_folder(root: Path, beside: str = "") -> PackageSource:
     requirements = root / "requirements.txt"
     tree = _walk(root)
     files = _read(tree, root.name)
     executables = frozenset(f"{root.name}/{path}" for path, file in tree.files.items() if file.stat().st_mode & _EXECUTABLE)
     requirements_file = requirements if requirements.is_file() else None
-    return PackageSource(
-        root.name, with_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out
-    )
+    return PackageSource(root.name, add_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out)
 
 
-def _project(root: Path) -> PackageSource:
+def _from_project(root: Path) -> PackageSource:
     from ops.package import dependencies
 
     _note_requirements(root)
     tree = _walk(root)
     files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
     built = dependencies.project(root, files)
-    source = PackageSource(
-        root.name, with_library(dependencies.read(built)), built / "requirements.txt", left_out=tree.left_out
-    )
+    source = PackageSource(root.name, add_library(dependencies.read(built)), built / "requirements.txt", left_out=tree.left_out)
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
@@ -241,7 +237,7 @@ def _note_requirements(root: Path) -> None:
         terminal.note(f"{root.name}: requirements.txt is passed over, as {how}; --runtime {root}/requirements.txt goes by it")
 
 
-def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
+def add_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
     """Return the files, with the training library beside them if one imports it and they have none.
 
     `beside` is a further folder, with its slash, in which Python would find one first.
@@ -249,14 +245,14 @@ def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
     own = tuple(f"{folder}{trainer_config.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
     if any(path.startswith(own) for path in files):
         return files
-    if not any(wants(content, trainer_config.LIBRARY) for path, content in files.items() if path.endswith(".py")):
+    if not any(imports_package(content, trainer_config.LIBRARY) for path, content in files.items() if path.endswith(".py")):
         return files
     return {**files, **_read(walk(_LIBRARY, (), _SKIPPED_DIRS, _SKIPPED_FILES), trainer_config.LIBRARY)}
 
 
 def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
     """Return the files of the package's dependencies that the hosts, or the job's own Python, lack."""
-    if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
+    if source.requirements is None or source.requirements.read_bytes() == _HOST_REQUIREMENTS.read_bytes():
         return {}
     from ops.package import dependencies
 
@@ -264,12 +260,12 @@ def _dependencies(source: PackageSource, installed: Mapping[str, str] | None, py
 
     def check(sizes: Mapping[str, int]) -> None:
         if (total := sum(sizes.values()) + own) > LIMIT:
-            raise _too_much(source.name, total, sizes)
+            raise _size_error(source.name, total, sizes)
 
     return dependencies.fetch(source.requirements, installed, python, check)
 
 
-def _too_much(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
+def _size_error(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
     from ops.package import runtimes
 
     largest, instead = max(sizes, key=lambda name: sizes[name]), runtimes.cpu_remedy(sizes)

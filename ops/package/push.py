@@ -31,7 +31,7 @@ _STATE = (
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
-def take_in_command(version: str, job_id: str = "") -> str:
+def install_command(version: str, job_id: str = "") -> str:
     """Unpack the stream from stdin, that job's package where one is in it, and start the unit or wake it.
 
     Needs one channel, and no file of its own on the host.
@@ -62,7 +62,7 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
     """
     lines = output.splitlines()[1:]
     if len(lines) < len(directories):
-        raise ValueError(f"df told nothing of {', '.join(directories)}")
+        raise ValueError(f"df printed nothing of {', '.join(directories)}")
     free = {directory: int(line) for directory, line in zip(directories, lines, strict=False)}
     return free, " ".join(lines[len(directories) :]).split()
 
@@ -104,8 +104,8 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
     files = {
         path.relative_to(root).as_posix(): path.read_bytes() for name in CODE for path in sorted((root / name).glob("*.py"))
     }
-    whole = hashlib.sha256(b"".join(path.encode() + b"\0" + content for path, content in files.items())).hexdigest()
-    return {**files, VERSION: whole.encode()}, whole
+    version = hashlib.sha256(b"".join(path.encode() + b"\0" + content for path, content in files.items())).hexdigest()
+    return {**files, VERSION: version.encode()}, version
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:

@@ -66,23 +66,23 @@ class Runtime:
     cuda: bool = False
 
 
-def of_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
+def from_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
     """Return a runtime with TensorFlow 2.19, of which the newest 2.19.x is used, or 2.19.1.
 
     Returns:
         None if the hosts have that version.
     """
-    ours = inventory.tensorflow or hostpython.hosts()[hostpython.TENSORFLOW]
+    ours = inventory.tensorflow or hostpython.host_packages()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
         raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
     if f"{ours}.".startswith(f"{text}."):
         return None
     others = (Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
     requirement = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
-    return _of(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
+    return _make_runtime(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
 
 
-def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
+def from_file(path: str, where: str, gpus: bool = False) -> Runtime:
     """Return the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
     file = Path(path)
     if not file.is_file():
@@ -92,30 +92,34 @@ def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
     builds = lines if gpus else cpu_builds(lines)
-    request = _of(file.stem, builds, file.absolute())
+    request = _make_runtime(file.stem, builds, file.absolute())
     return replace(request, original=() if builds == lines else tuple(lines), cuda=not gpus and asks_for_cuda(lines))
 
 
-def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
+def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> Runtime:
     """Return a manifest's runtime: that of its key if it has the same versions today, else a new one.
 
     Raises:
         OpsError: if the manifest's content is unsafe: any job can write to the bucket, and uv runs what it is given.
     """
-    name, kept_as, requirements = told.get("name"), told.get("key"), told.get("requirements")
+    name, key_text, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
         [line for line in requirements if isinstance(line, str) and _PINNED.fullmatch(line)]
         if isinstance(requirements, list)
         else []
     )
-    is_valid = isinstance(name, str) and isinstance(kept_as, str) and _KEY.fullmatch(name) and _KEY.fullmatch(kept_as)
+    is_valid = isinstance(name, str) and isinstance(key_text, str) and _KEY.fullmatch(name) and _KEY.fullmatch(key_text)
     if not is_valid or lines != requirements:
-        raise OpsError("the manifest tells of a runtime that fab train would not have made: start the job with fab train")
-    there = require_runtimes(inventory, f"runtime {name}").here / str(kept_as)
-    return Runtime(str(name), tuple(lines), str(kept_as)) if pinned(installed(there)) == lines else _of(str(name), lines)
+        raise OpsError("the manifest has a runtime that fab train would not have made: start the job with fab train")
+    folder = require_runtimes(inventory, f"runtime {name}").here / str(key_text)
+    return (
+        Runtime(str(name), tuple(lines), str(key_text))
+        if format_requirements(installed(folder)) == lines
+        else _make_runtime(str(name), lines)
+    )
 
 
-def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
+def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
     contents = hostpython.named_files(file.parent, lines) if file else ()
     digest = key([PYTHON.encode(), *(line.encode() for line in lines), *contents])
     return Runtime(name, tuple(lines), f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}", file)
@@ -123,11 +127,11 @@ def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
 
 def python(inventory: Inventory, runtime: Runtime) -> str:
     """Return its Python, as the hosts see it."""
-    return _seen(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.key)
+    return _host_python(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.key)
 
 
-def _seen(kept: Runtimes, key: str) -> str:
-    return f"{kept.on_hosts}/{key}/bin/python"
+def _host_python(folders: Runtimes, key: str) -> str:
+    return f"{folders.on_hosts}/{key}/bin/python"
 
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
@@ -143,8 +147,8 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     Raises:
         UsageError: if uv finds no such package.
     """
-    there = require_runtimes(inventory, f"runtime {runtime.name}")
-    folder = there.here / runtime.key
+    folders = require_runtimes(inventory, f"runtime {runtime.name}")
+    folder = folders.here / runtime.key
     if not folder.is_dir():
         if runtime.cuda:
             how = f"put a line {TORCH_INDEX} into {runtime.file}"
@@ -157,16 +161,16 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
             making(folder, OpsError) as folder_in_progress,
         ):
             try:
-                _install(folder_in_progress, runtime, _seen(there, runtime.key), step)
+                _install(folder_in_progress, runtime, _host_python(folders, runtime.key), step)
             except UsageError:
                 if not runtime.original:
                     raise
                 # Not every version has such a build.
-                _install(folder_in_progress, replace(runtime, lines=runtime.original), _seen(there, runtime.key), step)
+                _install(folder_in_progress, replace(runtime, lines=runtime.original), _host_python(folders, runtime.key), step)
     return installed(folder)
 
 
-def kept(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
+def read_existing(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     """Return its packages if it was built before, else an empty mapping."""
     return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.key)
 
@@ -177,7 +181,7 @@ def installed(folder: Path) -> dict[str, str]:
     return {canonicalize_name(each.name): each.version for each in distributions}
 
 
-def pinned(versions: Mapping[str, str]) -> list[str]:
+def format_requirements(versions: Mapping[str, str]) -> list[str]:
     """Return the same as requirements."""
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
@@ -193,17 +197,17 @@ def requested(folder: Path) -> list[str]:
     )
 
 
-def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> None:
-    shutil.rmtree(made, ignore_errors=True)
-    site = make_venv(made, PYTHON)
-    start = runtime.file.parent if runtime.file else made
+def _install(folder: Path, runtime: Runtime, host_python: str, step: terminal.Step) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    site = make_venv(folder, PYTHON)
+    start = runtime.file.parent if runtime.file else folder
     install(site, PYTHON, runtime.lines, start, step, wheels_alone(PYTHON))
     for script in (site / "bin").glob("*"):  # they name the Python that installed them
-        script.write_bytes(script.read_bytes().replace(sys.executable.encode(), seen.encode()))
-        script.rename(made / "bin" / script.name)
+        script.write_bytes(script.read_bytes().replace(sys.executable.encode(), host_python.encode()))
+        script.rename(folder / "bin" / script.name)
     shutil.rmtree(site / "bin", ignore_errors=True)
-    (made / _REQUESTED).write_text("".join(f"{line}\n" for line in runtime.lines))
-    open_to_all(made)
+    (folder / _REQUESTED).write_text("".join(f"{line}\n" for line in runtime.lines))
+    open_to_all(folder)
 
 
 def cpu_builds(lines: Sequence[str]) -> list[str]:

@@ -147,7 +147,7 @@ class TrainerConfig(JobEnd):
         It has the keys for the end of a job that hold for every strategy, too.
         """
         strategy = self.strategies.get(name or self.strategy or "", Strategy())
-        return strategy.model_copy(update=merged(self.end_keys, strategy.end_keys))
+        return strategy.model_copy(update=merge_end_keys(self.end_keys, strategy.end_keys))
 
     def data_for(self, args: Sequence[str]) -> Data | None:
         """Return the data set that the bucket must have for these arguments."""
@@ -181,32 +181,32 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
     return declared
 
 
-def merged(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_end_keys(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge keys for the end of a job with those that take precedence, which take a code out of the other list."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
     remaining = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
     return {**exits, **remaining, **above}
 
 
-def check_tensorflow(told: TrainerConfig, package: str, lines: Iterable[str], whole: bool) -> None:
+def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
     """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow.
 
     Raises:
-        UsageError: if the package does not know that version, or if there is none and the lines are the `whole` of it.
+        UsageError: if the package does not know that version, or if there is none and the lines are the `complete` of it.
     """
-    if not told.tensorflow:
+    if not declared.tensorflow:
         return
     version = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)
-    if version in told.tensorflow or (version is None and not whole):
+    if version in declared.tensorflow or (version is None and not complete):
         return
     has = f"has {version}" if version else "has none"
     raise UsageError(
-        f"package {package} trains by TensorFlow {', '.join(told.tensorflow)}, and the job's own Python {has}: "
-        f"take --runtime-version {told.tensorflow[-1]}, or another of these"
+        f"package {package} trains by TensorFlow {', '.join(declared.tensorflow)}, and the job's own Python {has}: "
+        f"take --runtime-version {declared.tensorflow[-1]}, or another of these"
     )
 
 
-def read_archive(archive: bytes, package: str) -> TrainerConfig:
+def read_from_archive(archive: bytes, package: str) -> TrainerConfig:
     """Parse the declaration in a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # For all other files the name is enough.

@@ -25,13 +25,13 @@ from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig
-from ops.plan import learning, rehearsal, runs
-from ops.plan.learning import AccuracyTarget, Learned
+from ops.plan import profile, runs, time_to_target
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
+from ops.plan.time_to_target import AccuracyTarget, TargetModel
 from ops.submit import program
-from ops.submit.arguments import STRATEGY, dropped, flags, redirected, steps, without
-from ops.submit.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_config
+from ops.submit.arguments import STRATEGY, drop_flags, drop_run_flags, flags, last_step, redirect_output
+from ops.submit.config import RUNTIME_KEYS, chosen_strategy, read_config, split_arguments
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
@@ -46,13 +46,13 @@ _MEGA = 1e6
 _ENDLESS = "1000000000"  # steps: --seconds ends it
 _FLOAT_BITS = 32
 # The evaluations of a run to a target; they are _LOOK_STEPS apart if the job's steps are unknown.
-_LOOKS = 80
+_EVALUATIONS = 80
 _UNTIL_SECONDS = 300.0
-_LOOK_STEPS = 25
+_EVALUATION_STEPS = 25
 
 
 @dataclass(frozen=True)
-class Until:
+class TargetRuns:
     """A target, the numbers of replicas with which it is measured, and the most seconds of a run."""
 
     target: AccuracyTarget
@@ -61,7 +61,7 @@ class Until:
 
 
 @dataclass(frozen=True)
-class Call:
+class PlanRequest:
     """The arguments of a plan, as of `fab train`; `parameters_mb` in MB as float32, None to count them."""
 
     folder: str | None
@@ -71,7 +71,7 @@ class Call:
     more_args: Sequence[str]
     seconds: float
     parameters_mb: float | None
-    until: Until | None = None
+    until: TargetRuns | None = None
 
 
 def number(text: str, flag: str) -> float:
@@ -89,7 +89,7 @@ def number(text: str, flag: str) -> float:
     return value
 
 
-def until_of(target: str | None, replicas: str | None, seconds: str | None) -> Until | None:
+def parse_target_flags(target: str | None, replicas: str | None, seconds: str | None) -> TargetRuns | None:
     """Parse `--until`, `--replicas` and `--until-seconds`.
 
     Raises:
@@ -99,12 +99,12 @@ def until_of(target: str | None, replicas: str | None, seconds: str | None) -> U
         if alone := [name for name, value in (("--replicas", replicas), ("--until-seconds", seconds)) if value is not None]:
             raise UsageError(f"{alone[0]} says how a target is measured: give --until, such as --until accuracy=0.97")
         return None
-    counts = learning.replicas(learning.REPLICAS if replicas is None else replicas)
+    counts = time_to_target.parse_replicas(time_to_target.REPLICAS if replicas is None else replicas)
     most = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
-    return Until(learning.target(target), counts, most)
+    return TargetRuns(time_to_target.parse_target(target), counts, most)
 
 
-def plan(call: Call, as_json: bool) -> int:
+def plan(call: PlanRequest, as_json: bool) -> int:
     """Run the job here, predict, show and keep it."""
     if call.seconds < _SHORTEST_SECONDS:
         raise UsageError(
@@ -113,7 +113,7 @@ def plan(call: Call, as_json: bool) -> int:
     source = program.find(call.folder, call.module, None, None).source
     training_input = read_config(call.config).get("trainingInput", {})
     module = call.module or training_input.get("pythonModule") or f"{source.name}.task"
-    typed, config_args = arguments_of(training_input, call.args, call.more_args)
+    typed, config_args = split_arguments(training_input, call.args, call.more_args)
     args = typed or config_args
     if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
         terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
@@ -122,11 +122,11 @@ def plan(call: Call, as_json: bool) -> int:
     if (data := declared.data_for(args)) and not data.local_files(ROOT):
         raise data.missing()
     if call.until:
-        strategy_of(declared, chosen_strategy(args))
+        resolve_strategy(declared, chosen_strategy(args))
         _check_declared(built.name, declared.plan)
     work = measure(built, declared, module, args, call)
-    until = measure_learning(built, declared, module, args, call.until) if call.until else None
-    learned = Learned.of(until) if until else None
+    until = measure_steps_to_target(built, declared, module, args, call.until) if call.until else None
+    target_model = TargetModel.of(until) if until else None
     content = {
         "module": module,
         "args": args,
@@ -140,7 +140,9 @@ def plan(call: Call, as_json: bool) -> int:
     predictors = models(declared)
     predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in predictors.items()} for tier in TIERS}
     content["predictions"] = {
-        tier: {name: as_dict(each, learned.by(name) if learned else None) for name, each in predictors.items()}
+        tier: {
+            name: prediction_to_dict(each, target_model.by(name) if target_model else None) for name, each in predictors.items()
+        }
         for tier, predictors in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
@@ -149,50 +151,50 @@ def plan(call: Call, as_json: bool) -> int:
     if as_json:
         terminal.as_json(content)
         return DONE
-    show(work, vcpus_per_cpu(), predicted, learned)
+    show(work, vcpus_per_cpu(), predicted, target_model)
     return DONE
 
 
-def measure(built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], call: Call) -> Work:
-    """Measure the cost of a step by running the job here; see ops.plan.rehearsal for the errors."""
-    pace = declared.plan
-    with _unpacked(built) as folder:
+def measure(built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], call: PlanRequest) -> Work:
+    """Measure the cost of a step by running the job here; see ops.plan.profile for the errors."""
+    plan_flags = declared.plan
+    with _unpack(built) as folder:
         output = folder / "output"
         env = {**_environment(folder, output, declared), "TYPE": str(Role.MASTER), "INDEX": "0"}
-        alone = _alone(args, declared)
-        argv = [module, *redirected(alone, str(output)), *((pace.steps, _ENDLESS) if pace.steps else ())]
-        lines = rehearsal.rehearse(argv, env, folder, call.seconds)
-        seconds = rehearsal.step_seconds(rehearsal.marks(lines))
+        alone = _single_process_args(args, declared)
+        argv = [module, *redirect_output(alone, str(output)), *((plan_flags.steps, _ENDLESS) if plan_flags.steps else ())]
+        lines = profile.profile_job(argv, env, folder, call.seconds)
+        seconds = profile.step_seconds(profile.marks(lines))
         if not seconds:
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
-        size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
+        size = call.parameters_mb * _MEGA if call.parameters_mb is not None else profile.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
-    return Work(seconds * cpus, size, period_of(args, lines, pace), pace.parameterBits / _FLOAT_BITS)
+    return Work(seconds * cpus, size, sync_period(args, lines, plan_flags), plan_flags.parameterBits / _FLOAT_BITS)
 
 
-def measure_learning(
-    built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: Until
+def measure_steps_to_target(
+    built: package.Package, declared: TrainerConfig, module: str, args: Sequence[str], until: TargetRuns
 ) -> dict[str, Any]:
     """Measure the steps to a target with each number of replicas, for the `until` of a plan.
 
     See ops.plan.runs for the errors.
     """
-    pace, goal = declared.plan, until.target
-    strategy = strategy_of(declared, chosen_strategy(args))
-    most = steps(args, pace)
-    every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)
-    often = any(name == pace.evaluate for name, _ in flags(args))
+    plan_flags, goal = declared.plan, until.target
+    strategy = resolve_strategy(declared, chosen_strategy(args))
+    most = last_step(args, plan_flags)
+    every = max(1, (most or _EVALUATIONS * _EVALUATION_STEPS) // _EVALUATIONS)
+    often = any(name == plan_flags.evaluate for name, _ in flags(args))
     results: list[runs.TrialRun] = []
-    with _unpacked(built) as folder:
+    with _unpack(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
-            job_args = redirected(_alone(args, declared) if replicas == 1 else args, str(output))
-            argv = [module, *job_args, *(() if often else (str(pace.evaluate), str(every)))]
+            job_args = redirect_output(_single_process_args(args, declared) if replicas == 1 else args, str(output))
+            argv = [module, *job_args, *(() if often else (str(plan_flags.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
-            course = runs.Course(goal, argv, _environment(folder, output, declared), servers, until.seconds)
+            course = runs.RunSetup(goal, argv, _environment(folder, output, declared), servers, until.seconds)
             results.append(runs.run(course, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in results]
-    law = learning.fit(points)
+    law = time_to_target.fit(points)
     return {
         "metric": goal.metric,
         "value": goal.value,
@@ -201,12 +203,12 @@ def measure_learning(
         "runs": [run.as_dict(goal.metric) for run in results],
         "leastSteps": law.least,
         "noiseSteps": law.noise,
-        "errorPercent": round(learning.largest_error(law, points), 1),
+        "errorPercent": round(time_to_target.largest_error(law, points), 1),
     }
 
 
-def _check_declared(name: str, pace: PlanFlags) -> None:
-    if pace.evaluate is None:
+def _check_declared(name: str, plan_flags: PlanFlags) -> None:
+    if plan_flags.evaluate is None:
         raise UsageError(
             f"--until: package {name} declares no flag for the steps between two evaluations: "
             "say it as plan.evaluate in its scaletier.yaml"
@@ -214,7 +216,7 @@ def _check_declared(name: str, pace: PlanFlags) -> None:
 
 
 @contextmanager
-def _unpacked(built: package.Package) -> Iterator[Path]:
+def _unpack(built: package.Package) -> Iterator[Path]:
     """Unpack the package to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as place:
         with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
@@ -230,12 +232,12 @@ def _environment(folder: Path, output: Path, declared: TrainerConfig) -> dict[st
     return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
 
 
-def _alone(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:
+def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequence[str]:
     """Return the arguments of a single process, without those for replicas in step."""
-    return dropped(args, [STRATEGY]) if declared.strategies else args
+    return drop_flags(args, [STRATEGY]) if declared.strategies else args
 
 
-def strategy_of(declared: TrainerConfig, chosen: str | None) -> str:
+def resolve_strategy(declared: TrainerConfig, chosen: str | None) -> str:
     """Return the strategy of a job. A trainer that declares no strategies uses parameter servers.
 
     Raises:
@@ -254,10 +256,10 @@ def models(declared: TrainerConfig) -> dict[str, Model]:
     return declared_models or MODELS
 
 
-def period_of(args: Sequence[str], lines: Sequence[str], pace: PlanFlags) -> int:
+def sync_period(args: Sequence[str], lines: Sequence[str], plan_flags: PlanFlags) -> int:
     """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
-    flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
-    return progress.parse_period(lines) or int(flag_value or pace.defaultSyncPeriod)
+    flag_value = next((value for flag, value in flags(args) if flag == plan_flags.period and value.isdecimal()), None)
+    return progress.parse_period(lines) or int(flag_value or plan_flags.defaultSyncPeriod)
 
 
 def vcpus_per_cpu() -> int:
@@ -284,9 +286,9 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
 
     Those are the job's length, how it shares the work, how often it evaluates, and its paths.
     """
-    pace = declared.plan
-    same = [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag]
-    key = json.dumps([module, without(args, same)])
+    plan_flags = declared.plan
+    same = [flag for flag in (STRATEGY, plan_flags.steps, plan_flags.period, plan_flags.evaluate) if flag]
+    key = json.dumps([module, drop_run_flags(args, same)])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
@@ -305,7 +307,7 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
                 continue
             Work(**content["work"])
             if content["until"]:
-                Learned.of(content["until"])
+                TargetModel.of(content["until"])
             if not content.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
                 raise ValueError("it lacks a key")
         except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -318,7 +320,7 @@ def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfi
     )
 
 
-def as_dict(prediction: Prediction, learned: Learned | None = None) -> dict[str, Any]:
+def prediction_to_dict(prediction: Prediction, learned: TargetModel | None = None) -> dict[str, Any]:
     """Return a prediction for programs: rates in steps/s, and the seconds to a target if that is known."""
     return {
         "stepsPerSecond": round(prediction.rate, 2),

@@ -17,13 +17,13 @@ from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
 from ops.package.trainer_config import TrainerConfig
-from ops.plan import rehearsal
-from ops.plan.learning import Learned, crossing
-from ops.plan.plan import as_dict, models, period_of, read, strategy_of
+from ops.plan import profile
+from ops.plan.plan import models, prediction_to_dict, read, resolve_strategy, sync_period
 from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work
 from ops.plan.show import time_to
+from ops.plan.time_to_target import TargetModel, crossing
 from ops.submit import manifest
-from ops.submit.arguments import STRATEGY, without
+from ops.submit.arguments import STRATEGY, drop_run_flags
 from ops.submit.config import chosen_strategy
 from ops.submit.reproduce import read_manifest
 
@@ -31,7 +31,7 @@ _TRAINS = (Role.MASTER, Role.WORKER)
 
 
 @dataclass(frozen=True)
-class Checked:
+class PlanCheck:
     """A job's plan, its prediction for this cluster, and the measured steps/s.
 
     If the plan has a target for jobs like this, `learned` is its law, and `reached` the seconds of training after which the job
@@ -41,7 +41,7 @@ class Checked:
     plan: dict[str, Any]
     prediction: Prediction
     measured: float
-    learned: Learned | None = None
+    learned: TargetModel | None = None
     reached: float | None = None
 
     @property
@@ -62,31 +62,33 @@ def check(cluster: ClusterClient, job_id: str, as_json: bool) -> int:
     return DONE
 
 
-def compare(cluster: Inventory, job_id: str, whole: Mapping[str, Any], read_messages: Callable[[], Sequence[str]]) -> Checked:
+def compare(
+    cluster: Inventory, job_id: str, manifest_content: Mapping[str, Any], read_messages: Callable[[], Sequence[str]]
+) -> PlanCheck:
     """Compare a job, by its manifest and the messages of its chief, with its plan.
 
     Raises:
         UsageError: if there is no plan, if the cluster has changed since, or if there are too few Train lines.
     """
-    then = whole["cluster"]
+    then = manifest_content["cluster"]
     inventory = cluster.part(then.get("replicas", {}), then.get("scaleTier"))
     if then != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
-    content, declared = read(whole["module"], whole["args"])
+    content, declared = read(manifest_content["module"], manifest_content["args"])
     messages = [message for message in read_messages() if progress.is_progress_line(message)]
-    measured = rehearsal.mean_rate(rehearsal.marks(messages))
+    measured = profile.mean_rate(profile.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
     planned = Work(**content["work"])
     # A period that was chosen while the job ran is only in its log.
-    work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
-    prediction = predict(work, inventory, chosen_strategy(whole["args"]), content["vcpusPerCpu"], declared)
-    learned = learned_of(content, whole["args"], declared)
-    return Checked(content, prediction, measured, learned, reached(learned, messages) if learned else None)
+    work = replace(planned, period=sync_period(manifest_content["args"], messages, declared.plan))
+    prediction = predict(work, inventory, chosen_strategy(manifest_content["args"]), content["vcpusPerCpu"], declared)
+    learned = find_target_model(content, manifest_content["args"], declared)
+    return PlanCheck(content, prediction, measured, learned, seconds_to_target(learned, messages) if learned else None)
 
 
-def learned_of(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> Learned | None:
+def find_target_model(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerConfig) -> TargetModel | None:
     """Return a plan's law of the job's way to a target.
 
     A step costs the same however many a job has, but a law depends on that number: learning rates fall by it.
@@ -97,12 +99,12 @@ def learned_of(plan: Mapping[str, Any], args: Sequence[str], declared: TrainerCo
     if not plan.get("until"):
         return None
     ignored = [STRATEGY, *([declared.plan.evaluate] if declared.plan.evaluate else [])]
-    if without(plan["args"], ignored) != without(args, ignored):
+    if drop_run_flags(plan["args"], ignored) != drop_run_flags(args, ignored):
         return None
-    return Learned.of(plan["until"]).by(strategy_of(declared, chosen_strategy(args)))
+    return TargetModel.of(plan["until"]).by(resolve_strategy(declared, chosen_strategy(args)))
 
 
-def reached(learned: Learned, messages: Sequence[str]) -> float | None:
+def seconds_to_target(learned: TargetModel, messages: Sequence[str]) -> float | None:
     """Return the seconds of training to the target, by the chief's Eval and Train lines.
 
     Returns:
@@ -123,7 +125,7 @@ def reached(learned: Learned, messages: Sequence[str]) -> float | None:
 
 def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: TrainerConfig) -> Prediction:
     """Predict the job's steps/s on this cluster. A trainer without strategies uses parameter servers."""
-    return models(declared)[strategy_of(declared, strategy)](work, shape(inventory, per_cpu))
+    return models(declared)[resolve_strategy(declared, strategy)](work, shape(inventory, per_cpu))
 
 
 def shape(inventory: Inventory, per_cpu: float) -> Shape:
@@ -146,12 +148,12 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
     return Shape(trainers, servers, None if shared is None else shared * per_cpu)
 
 
-def _show(job_id: str, checked: Checked, as_json: bool) -> None:
+def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
     content, prediction, measured, error = checked.plan, checked.prediction, checked.measured, checked.error
     if as_json:
         plan = {key: content[key] for key in ("createTime", "package", "work")}
         figures = {
-            "predicted": as_dict(prediction, checked.learned),
+            "predicted": prediction_to_dict(prediction, checked.learned),
             "measured": round(measured, 2),
             "errorPercent": round(error, 1),
         }
@@ -166,12 +168,12 @@ def _show(job_id: str, checked: Checked, as_json: bool) -> None:
         f"{prediction.efficiency:.2f}",
     )
     gain = measured / prediction.alone
-    had: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}")
+    measured_row: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}")
     if checked.learned and checked.reached is not None:
         heads = (*heads, f"TO {checked.learned.target}")
         predicted = (*predicted, time_to(checked.learned.seconds(prediction)))
-        had = (*had, time_to(checked.reached))
-    terminal.table(heads, [predicted, had])
+        measured_row = (*measured_row, time_to(checked.reached))
+    terminal.table(heads, [predicted, measured_row])
     terminal.out()
     terminal.out(
         f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {prediction.bound}"

@@ -34,7 +34,7 @@ class ProcessStart:
     env: Mapping[str, str]
 
 
-class Running:
+class ProcessGroup:
     """Running processes: the first and its helpers; `failed` is the first with an exit code other than 0."""
 
     def __init__(self, names: Sequence[str], processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -82,7 +82,7 @@ class Running:
 
 
 @contextmanager
-def running(starts: Sequence[ProcessStart], folder: Path, grace: float = END_SECONDS) -> Iterator[Running]:
+def start_processes(starts: Sequence[ProcessStart], folder: Path, grace: float = END_SECONDS) -> Iterator[ProcessGroup]:
     """Start processes in `folder`, and end their groups: SIGTERM, and SIGKILL `grace` seconds later.
 
     Raises:
@@ -102,7 +102,7 @@ def running(starts: Sequence[ProcessStart], folder: Path, grace: float = END_SEC
                     start_new_session=True,
                 )
             )
-        yield Running([start.name for start in starts], processes)
+        yield ProcessGroup([start.name for start in starts], processes)
     finally:
         _end(processes, grace)
 
@@ -141,7 +141,7 @@ def python_here() -> str:
     """
     if find_spec("tensorflow"):
         return sys.executable
-    there = [python for python in HOSTS_PYTHONS.glob("runtime-*/bin/python") if python.exists()]
-    if there:
-        return str(max(there, key=lambda python: python.lstat().st_mtime))
+    runtimes = [python for python in HOSTS_PYTHONS.glob("runtime-*/bin/python") if python.exists()]
+    if runtimes:
+        return str(max(runtimes, key=lambda python: python.lstat().st_mtime))
     raise UsageError("there is no TensorFlow here to run the job with: run make tensorflow")

@@ -19,10 +19,10 @@ from jobs import progress
 from jobs.progress import MetricPoint
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.plan.learning import AccuracyTarget, Crossing, best, crossing
-from ops.plan.processes import ProcessStart, Running, running
-from ops.plan.rehearsal import failure
-from ops.submit.environment import USUAL
+from ops.plan.processes import ProcessGroup, ProcessStart, start_processes
+from ops.plan.profile import failure
+from ops.plan.time_to_target import AccuracyTarget, Crossing, crossing, nearest
+from ops.submit.environment import DEFAULTS
 
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 # The result is discarded, so there is no wait for a long save.
@@ -49,7 +49,7 @@ class TrialRun:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunSetup:
     """The setup of a run to a target.
 
     `argv` of each process, `env` of all, `servers` if replicas meet at a parameter server; `seconds` at most.
@@ -62,7 +62,7 @@ class Course:
     seconds: float
 
 
-def run(course: Course, replicas: int, folder: Path) -> TrialRun:
+def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
     """Run the job in `folder`, which has the package.
 
     Raises:
@@ -73,8 +73,8 @@ def run(course: Course, replicas: int, folder: Path) -> TrialRun:
     evaluations: list[MetricPoint] = []
     first_steps: dict[str, int] = {}
     began = time.monotonic()
-    with running(starts(course, replicas), folder, _GRACE_SECONDS) as processes:
-        here = "one process" if replicas == 1 else f"{replicas} replicas"
+    with start_processes(replica_commands(course, replicas), folder, _GRACE_SECONDS) as processes:
+        here = "one process" if replicas == 1 else terminal.plural(replicas, "replica")
         with terminal.Step(f"{module} as {here} here, to {goal}:", always=True) as step:
             for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
@@ -88,17 +88,17 @@ def run(course: Course, replicas: int, folder: Path) -> TrialRun:
         took = time.monotonic() - began
     target_crossing = crossing(goal, evaluations)
     if target_crossing is None:
-        raise _missed(course, replicas, evaluations, processes, took)
+        raise _missed_target_error(course, replicas, evaluations, processes, took)
     late = max(first_steps.values(), default=0) if replicas > 1 else 0
     return TrialRun(replicas, target_crossing, late)
 
 
-def too_late(late: int, steps: float) -> bool:
+def is_too_late(late: int, steps: float) -> bool:
     """Return whether the last replica began too late for the run to count."""
     return late > _LATE * steps
 
 
-def starts(course: Course, replicas: int) -> list[ProcessStart]:
+def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
     """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
         return [ProcessStart("master/0", course.argv, _environment(course, Role.MASTER, 0))]
@@ -120,8 +120,8 @@ def _task_type(role: Role) -> str:
     return "chief" if role is Role.MASTER else str(role)
 
 
-def _environment(course: Course, role: Role, index: int) -> dict[str, str]:
-    return {**USUAL, **course.env, "TYPE": str(role), "INDEX": str(index)}
+def _environment(course: RunSetup, role: Role, index: int) -> dict[str, str]:
+    return {**DEFAULTS, **course.env, "TYPE": str(role), "INDEX": str(index)}
 
 
 def _free_ports(count: int) -> list[int]:
@@ -151,15 +151,17 @@ def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]
         )
 
 
-def _missed(course: Course, replicas: int, evaluations: Sequence[MetricPoint], processes: Running, took: float) -> OpsError:
+def _missed_target_error(
+    course: RunSetup, replicas: int, evaluations: Sequence[MetricPoint], processes: ProcessGroup, took: float
+) -> OpsError:
     """Return the error of a run that did not reach its target."""
     module = course.argv[0]
     if processes.failed:
         return OpsError(failure(module, processes, took))
     by = f"with {terminal.plural(replicas, 'replica')}"
-    if not (nearest := best(course.target, evaluations)):
+    if not (closest := nearest(course.target, evaluations)):
         return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(took)}")
-    best_value = f"the best was {nearest.values[course.target.metric]:g} at step {nearest.step}"
+    best_value = f"the best was {closest.values[course.target.metric]:g} at step {closest.step}"
     over = took < course.seconds
     where = f"by its end at step {evaluations[-1].step}" if over else f"in {terminal.duration(took)}"
     fix = "give it more steps" if over else "give --until-seconds more"

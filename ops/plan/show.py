@@ -9,19 +9,21 @@ from typing import Any
 from infra.spec import Role, ScaleTier, preset
 from ops import terminal
 from ops.plan import runs
-from ops.plan.learning import Learned
 from ops.plan.scaling import Prediction, Work
+from ops.plan.time_to_target import TargetModel
 
 _MEGA = 1e6
 
 
-def show(work: Work, per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], learned: Learned | None) -> None:
+def show(
+    work: Work, per_cpu: float, predicted: Mapping[ScaleTier, Mapping[str, Prediction]], learned: TargetModel | None
+) -> None:
     """Print the plan; a processor of this machine is `per_cpu` vCPUs."""
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
     here = len(os.sched_getaffinity(0))
     seconds = work.cpu_seconds / (here * per_cpu)
     terminal.out(
-        f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}"
+        f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, counted as {kind}"
     )
     often = f"every {work.period} steps" if work.period > 1 else "every step"
     moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
@@ -62,24 +64,24 @@ def time_to(seconds: float) -> str:
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
-def _show_law(learned: Learned) -> None:
+def _show_law(learned: TargetModel) -> None:
     law, until = learned.law, learned.until
     measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
     terminal.out(f"steps of all replicas to {learned.target}, by {learned.strategy}: {measured}")
     least, noise, error = f"{law.least:.0f}", f"{law.noise:.0f}", f"{until['errorPercent']:.0f}"
-    terminal.out(f"taken for {least} of each replica, and {noise} that all share; that is off by {error} % at most")
+    terminal.out(f"model: {least} of each replica, and {noise} shared by all; off by {error} % at most")
 
 
 def _note_late(until: Mapping[str, Any]) -> None:
     for run in until["runs"]:
-        if runs.too_late(run["lateSteps"], run["steps"]):
+        if runs.is_too_late(run["lateSteps"], run["steps"]):
             terminal.note(
                 f"of {run['replicas']} replicas the last one began at step {run['lateSteps']}: "
                 "a target that takes more steps tells more of so many"
             )
 
 
-def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+def _note_extrapolated(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
     further = [
         tier
         for tier, predictions in predicted.items()
@@ -91,7 +93,7 @@ def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[s
         terminal.note(f"{tiers} {verb} more replicas than the {learned.most} that were tried: extrapolated")
 
 
-def _note_short(learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+def _note_short(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
     if (steps := learned.until["jobSteps"]) is None:
         return
     for tier, predictions in predicted.items():

@@ -24,36 +24,36 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.remote import LOOK_SECONDS
+from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
 from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock
-from ops.show.views import describe_to_stdout, took
+from ops.show.views import describe_to_stdout, format_elapsed
 
 LINES = 200
-_FULL = 90
+_FULL_PERCENT = 90
 _CLOCK_SECONDS = 5.0
 _SECRET, _SHORTEST = "[secret]", 4
-_TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
+_NOTIFY_TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
 # The encodings of a text in the files.
-_WRITTEN: tuple[Callable[[str], str], ...] = (
+_ENCODINGS: tuple[Callable[[str], str], ...] = (
     str,
-    terminal.harmless,
+    terminal.sanitize,
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
 )
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
-_CONTENT = """\
-What is in here:
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+_CONTENTS = """\
+Contents:
   describe.txt      what fab describe shows
   job.json, plan.json, manifest.json, cancel.json, replicas/
                     the records in the bucket
-  diagnosis/        what each host wrote down when the job FAILED: how its trainer ended, units, disks, memory,
-                    TF_CONFIG, packages, clock
+  diagnosis/        each host's state when the job FAILED: exit of its trainer, units, disks, memory, TF_CONFIG,
+                    packages, clock
   logs/             the last lines of each replica
-  hosts/            what hosts that answered said when this file was made
+  hosts/            the state of the reachable hosts when this file was made
 """
 
 
@@ -74,12 +74,12 @@ def bundle(cluster: ClusterClient, job_id: str | None, dest: str | None, force: 
     record = job.record
     target = Path(dest if dest is not None else f"{record.jobId}-bundle.tar.gz")
     check_target(target, force)
-    with terminal.Step(f"gathering what is known of {record.jobId}") as step:
+    with terminal.Step(f"collecting evidence of {record.jobId}") as step:
         bundle = gather(cluster, job, step)
     for note in job.notes:
         terminal.note(note)
     files = {"summary.txt": summary(bundle).encode(), **bundle.files}
-    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(bundle)))
+    content = pack(f"{record.jobId}-bundle", redact(files, find_secrets(bundle)))
     write(target, content)
     if as_json:
         result = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
@@ -103,49 +103,51 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bun
     """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     bundle, record, names = Bundle(job), job.record, [replica.name for replica in job.replicas]
     step.count = "(records)"
-    bundle.files["describe.txt"] = job.attempt(lambda: _described(cluster, job), b"", "it cannot be described")
+    bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
-    step.count = "(what hosts wrote down)"
+    step.count = "(diagnoses)"
     none: dict[str, bytes] = {}
-    diagnoses = job.attempt(lambda: _diagnoses(cluster, record, names), none, "what the hosts wrote down was not read")
+    diagnoses = job.attempt(lambda: _diagnoses(cluster, record, names), none, "the diagnoses were not read")
     for name, content in diagnoses.items():
         try:
             diagnosis = json.loads(content)
-            if _earlier(diagnosis, record):
-                job.notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
+            if _is_of_earlier_job(diagnosis, record):
+                job.notes.append(f"the diagnosis by the host of {name} is of an earlier job of this id: it is left out")
                 continue
             lines = [LogLine(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]]
             bundle.diagnoses[name], bundle.logs[name] = diagnosis, lines
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            job.notes.append(f"what the host of {name} wrote down is garbled")
+            job.notes.append(f"the diagnosis by the host of {name} is damaged")
         bundle.files[f"diagnosis/{name}.json"] = content
-    job.notes += _undiagnosed(bundle)
+    job.notes += _missing_diagnosis_notes(bundle)
     step.count = "(logs)"
     missing = [name for name in names if name not in bundle.logs]
     if missing and _has_secrets(job):
-        why = "the job has secrets, which nothing but a diagnosis hides"
+        why = "the job has secrets, which only a diagnosis hides"
         job.notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
         bundle.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
         nothing: dict[str, list[LogLine]] = {}
         bundle.logs |= job.attempt(lambda: job.read_logs(missing, LogFilter(lines=LINES)), nothing, "no more logs were read")
     for name in filter(bundle.logs.get, names):
-        bundle.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in bundle.logs[name]).encode("utf-8", "replace")
-    step.count = "(hosts that answer)"
-    job.attempt(lambda: _ask(cluster, bundle), None, "the hosts were not asked")
+        bundle.files[f"logs/{name}.log"] = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name]).encode(
+            "utf-8", "replace"
+        )
+    step.count = "(reachable hosts)"
+    job.attempt(lambda: _query_hosts(cluster, bundle), None, "the hosts were not queried")
     return bundle
 
 
-def _undiagnosed(bundle: Bundle) -> list[str]:
+def _missing_diagnosis_notes(bundle: Bundle) -> list[str]:
     record = bundle.job.record
     if record.state is not JobState.FAILED:
         return [f"job {record.jobId} is {record.state}: no diagnosis was made, as hosts make one when a job FAILED"]
     names = [replica.name for replica in bundle.job.replicas if replica.name not in bundle.diagnoses]
-    why = "it never started, was lost or had no bucket, or is still at it"
+    why = "it never started, was lost, had no bucket, or has not finished it"
     return [f"no diagnosis by {', '.join(names)}: {why}"] if names else []
 
 
-def _described(cluster: ClusterClient, job: JobEvidence) -> bytes:
+def _describe(cluster: ClusterClient, job: JobEvidence) -> bytes:
     with redirect_stdout(io.StringIO()) as text:
         describe_to_stdout(cluster, job.record, job.replicas)
     return text.getvalue().encode()
@@ -153,17 +155,17 @@ def _described(cluster: ClusterClient, job: JobEvidence) -> bytes:
 
 def _without_target(content: bytes) -> bytes:
     """Return a record without its notification target: the path of a URL may be a secret."""
-    return _TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
+    return _NOTIFY_TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
 def _diagnoses(cluster: ClusterClient, record: JobRecord, names: list[str]) -> dict[str, bytes]:
     places = {name: paths.diagnosis(record.jobId, name) for name in names}
-    there = cluster.bucket.sizes(f"{paths.folder(record.jobId)}/diagnosis")
-    read = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in there}
-    return {name: item.content for name, item in read.items() if item}
+    existing = cluster.bucket.sizes(f"{paths.folder(record.jobId)}/diagnosis")
+    items = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in existing}
+    return {name: item.content for name, item in items.items() if item}
 
 
-def _earlier(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:
+def _is_of_earlier_job(diagnosis: Mapping[str, Any], record: JobRecord) -> bool:
     """Return whether a diagnosis belongs to an earlier job with this id, whatever the host's clock."""
     ended = _part(diagnosis, "clock").get("leaderTime")
     return ended != record.endTime and str(diagnosis.get("time", record.createTime)) < record.createTime
@@ -179,11 +181,11 @@ def _has_secrets(job: JobEvidence) -> bool:
         return True
 
 
-def _shown(line: LogLine) -> str:
-    return terminal.harmless(f"{line.time} {line.severity:<8} {line.message}".replace("\n", "␊"))
+def _format_line(line: LogLine) -> str:
+    return terminal.sanitize(f"{line.time} {line.severity:<8} {line.message}".replace("\n", "␊"))
 
 
-def ask_command(since: str) -> str:
+def host_state_command(since: str) -> str:
     """Return the diagnostic shell command for a host.
 
     It prints the host's clock in the first line, then units, disks, memory, and the kernel's lines about memory.
@@ -203,11 +205,11 @@ def ask_command(since: str) -> str:
     return "; ".join([parts[0], *heads])
 
 
-def _ask(cluster: ClusterClient, bundle: Bundle) -> None:
+def _query_hosts(cluster: ClusterClient, bundle: Bundle) -> None:
     """Query the job's hosts, which may run another job by now; add a note for each that does not answer."""
     record, fleet = bundle.job.record, cluster.fleet
     hosts = {name: host for name, host in record.placement.items() if host in cluster.inventory.names}
-    command = ask_command(record.createTime)
+    command = host_state_command(record.createTime)
 
     def ask(name: str) -> tuple[float, str]:
         fleet.connection(hosts[name])
@@ -215,12 +217,12 @@ def _ask(cluster: ClusterClient, bundle: Bundle) -> None:
         ran = fleet.run(hosts[name], command)
         return sent, ran.output
 
-    outcome = fleet.each(hosts, ask, LOOK_SECONDS)
+    outcome = fleet.each(hosts, ask, COMMAND_SECONDS)
     for name, (moment, output) in outcome.results.items():
         bundle.files[f"hosts/{hosts[name]}.txt"] = output.encode("utf-8", "replace")
         with suppress(ValueError, IndexError):
             bundle.clocks[name] = clock(output, moment)
-    bundle.job.notes += [f"{one_line(error)}: it was not asked" for error in outcome.failures.values()]
+    bundle.job.notes += [f"{one_line(error)}: it was not queried" for error in outcome.failures.values()]
 
 
 def summary(bundle: Bundle) -> str:
@@ -228,18 +230,18 @@ def summary(bundle: Bundle) -> str:
     record = bundle.job.record
     first = earliest((replica.name, replica.firstError) for replica in bundle.job.replicas)
     lines = [f"First error: {first[0]}, {first[1].time}: {first[1].message}" if first else "No replica printed an error."]
-    ran = took(record)
+    ran = format_elapsed(record)
     why = record.errorMessage.partition("\n")[0]
     lines.append(f"Job {record.jobId} {record.state}{f' after {ran}' if ran else ''}{f': {why}' if why else ''}")
-    lines += ["", *(_line(bundle, replica) for replica in bundle.job.replicas)]
+    lines += ["", *(_describe_replica(bundle, replica) for replica in bundle.job.replicas)]
     if bundle.job.notes:
         lines += ["", *(f"Note: {note}" for note in bundle.job.notes)]
-    return terminal.harmless("\n".join(lines) + "\n\n") + _CONTENT
+    return terminal.sanitize("\n".join(lines) + "\n\n") + _CONTENTS
 
 
-def _line(bundle: Bundle, replica: ReplicaRecord) -> str:
+def _describe_replica(bundle: Bundle, replica: ReplicaRecord) -> str:
     diagnosis = bundle.diagnoses.get(replica.name, {})
-    parts = [*_ended(replica, diagnosis), *_rooms(replica, diagnosis, bundle.logs.get(replica.name, []))]
+    parts = [*_describe_end(replica, diagnosis), *_describe_disks(replica, diagnosis, bundle.logs.get(replica.name, []))]
     if replica.firstError:
         parts.append(f"its first error: {replica.firstError.message}")
     ahead = _number(_part(diagnosis, "clock").get("aheadSeconds"))
@@ -247,12 +249,12 @@ def _line(bundle: Bundle, replica: ReplicaRecord) -> str:
         way = "ahead of" if ahead > 0 else "behind"
         parts.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(diagnosis, 'clock').get('leader')}")
     if abs(now := bundle.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
-        parts.append(f"its clock is now {now / 1000:+.0f} s off this machine's")
+        parts.append(f"its clock is now {now / 1000:+.0f} s off that of this machine")
     host = bundle.job.record.placement.get(replica.name, replica.name)
     return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(parts)}"
 
 
-def _ended(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[str]:
+def _describe_end(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[str]:
     code = "" if replica.exitCode is None else f" with {replica.exitCode}"
     how = _part(diagnosis, "trainer").get("ended") or replica.terminationReason
     limit = f" of {terminal.size(replica.memoryLimit)}" if replica.outOfMemory and replica.memoryLimit else ""
@@ -260,16 +262,16 @@ def _ended(replica: ReplicaRecord, diagnosis: Mapping[str, Any]) -> list[str]:
     return [*parts, terminal.plural(replica.restarts, "restart")] if replica.restarts else parts
 
 
-def _rooms(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: list[LogLine]) -> list[str]:
+def _describe_disks(replica: ReplicaRecord, diagnosis: Mapping[str, Any], log: list[LogLine]) -> list[str]:
     """List full disks, and the trainer's own out-of-disk error, since its files are removed when it ends."""
     parts = []
     disks = diagnosis.get("disks")
     for disk in filter(_is_object, disks if isinstance(disks, list) else []):
         total, free = _number(disk.get("totalBytes")), _number(disk.get("freeBytes"))
-        if total and (full := 100 * (1 - free / total)) >= _FULL:
+        if total and (full := 100 * (1 - free / total)) >= _FULL_PERCENT:
             parts.append(f"{disk.get('path')} is {full:.0f} % full")
     texts = "\n".join((replica.errorMessage, *(line.message for line in log)))
-    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_ROOM.search(texts)) else parts
+    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_SPACE.search(texts)) else parts
 
 
 def _is_object(value: object) -> bool:
@@ -285,7 +287,7 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def secrets(bundle: Bundle) -> dict[str, str]:
+def find_secrets(bundle: Bundle) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
     A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such lines,
@@ -300,24 +302,29 @@ def secrets(bundle: Bundle) -> dict[str, str]:
             (first, _part(trainer, "firstError").get("message")),
         ):
             for line, redacted_line in zip(printed.splitlines(), str(redacted).splitlines(), strict=False):
-                values |= _hides(line, redacted_line)
+                values |= _match_redacted(line, redacted_line)
     return values
 
 
-def _hides(said: str, shown: str) -> dict[str, str]:
+def _match_redacted(original: str, redacted: str) -> dict[str, str]:
     """Compare a line with its redacted form; return the line, and the secret if one value explains it."""
-    first, *rest = parts = shown.split(_SECRET)
+    first, *rest = parts = redacted.split(_SECRET)
     least = len("".join(parts)) + _SHORTEST * len(rest)
-    if said == shown or not rest or len(said) < least or not (said.startswith(first) and said.endswith(rest[-1])):
+    if (
+        original == redacted
+        or not rest
+        or len(original) < least
+        or not (original.startswith(first) and original.endswith(rest[-1]))
+    ):
         return {}
     same = "(?P=value)".join(map(re.escape, rest))
-    match = re.fullmatch(f"{re.escape(first)}(?P<value>.+?){same}", said, re.DOTALL)
-    return {said: shown, **({match["value"]: _SECRET} if match else {})}
+    match = re.fullmatch(f"{re.escape(first)}(?P<value>.+?){same}", original, re.DOTALL)
+    return {original: redacted, **({match["value"]: _SECRET} if match else {})}
 
 
-def hidden(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
+def redact(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
     """Replace the secret values in the files, in each encoding in which they may occur."""
-    forms = {encode(value): encode(instead) for value, instead in values.items() for encode in _WRITTEN}
+    forms = {encode(value): encode(instead) for value, instead in values.items() for encode in _ENCODINGS}
     redacted = dict(files)
     for form in sorted(forms, key=len, reverse=True):
         old, new = (text.encode("utf-8", "replace") for text in (form, forms[form]))
@@ -325,7 +332,7 @@ def hidden(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, b
     return redacted
 
 
-def packed(top: str, files: Mapping[str, bytes]) -> bytes:
+def pack(top: str, files: Mapping[str, bytes]) -> bytes:
     """Return a tar.gz with these files in a folder."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:

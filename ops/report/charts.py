@@ -58,24 +58,24 @@ class ChartSeries:
 
 def svg(spec: Spec) -> str:
     """Render the picture as an element of a page; no name in it is markup."""
-    return vl_convert.vegalite_to_svg(_harmless(spec), vl_version=_VERSION, allowed_base_urls=[])
+    return vl_convert.vegalite_to_svg(_sanitize(spec), vl_version=_VERSION, allowed_base_urls=[])
 
 
-def _harmless(value: Any) -> Any:
+def _sanitize(value: Any) -> Any:
     """Return the specification without characters that XML or UTF-8 forbid: vl_convert would end the process."""
     if isinstance(value, str):
-        return terminal.harmless(value).encode("utf-8", "replace").decode()
+        return terminal.sanitize(value).encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_harmless(key): _harmless(item) for key, item in value.items()}
-    return [_harmless(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_sanitize(key): _sanitize(item) for key, item in value.items()}
+    return [_sanitize(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def curves(chart: Chart) -> Spec:
+def curve_chart(chart: Chart) -> Spec:
     """Plot the curves of a job under one name, by step."""
-    return by_step(chart.name, [_series(curve.name, curve, place, 0) for place, curve in enumerate(chart.curves)])
+    return step_chart(chart.name, [_series(curve.name, curve, place, 0) for place, curve in enumerate(chart.curves)])
 
 
-def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
+def comparison_chart(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
     """Plot the curves of several jobs under one name: a colour for each job, dashes for each curve."""
     kinds = list(dict.fromkeys(curve.name for _, chart in jobs if chart for curve in chart.curves))
     # Evaluations are solid lines, steps dashed: it is the evaluations that one compares.
@@ -86,14 +86,14 @@ def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
         if chart
         for curve in chart.curves
     ]
-    return by_step(name, lines)
+    return step_chart(name, lines)
 
 
 def _series(name: str, curve: Curve, colour: int, dash: int) -> ChartSeries:
     return ChartSeries(name, curve.points, colour, dash, curve.name.startswith("eval") or len(curve.points) < 10)
 
 
-def by_step(name: str, series: Sequence[ChartSeries]) -> Spec:
+def step_chart(name: str, series: Sequence[ChartSeries]) -> Spec:
     """Plot lines over the global step, on a logarithmic scale for a loss that falls by far."""
     values = [value for each in series for _, value in each.points]
     logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
@@ -104,45 +104,45 @@ def by_step(name: str, series: Sequence[ChartSeries]) -> Spec:
     return _lines(series, "step", {"title": None, "scale": {"type": "log"}, "axis": axis})
 
 
-def throughput(paces: Sequence[ReplicaThroughput], happenings: Sequence[TimelineEvent], seconds: Sequence[float]) -> Spec:
+def throughput_chart(replicas: Sequence[ReplicaThroughput], events: Sequence[TimelineEvent], seconds: Sequence[float]) -> Spec:
     """Plot each replica's steps/s over time, its restarts as triangles, and the job's as lines.
 
-    `seconds` are those of the happenings, from the job's creation.
+    `seconds` are those of the events, from the job's creation.
     """
-    size, unit = _unit([at for pace in paces for at, _ in pace.points])
+    size, unit = _unit([at for each in replicas for at, _ in each.points])
     lines = [
         ChartSeries(
-            pace.replica,
-            [(at / size, rate) for at, rate in pace.points],
+            each.replica,
+            [(at / size, rate) for at, rate in each.points],
             place,
             place // COLOURS,
-            breaks=[at / size for at in pace.restarts],
+            breaks=[at / size for at in each.restarts],
         )
-        for place, pace in enumerate(paces)
+        for place, each in enumerate(replicas)
     ]
-    spec = _lines(lines, f"{unit} since the job was made", {"title": "steps/s", "scale": {"zero": True}})
-    restarts = [{"x": at / size, "curve": pace.replica} for pace in paces for at in pace.restarts]
-    whole = [{"x": at / size} for at, each in zip(seconds, happenings, strict=True) if each.who == "job"]
+    spec = _lines(lines, f"{unit} since the job was created", {"title": "steps/s", "scale": {"zero": True}})
+    restarts = [{"x": at / size, "curve": each.replica} for each in replicas for at in each.restarts]
+    job_events = [{"x": at / size} for at, each in zip(seconds, events, strict=True) if each.who == "job"]
     if restarts:
         mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 90, "aria": False, "opacity": 1}
         colour = {"field": "curve", "type": "nominal"}
         place = {"x": {"field": "x", "type": "quantitative"}, "y": {"value": "height"}, "color": colour}
         spec["layer"].append({"data": {"values": restarts}, "mark": mark, "encoding": place})
-    if whole:
+    if job_events:
         rule = {"type": "rule", "strokeDash": [3, 3], "color": "var(--bad)", "aria": False}
         at_x = {"x": {"field": "x", "type": "quantitative"}}
-        spec["layer"].append({"data": {"values": whole}, "mark": rule, "encoding": at_x})
+        spec["layer"].append({"data": {"values": job_events}, "mark": rule, "encoding": at_x})
     return spec
 
 
-def ended_well(tuning: Tuning) -> list[TrialRow]:
+def succeeded_trials(tuning: Tuning) -> list[TrialRow]:
     """Return the trials to compare: not those that still run or were cancelled."""
     return [each for each in tuning.trials if each.state == TrialState.SUCCEEDED and each.value is not None]
 
 
-def tried(tuning: Tuning) -> Spec:
+def trial_chart(tuning: Tuning) -> Spec:
     """Plot the metric of each trial as a dot, by number, and the best so far as a line."""
-    points = sorted((each.trialId, each.value) for each in ended_well(tuning) if each.value is not None)
+    points = sorted((each.trialId, each.value) for each in succeeded_trials(tuning) if each.value is not None)
     bests = accumulate((value for _, value in points), lambda *both: Goal(tuning.goal).best(both))
     so_far = [(number, value) for (number, _), value in zip(points, bests, strict=True)]
     line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False}
@@ -165,9 +165,9 @@ def tried(tuning: Tuning) -> Spec:
     }
 
 
-def by_parameter(tuning: Tuning, axis: TunedParameter) -> Spec:
+def parameter_chart(tuning: Tuning, axis: TunedParameter) -> Spec:
     """Plot the trials' metric over a hyperparameter; the best trial is larger and in another colour."""
-    trials = ended_well(tuning)
+    trials = succeeded_trials(tuning)
     values = [
         {
             "x": each.hyperparameters[axis.name] if axis.kind == "words" else float(each.hyperparameters[axis.name]),
@@ -193,12 +193,12 @@ def _metric(tuning: Tuning) -> Spec:
     return {"field": "y", "type": "quantitative", "title": tuning.metric, "scale": {"zero": False}}
 
 
-def time_line(spans: Sequence[TimelineSegment]) -> Spec:
+def timeline_chart(segments: Sequence[TimelineSegment]) -> Spec:
     """Plot the states of the job and of its replicas, a bar for each."""
-    size, unit = _unit([span.end for span in spans])
-    names = list(dict.fromkeys(span.who for span in spans))
-    states = [state for state in _STATES if any(span.state == state for span in spans)]
-    values = [{"who": each.who, "state": each.state, "x": each.begin / size, "to": each.end / size} for each in spans]
+    size, unit = _unit([segment.end for segment in segments])
+    names = list(dict.fromkeys(segment.who for segment in segments))
+    states = [state for state in _STATES if any(segment.state == state for segment in segments)]
+    values = [{"who": each.who, "state": each.state, "x": each.begin / size, "to": each.end / size} for each in segments]
     colour = {
         "field": "state",
         "type": "nominal",
@@ -206,11 +206,11 @@ def time_line(spans: Sequence[TimelineSegment]) -> Spec:
         "legend": {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0},
         "scale": {"domain": states, "range": [_STATES[state] for state in states]},
     }
-    # A name may be wider where it is read than it was measured here.
+    # The reader's font may be wider than the one that was measured here.
     axis = {"grid": False, "ticks": False, "minExtent": _LETTER * min(max(map(len, names)), _LETTERS)}
     encoding = {
         "y": {"field": "who", "type": "nominal", "sort": names, "title": None, "axis": axis},
-        "x": {"field": "x", "type": "quantitative", "title": f"{unit} since the job was made", "scale": {"nice": False}},
+        "x": {"field": "x", "type": "quantitative", "title": f"{unit} since the job was created", "scale": {"nice": False}},
         "x2": {"field": "to"},
         "color": colour,
     }
@@ -224,8 +224,8 @@ def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
     rows = [
         {"x": x, "y": y, "curve": each.name, "part": part, "dots": each.dots}
         for each in series
-        for part, points in enumerate(rising(each.points, each.breaks))
-        for x, y in thinned(points)
+        for part, points in enumerate(split_at_restarts(each.points, each.breaks))
+        for x, y in downsample(points)
     ]
     colours = {"domain": names, "range": [f"var(--c{each.colour % COLOURS})" for each in series]}
     legend = _legend(names)
@@ -259,7 +259,9 @@ def _legend(names: Sequence[str]) -> Spec:
     return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
 
-def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) -> Iterator[list[tuple[float, float]]]:
+def split_at_restarts(
+    points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()
+) -> Iterator[list[tuple[float, float]]]:
     """Yield the points in pieces in which x rises: a restart from a checkpoint begins a new line."""
     piece: list[tuple[float, float]] = []
     for point in points:
@@ -271,7 +273,7 @@ def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) 
         yield piece
 
 
-def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def downsample(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Reduce the points to a visible number: the lowest and the highest of each stretch, and both ends."""
     if len(points) <= _MOST_POINTS:
         return list(points)
@@ -298,7 +300,7 @@ def _frame(height: int) -> Spec:
         "height": height,
         "autosize": {"type": "fit", "contains": "padding"},
         "background": None,
-        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for words that are wider where they are read
+        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for wider fonts of the reader
         "config": {
             "font": "Arial, Helvetica, sans-serif",
             "view": {"stroke": None},

@@ -1,4 +1,4 @@
-"""`fab report`: reads jobs, and writes their page, never over a file of somebody else's."""
+"""`fab report`: read jobs and write their page; overwrite only pages of this command."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def check_output(target: Path) -> None:
         return
     if not target.is_file():
         raise UsageError(f"{target} is there already, and no file: give another --output")
-    with _write_errors(target), target.open("rb") as there:
-        ours = MARK.encode() in there.read(_HEAD)
+    with _write_errors(target), target.open("rb") as page:
+        ours = MARK.encode() in page.read(_HEAD)
     if not ours:
         raise UsageError(f"{target} is there already, and was not made by fab report: remove it, or give another --output")
 

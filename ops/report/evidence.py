@@ -1,4 +1,4 @@
-"""Everything that is known about a job, in the bucket and on its hosts, for its report and its bundle.
+"""The evidence about a job, in the bucket and on its hosts, for its report and its bundle.
 
 Each part is read once, when it is needed; one that cannot be read is a note.
 """
@@ -31,7 +31,7 @@ from ops.report.report import Evaluation, Planned
 from ops.submit import trials
 from ops.submit.metrics import final_metrics, scalars
 from ops.submit.reproduce import read_manifest
-from ops.submit.trials import Tuned
+from ops.submit.trials import TuningResult
 
 T = TypeVar("T")
 _POINTS = 1000
@@ -96,9 +96,9 @@ class JobEvidence:
             raise OpsError("it is no JSON object")
         return manifest
 
-    def read_logs(self, names: list[str], wanted: LogFilter) -> dict[str, list[LogLine]]:
+    def read_logs(self, names: list[str], log_filter: LogFilter) -> dict[str, list[LogLine]]:
         """Return the lines of replicas that a filter wants."""
-        return {name: list(log) for name, log in read_logs(self._cluster, self.record, names, wanted).items()}
+        return {name: list(log) for name, log in read_logs(self._cluster, self.record, names, log_filter).items()}
 
     @cached_property
     def logs(self) -> dict[str, list[LogLine]]:
@@ -115,7 +115,7 @@ class JobEvidence:
             }
 
     @cached_property
-    def tuned(self) -> Tuned | None:
+    def tuned(self) -> TuningResult | None:
         """The study and its trials; None if the job tunes nothing."""
         return self.attempt(lambda: trials.read(self._cluster.ledger, self.record), None, "the trials were not read")
 
@@ -160,8 +160,8 @@ class JobEvidence:
             return None
         job_id = self.record.jobId
         try:
-            whole = read_manifest(self._cluster.bucket, job_id)
-            checked = planned.compare(self._cluster.inventory, job_id, whole, lambda: self._chief_messages)
+            manifest = read_manifest(self._cluster.bucket, job_id)
+            checked = planned.compare(self._cluster.inventory, job_id, manifest, lambda: self._chief_messages)
         except (OpsError, BucketError, OSError):
             return None
         forecast = checked.prediction

@@ -1,4 +1,4 @@
-"""A job's report, made of what was read: pure functions."""
+"""Build a job's report from its evidence: pure functions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jobs.progress import MetricPoint
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.study import Parameter, ParameterType, ScaleType
 from jobs.times import seconds_between
+from ops import terminal
 from ops.cluster.ledger import replica_names
 from ops.errors import OpsError
 from ops.logs.lines import LogLine
@@ -35,14 +36,14 @@ from ops.report.report import (
     Tuning,
 )
 from ops.submit import compare
-from ops.submit.trials import Tuned
+from ops.submit.trials import TuningResult
 from ops.submit.tuning import HYPERPARAMETERS
 
 MOST_CHARTS = 12
 _MOST_ERRORS = 20
 _MOST_TRIALS = 8
-_FIRST = ("loss", "accuracy")
-_OTHER = "other arguments"
+_LEADING_CHARTS = ("loss", "accuracy")
+_OTHER_ARGUMENTS = "other arguments"
 
 
 def make(job: JobEvidence) -> Report:
@@ -61,7 +62,9 @@ def make(job: JobEvidence) -> Report:
     evaluation, manifest, metrics = job.evaluation, job.manifest, job.metrics
     notes = list(job.notes)
     if len(charts) > MOST_CHARTS:
-        notes.append(f"{len(charts) - MOST_CHARTS} more curves are not shown: fab tensorboard {record.jobId} has all")
+        notes.append(
+            f"{terminal.plural(len(charts) - MOST_CHARTS, 'more curve')} not shown: fab tensorboard {record.jobId} has all"
+        )
     return Report(
         job=record.jobId,
         state=str(record.state),
@@ -78,15 +81,15 @@ def make(job: JobEvidence) -> Report:
         metrics=metrics,
         charts=charts[:MOST_CHARTS],
         chartsFrom=source,
-        throughput=[] if tuned else paces(record, job.replicas, job.logs),
-        timeline=list(spans(record, job.replicas, end)),
+        throughput=[] if tuned else replica_throughput(record, job.replicas, job.logs),
+        timeline=list(timeline(record, job.replicas, end)),
         replicas=[
             ReportedReplica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
             for each in job.replicas
         ],
-        events=happenings(record, job.replicas),
+        events=timeline_events(record, job.replicas),
         arguments=[str(word) for word in manifest.get("args", record.trainingInput.get("args", []))],
-        inputs={**made(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
+        inputs={**job_inputs(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
         errors=errors(record, job.replicas),
         errorLines=error_lines(job.logs),
         evaluation=evaluation,
@@ -120,25 +123,25 @@ def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> li
     """
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
-    def add(curve: str, told: Iterable[MetricPoint]) -> None:
-        for each in told:
+    def add(curve: str, points: Iterable[MetricPoint]) -> None:
+        for each in points:
             for name, value in each.values.items():
                 curves.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
 
-    there = [name for name in names if name in logs]
+    logged = [name for name in names if name in logs]
     trains = {
-        name: told
-        for name in there
-        if (told := [*filter(None, (progress.parse_train_metrics(line.message) for line in logs[name]))])
+        name: points
+        for name in logged
+        if (points := [*filter(None, (progress.parse_train_metrics(line.message) for line in logs[name]))])
     }
-    for name, told in list(trains.items())[:1]:
-        add(_called("train", name, names), told)
-    for name in there:
-        add(_called("eval", name, names), filter(None, (progress.parse_eval_metrics(line.message) for line in logs[name])))
+    for name, points in list(trains.items())[:1]:
+        add(_curve_name("train", name, names), points)
+    for name in logged:
+        add(_curve_name("eval", name, names), filter(None, (progress.parse_eval_metrics(line.message) for line in logs[name])))
     return _charts(curves)
 
 
-def from_trials(tuned: Tuned) -> list[Chart]:
+def from_trials(tuned: TuningResult) -> list[Chart]:
     """Return the best trials' curves of the metric by step; empty if no trial reported more than its end."""
     trials = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
@@ -148,14 +151,14 @@ def from_trials(tuned: Tuned) -> list[Chart]:
     return [Chart(tuned.study.hyperparameterMetricTag, curves)] if curves else []
 
 
-def tuning(tuned: Tuned, end: str) -> Tuning:
+def tuning(tuned: TuningResult, end: str) -> Tuning:
     """Return the tuned hyperparameters and the trials' results up to a moment."""
     study = tuned.study
     return Tuning(
         study.hyperparameterMetricTag,
         str(study.goal),
         study.trials,
-        [TunedParameter(each.parameterName, _kind(each)) for each in study.params],
+        [TunedParameter(each.parameterName, _scale_kind(each)) for each in study.params],
         [
             TrialRow(
                 trial.trialId,
@@ -172,13 +175,13 @@ def tuning(tuned: Tuned, end: str) -> Tuning:
     )
 
 
-def _kind(parameter: Parameter) -> str:
+def _scale_kind(parameter: Parameter) -> str:
     if parameter.type is ParameterType.CATEGORICAL:
         return "words"
     return "log" if parameter.scaleType is ScaleType.UNIT_LOG_SCALE else "linear"
 
 
-def _called(what: str, name: str, names: Sequence[str]) -> str:
+def _curve_name(what: str, name: str, names: Sequence[str]) -> str:
     return what if name == names[0] else f"{what}, {name}"
 
 
@@ -192,30 +195,32 @@ def from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Cha
     return _charts(curves)
 
 
-def _charts(found: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[Chart]:
-    ordered = sorted(found, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    charts = (Chart(name, [Curve(curve, points) for curve, points in found[name].items()]) for name in ordered)
+def _charts(curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[Chart]:
+    ordered = sorted(curves, key=lambda name: _LEADING_CHARTS.index(name) if name in _LEADING_CHARTS else len(_LEADING_CHARTS))
+    charts = (Chart(name, [Curve(curve, points) for curve, points in curves[name].items()]) for name in ordered)
     return [chart for chart in charts if any(len(curve.points) > 1 for curve in chart.curves)]
 
 
-def paces(
+def replica_throughput(
     record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[LogLine]]
 ) -> list[ReplicaThroughput]:
     """Return each replica's steps/s by its Train lines, else by the rise of the global step between them."""
     throughput = []
     for replica in replicas:
         lines = logs.get(replica.name, [])
-        marks = [(_after(record, line.time), each) for line in lines if (each := progress.parse_train_metrics(line.message))]
+        marks = [
+            (_since_creation(record, line.time), each) for line in lines if (each := progress.parse_train_metrics(line.message))
+        ]
         own = [(seconds, each.rate) for seconds, each in marks if each.rate is not None]
-        rates = own or _risen(record, lines)
+        rates = own or _step_rates(record, lines)
         if rates:
-            restarts = [_after(record, event.time) for event in replica.events]
+            restarts = [_since_creation(record, event.time) for event in replica.events]
             throughput.append(ReplicaThroughput(replica.name, bool(own), rates, restarts))
     return throughput
 
 
-def _risen(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, float]]:
-    marks = [(_after(record, line.time), mark) for line in lines if (mark := progress.parse_train_point(line.message))]
+def _step_rates(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, float]]:
+    marks = [(_since_creation(record, line.time), mark) for line in lines if (mark := progress.parse_train_point(line.message))]
     return [
         (seconds, round((b.step - a.step) / (b.seconds - a.seconds), 3))
         for (_, a), (seconds, b) in pairwise(marks)
@@ -223,36 +228,36 @@ def _risen(record: JobRecord, lines: Iterable[LogLine]) -> list[tuple[float, flo
     ]
 
 
-def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[TimelineSegment]:
+def timeline(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[TimelineSegment]:
     """Yield the states of the job and of each replica, until the job's end or until now."""
-    last = _after(record, end)
-    begin = _after(record, record.startTime) if record.startTime else last
+    last = _since_creation(record, end)
+    begin = _since_creation(record, record.startTime) if record.startTime else last
     yield TimelineSegment("job", WAITING, 0.0, begin)
     if record.startTime:
         yield TimelineSegment("job", RUNNING, begin, max(last, begin))
     for replica in replicas:
         if replica.startTime:
-            yield from _spans(record, replica, _after(record, replica.endTime) if replica.endTime else last)
+            yield from _replica_timeline(record, replica, _since_creation(record, replica.endTime) if replica.endTime else last)
 
 
-def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
-    at = _after(record, replica.startTime or "")
+def _replica_timeline(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[TimelineSegment]:
+    at = _since_creation(record, replica.startTime or "")
     # A replica that was killed before the job's newest attempt still has the time of its first start.
     for event, following in zip_longest(replica.events, replica.events[1:]):
-        killed = max(_after(record, event.time), at)
+        killed = max(_since_creation(record, event.time), at)
         yield TimelineSegment(replica.name, RUNNING, at, killed)
-        until = _after(record, following.time) if following else end
+        until = _since_creation(record, following.time) if following else end
         at = max(min(killed + event.seconds, until), killed) if event.seconds is not None else max(until, killed)
         yield TimelineSegment(replica.name, RESTARTING, killed, at)
     if end > at:
         yield TimelineSegment(replica.name, RUNNING, at, end)
 
 
-def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[TimelineEvent]:
+def timeline_events(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[TimelineEvent]:
     """List every restart with its cause, and the job's other events, by time."""
     events = [TimelineEvent(event.time, "job", event.cause, event.seconds) for event in record.events]
     events += [TimelineEvent(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
-    return sorted(events, key=lambda happening: happening.time)
+    return sorted(events, key=lambda event: event.time)
 
 
 def cost(record: JobRecord, end: str) -> JobCost | None:
@@ -263,7 +268,7 @@ def cost(record: JobRecord, end: str) -> JobCost | None:
     return JobCost(record.hourlyCost, round(record.hourlyCost * hours, 4) if record.cost is None else record.cost)
 
 
-def made(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
+def job_inputs(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the job's inputs except its arguments, from its manifest or else its record."""
     values = {**record.trainingInput, **manifest}
     command = values.get("command")
@@ -278,14 +283,14 @@ def made(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
         **{f"env {name}": value for name, value in _mapping(values.get("environment")).items()},
         "secrets": values.get("secrets"),
     }
-    return {name: _shown(value) for name, value in facts.items() if value not in (None, "", [], {})}
+    return {name: _format_value(value) for name, value in facts.items() if value not in (None, "", [], {})}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -300,11 +305,11 @@ def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
 
 def error_lines(logs: Mapping[str, Sequence[LogLine]]) -> list[str]:
     """Return the last lines that the replicas logged as errors, by time."""
-    loud = sorted(line for log in logs.values() for line in log if line.severity in ERROR_SEVERITIES)[-_MOST_ERRORS:]
-    return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
+    lines = sorted(line for log in logs.values() for line in log if line.severity in ERROR_SEVERITIES)[-_MOST_ERRORS:]
+    return [f"{line.time[11:23]} {line.replica} {line.message}" for line in lines]
 
 
-def _after(record: JobRecord, moment: str) -> float:
+def _since_creation(record: JobRecord, moment: str) -> float:
     """Return the seconds from the job's creation to a moment, by the records' clocks."""
     return round(max(seconds_between(record.createTime, moment), 0.0), 3)
 
@@ -323,7 +328,7 @@ def flags(arguments: Sequence[str]) -> dict[str, str]:
             options.setdefault(last, []).extend([value] if equals else [])
             last = None if equals else last
         else:
-            options.setdefault(last or _OTHER, []).append(word)
+            options.setdefault(last or _OTHER_ARGUMENTS, []).append(word)
             last = None
     return {name: ", ".join(values) or "yes" for name, values in options.items()}
 
@@ -336,12 +341,12 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def inputs(report: Report) -> dict[str, str]:
+def compared_inputs(report: Report) -> dict[str, str]:
     """Return the inputs of a job to compare, flag by flag, and its labels, without output paths."""
     origin = {name: value for name, value in report.inputs.items() if name != "output"}
     return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 
 
-def results(report: Report) -> dict[str, str]:
+def compared_results(report: Report) -> dict[str, str]:
     """Return the results of a job to compare."""
     return compare.results(report.state, report.metrics, report.seconds, report.cost.total if report.cost else None)

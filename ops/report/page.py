@@ -16,7 +16,7 @@ from infra import templates
 from jobs.times import seconds_between
 from ops import terminal
 from ops.report import charts
-from ops.report.make import inputs, results
+from ops.report.make import compared_inputs, compared_results
 from ops.report.report import Chart, Curve, Report, Tuning
 from ops.submit.compare import differences
 
@@ -26,12 +26,12 @@ MARK = '<meta name="generator" content="scaletier report">'
 """A mark among the first bytes of a page by this command, which no other file has."""
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
-_TUNED = "it tuned hyperparameters: its own report has the trials"
-# What a page of one job has, or one of several.
-_ABSENT = dict.fromkeys(
-    ("report", "pace", "time", "tried", "arguments", "elsewhere", "confusion", "inputs", "results"),
+_TUNING_NOTE = "it tuned hyperparameters: its own report has the trials"
+# The values of a template, for one job or several.
+_DEFAULTS = dict.fromkeys(
+    ("report", "throughput", "timeline", "trials", "arguments", "show_hosts", "confusion", "inputs", "results"),
 )
-# The most percent of its colour that a cell has, so that its number is legible.
+# The maximum percentage of a cell's colour: its number must stay legible.
 _STRONGEST = 50
 
 
@@ -58,14 +58,14 @@ class Cell:
 
 def page(reports: Sequence[Report]) -> str:
     """Render the page of a job, or of several to compare; bytes that are not UTF-8 become question marks."""
-    content = _one(reports[0]) if len(reports) == 1 else _several(reports)
-    html = _template().render(_ABSENT | content)
+    content = _single_page(reports[0]) if len(reports) == 1 else _comparison_page(reports)
+    html = _template().render(_DEFAULTS | content)
     return html.encode("utf-8", "replace").decode()
 
 
 @cache
 def _template() -> jinja2.Template:
-    environment = templates.environment().overlay(autoescape=True, finalize=_harmless)
+    environment = templates.environment().overlay(autoescape=True, finalize=_sanitize)
     environment.filters = environment.filters | {
         "moment": moment,
         "duration": terminal.duration,
@@ -76,36 +76,38 @@ def _template() -> jinja2.Template:
     return template
 
 
-def _harmless(value: Any) -> Any:
+def _sanitize(value: Any) -> Any:
     """Return untrusted text in printable form; text that is marked as HTML is ours."""
-    return terminal.harmless(value) if type(value) is str else value
+    return terminal.sanitize(value) if type(value) is str else value
 
 
-def _one(report: Report) -> dict[str, Any]:
+def _single_page(report: Report) -> dict[str, Any]:
     return {
         "title": f"Job {report.job}",
         "report": report,
         "reports": [report],
         "curves": [curve_figure(chart) for chart in report.charts],
-        "pace": pace_figure(report),
-        "time": time_figure(report),
-        "tried": tried_figures(report.tuning) if report.tuning else [],
+        "throughput": throughput_figure(report),
+        "timeline": timeline_figure(report),
+        "trials": trial_figures(report.tuning) if report.tuning else [],
         "arguments": [shlex.quote(word) for word in report.arguments],
-        "elsewhere": any(each.host not in (None, each.name) for each in report.replicas),
+        "show_hosts": any(each.host not in (None, each.name) for each in report.replicas),
         "confusion": confusion(report.evaluation.confusion) if report.evaluation else [],
     }
 
 
-def _several(reports: Sequence[Report]) -> dict[str, Any]:
+def _comparison_page(reports: Sequence[Report]) -> dict[str, Any]:
     # A tuning job's curves are its trials', which its own page has.
-    reports = [replace(report, charts=[], notes=[*report.notes, _TUNED]) if report.tuning else report for report in reports]
+    reports = [
+        replace(report, charts=[], notes=[*report.notes, _TUNING_NOTE]) if report.tuning else report for report in reports
+    ]
     names = list(dict.fromkeys(chart.name for report in reports for chart in report.charts))
     return {
         "title": f"Jobs {', '.join(report.job for report in reports)}",
         "reports": reports,
         "curves": [compared_figure(name, reports) for name in names],
-        "inputs": sorted(differences([inputs(each) for each in reports]), key=lambda row: row.same),
-        "results": differences([results(each) for each in reports]),
+        "inputs": sorted(differences([compared_inputs(each) for each in reports]), key=lambda row: row.same),
+        "results": differences([compared_results(each) for each in reports]),
     }
 
 
@@ -121,48 +123,54 @@ def number(value: float) -> str:
 
 def curve_figure(chart: Chart) -> Figure:
     """Return the figure of a chart of a job's own curves."""
-    return _figure(chart.name, charts.svg(charts.curves(chart)), [(curve.name, curve) for curve in chart.curves])
+    return _figure(chart.name, charts.svg(charts.curve_chart(chart)), [(curve.name, curve) for curve in chart.curves])
 
 
 def compared_figure(name: str, reports: Sequence[Report]) -> Figure:
     """Return the figure that compares several jobs' curves of one name."""
     job_charts = [(report.job, next((chart for chart in report.charts if chart.name == name), None)) for report in reports]
     curves = [(f"{job}: {curve.name}", curve) for job, chart in job_charts if chart for curve in chart.curves]
-    return _figure(name, charts.svg(charts.compared(name, job_charts)), curves)
+    return _figure(name, charts.svg(charts.comparison_chart(name, job_charts)), curves)
 
 
 def _figure(name: str, picture: str, curves: Sequence[tuple[str, Curve]]) -> Figure:
     words = "; ".join(
-        f"{called} from {_at(curve.points[0])} to {_at(curve.points[-1])}" for called, curve in curves if curve.points
+        f"{called} from {_format_point(curve.points[0])} to {_format_point(curve.points[-1])}"
+        for called, curve in curves
+        if curve.points
     )
-    rows = [[called, str(step), number(value)] for called, curve in curves for step, value in some(curve.points)]
+    rows = [[called, str(step), number(value)] for called, curve in curves for step, value in sample(curve.points)]
     return Figure(name, Markup(picture), f"{name} by step: {words}", ["curve", "step", name], rows)  # noqa: S704  made by charts
 
 
-def _at(point: tuple[int, float]) -> str:
+def _format_point(point: tuple[int, float]) -> str:
     return f"{number(point[1])} at step {point[0]}"
 
 
-def some(points: Sequence[T]) -> list[T]:
+def sample(points: Sequence[T]) -> list[T]:
     """Return a few of the points, evenly spaced, with the first and the last."""
     if len(points) <= _ROWS:
         return list(points)
     return [points[round(place * (len(points) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
 
 
-def pace_figure(report: Report) -> Figure | None:
+def throughput_figure(report: Report) -> Figure | None:
     """Return the figure of the replicas' throughput, or None if no line reports it."""
-    paces = report.throughput
-    if not any(len(pace.points) > 1 for pace in paces):
+    replicas = report.throughput
+    if not any(len(replica.points) > 1 for replica in replicas):
         return None
     seconds = [max(seconds_between(report.createTime, each.time), 0) for each in report.events]
-    picture = Markup(charts.svg(charts.throughput(paces, report.events, seconds)))  # noqa: S704  made by charts
-    means = {pace.replica: sum(rate for _, rate in pace.points) / len(pace.points) for pace in paces}
-    rows = [[pace.replica, number(means[pace.replica]), str(len(pace.restarts))] for pace in paces]
-    words = ", ".join(f"{pace.replica} {number(means[pace.replica])}" for pace in paces)
-    what = "each replica's own steps" if all(pace.own for pace in paces) else "the global step as each replica saw it rise"
-    marks = " Triangles are restarts of a replica." if any(pace.restarts for pace in paces) else ""
-    lines = " Dashed lines are what happened to the job." if any(each.who == "job" for each in report.events) else ""
+    picture = Markup(charts.svg(charts.throughput_chart(replicas, report.events, seconds)))  # noqa: S704  made by charts
+    means = {replica.replica: sum(rate for _, rate in replica.points) / len(replica.points) for replica in replicas}
+    rows = [[replica.replica, number(means[replica.replica]), str(len(replica.restarts))] for replica in replicas]
+    words = ", ".join(f"{replica.replica} {number(means[replica.replica])}" for replica in replicas)
+    what = (
+        "each replica's own steps"
+        if all(replica.own for replica in replicas)
+        else "the rise of the global step in each replica's log"
+    )
+    marks = " Triangles are restarts of a replica." if any(replica.restarts for replica in replicas) else ""
+    lines = " Dashed lines are events of the job." if any(each.who == "job" for each in report.events) else ""
     heads = ["replica", "mean steps/s", "restarts"]
     return Figure(
         "Throughput",
@@ -174,32 +182,34 @@ def pace_figure(report: Report) -> Figure | None:
     )
 
 
-def tried_figures(tuning: Tuning) -> list[Figure]:
+def trial_figures(tuning: Tuning) -> list[Figure]:
     """Return the figures of the trials by number and by each hyperparameter; none if no trial reported."""
-    trials = charts.ended_well(tuning)
+    trials = charts.succeeded_trials(tuning)
     if not trials:
         return []
     ordered = sorted(trials, key=lambda each: each.trialId)
     first = trials[0]
     words = f"{tuning.metric} of {len(trials)} trials; the best is trial {first.trialId} with {number(first.value or 0.0)}"
-    rows = [[str(each.trialId), number(each.value or 0.0)] for each in some(ordered)]
-    picture = Markup(charts.svg(charts.tried(tuning)))  # noqa: S704  made by charts
+    rows = [[str(each.trialId), number(each.value or 0.0)] for each in sample(ordered)]
+    picture = Markup(charts.svg(charts.trial_chart(tuning)))  # noqa: S704  made by charts
     caption = "A dot is a trial, the line the best so far."
     figures = [Figure("Trials", picture, words, ["trial", tuning.metric], rows, caption)]
     for axis in tuning.parameters:
-        picture = Markup(charts.svg(charts.by_parameter(tuning, axis)))  # noqa: S704  made by charts
-        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in some(trials)]
+        picture = Markup(charts.svg(charts.parameter_chart(tuning, axis)))  # noqa: S704  made by charts
+        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in sample(trials)]
         best = f"{tuning.metric} by {axis.name}; the best has {first.hyperparameters[axis.name]}"
         figures.append(Figure(axis.name, picture, best, [axis.name, tuning.metric], values))
     return figures
 
 
-def time_figure(report: Report) -> Figure:
+def timeline_figure(report: Report) -> Figure:
     """Return the figure of the states of the job and of its replicas."""
-    picture = Markup(charts.svg(charts.time_line(report.timeline)))  # noqa: S704  made by charts
-    rows = [[span.who, span.state, number(span.begin), number(span.end)] for span in report.timeline]
+    picture = Markup(charts.svg(charts.timeline_chart(report.timeline)))  # noqa: S704  made by charts
+    rows = [[segment.who, segment.state, number(segment.begin), number(segment.end)] for segment in report.timeline]
     words = ", ".join(
-        f"{span.state} from {number(span.begin)} to {number(span.end)} s" for span in report.timeline if span.who == "job"
+        f"{segment.state} from {number(segment.begin)} to {number(segment.end)} s"
+        for segment in report.timeline
+        if segment.who == "job"
     )
     return Figure("Time line", picture, f"states over time, the job: {words}", ["who", "state", "from s", "to s"], rows)
 
@@ -225,7 +235,7 @@ def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:
     """Return the content of a page for programs: a report, or several with their differences."""
     if len(reports) == 1:
         return asdict(reports[0])
-    kinds = (("input", inputs), ("result", results))
+    kinds = (("input", compared_inputs), ("result", compared_results))
     rows = [(kind, row) for kind, side in kinds for row in differences([side(report) for report in reports])]
     compared = [{"what": row.what, "kind": kind, "values": row.values, "same": row.same} for kind, row in rows]
     return {"reports": [asdict(report) for report in reports], "compared": compared}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 WAITING, RUNNING, RESTARTING = "QUEUED, PREPARING", "RUNNING", "restarting"
-"""The states of a span."""
+"""The states of a segment."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial: `value` of the metric at its end, or the last that it told, None for one that told none."""
+    """A trial: `value` of the metric at its end, or the last reported value; None if it reported none."""
 
     trialId: int
     state: str
@@ -136,7 +136,7 @@ class TunedParameter:
 class Tuning:
     """The hyperparameters, the trials and their goal, MAXIMIZE or MINIMIZE `metric`.
 
-    Of `wanted` trials those that exist, the best first, and then those that have not ended well.
+    `trials` are those of the `wanted` ones that exist: the best first, the unsuccessful last.
     """
 
     metric: str
@@ -148,10 +148,10 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Report:
-    """A job: `metrics` are the final ones, `made` its inputs, `notes` the parts that could not be read.
+    """A job: `metrics` are the final ones, `inputs` made it, `notes` are the parts that could not be read.
 
-    `errors` are why the job failed and the errors of its replicas, `errorLines` the last that were logged as errors, with the
-    time of day in UTC and the replica.
+    `errors` are the reason of a failure and the errors of its replicas. `errorLines` are the last lines that were logged as
+    errors, with the time of day in UTC and the replica.
     """
 
     job: str

@@ -18,9 +18,9 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
-from ops.logs.heuristics import Reading, UnitOfProgress, read
+from ops.logs.heuristics import Reading, UnitOfProgress, read_line
 from ops.logs.lines import LogLine, clock
-from ops.screen.draw import SEVERITIES, Picture, Screen, cell, columns, harmless, leave, state
+from ops.screen.render import SEVERITIES, Picture, Screen, format_cell, layout_columns, print_picture, sanitize, state
 from ops.screen.series import Series, StepRate, progress, sparkline
 from ops.screen.trials import TrialScreen
 
@@ -35,19 +35,19 @@ _MIN_LOG_LINES = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
 
 
-def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], wanted: LogFilter) -> JobRecord | None:
+def follow(cluster: ClusterClient, record: JobRecord, replicas: Sequence[str], log_filter: LogFilter) -> JobRecord | None:
     """Show the job until it ends, then leave its last state on the terminal.
 
     Returns:
         The final record, or None if the job was never seen.
     """
     job_screen = JobScreen(record, replicas)
-    follower = Follower(cluster.fleet, cluster.ledger, record, replicas, wanted, ticks=True)
+    follower = Follower(cluster.fleet, cluster.ledger, record, replicas, log_filter, ticks=True)
     try:
         with Screen() as screen:
             return _show(follower.events(), job_screen, screen)
     finally:
-        leave(job_screen.final_picture(time.time()))
+        print_picture(job_screen.final_picture(time.time()))
         sys.stdout.flush()
 
 
@@ -69,13 +69,13 @@ class _Replica:
 
     name: str
     record: ReplicaRecord | None = None
-    pace: StepRate = field(default_factory=StepRate)
+    step_rate: StepRate = field(default_factory=StepRate)
     local_rate: float | None = None
     last_line_at: float | None = None
 
     def rate(self, now: float) -> float | None:
         """Return its steps/s, as it reports them or else by its lines."""
-        recent = self.pace.rate(now)
+        recent = self.step_rate.rate(now)
         return recent if recent is None or self.local_rate is None else self.local_rate
 
 
@@ -86,7 +86,7 @@ class JobScreen:
         self._record = record
         self._replicas = {name: _Replica(name) for name in replicas}
         self._name_width = max((len(name) for name in self._replicas), default=0)
-        self._pace, self._unit = StepRate(), UnitOfProgress.STEP
+        self._step_rate, self._unit = StepRate(), UnitOfProgress.STEP
         self._maximum = record.steps
         hyperparameters = record.trainingInput.get("hyperparameters")
         self._trials = TrialScreen(hyperparameters) if isinstance(hyperparameters, dict) else None
@@ -108,7 +108,7 @@ class JobScreen:
                 if name in self._replicas:
                     self._replicas[name].record = record
         elif isinstance(event, Note | Waiting) and event.text:
-            self._keep(LogLine(_rfc(now, "milliseconds"), "NOTE", "", harmless(event.text)))
+            self._keep(LogLine(_to_rfc3339(now, "milliseconds"), "NOTE", "", sanitize(event.text)))
 
     def picture(self, now: float, lines: int) -> Picture:
         """Return a picture of at most `lines` lines: the job, its replicas, and the newest log lines below."""
@@ -131,15 +131,15 @@ class JobScreen:
         return [*self._head(now), Text(), *self._table(now, len(self._replicas)), Text(), *rows]
 
     def _add_line(self, line: LogLine, now: float) -> None:
-        safe_line = LogLine(line.time, harmless(line.severity), harmless(line.replica), harmless(line.message))
+        safe_line = LogLine(line.time, sanitize(line.severity), sanitize(line.replica), sanitize(line.message))
         self._keep(safe_line)
         moment = _moment(line.time, now)
         replica = self._replicas.get(line.replica)
         if replica:
             replica.last_line_at = max(moment, replica.last_line_at or moment)
         if self._trials:
-            self._trials.line(safe_line.message, line.replica, moment, now)
-        elif reading := read(safe_line.message):  # of several trials at once no step is the job's
+            self._trials.add_line(safe_line.message, line.replica, moment, now)
+        elif reading := read_line(safe_line.message):  # of several trials at once no step is the job's
             self._apply(reading, replica, moment, now)
 
     def _set_record(self, record: JobRecord) -> None:
@@ -148,9 +148,9 @@ class JobScreen:
         self._maximum = record.steps or self._maximum
         for item in record.replicas if record.final else ():
             if replica := self._replicas.get(str(item.get("name"))):
-                before = replica.record or ReplicaRecord(replica.name)
+                previous = replica.record or ReplicaRecord(replica.name)
                 result = {key: item[key] for key in ("state", "exitCode", "restarts") if key in item}
-                replica.record = ReplicaRecord.from_dict({**before.to_dict(), **result})
+                replica.record = ReplicaRecord.from_dict({**previous.to_dict(), **result})
 
     def _keep(self, line: LogLine) -> None:
         self._newest.append((self._count, line))
@@ -163,47 +163,49 @@ class JobScreen:
         if reading.evaluation:
             self._evaluation = (reading.count, metrics)
             if reading.count is not None and self._unit is UnitOfProgress.STEP:
-                self._pace.mark(moment, reading.count, now)
+                self._step_rate.mark(moment, reading.count, now)
             return
         self._last |= metrics
         for key, value in metrics.items():
             self._series[key].add(float(value))
-        counts_steps = self._unit is UnitOfProgress.STEP and self._pace.count is not None
+        counts_steps = self._unit is UnitOfProgress.STEP and self._step_rate.count is not None
         if reading.count is not None and not (counts_steps and reading.unit is UnitOfProgress.EPOCH):
             self._advance(reading, reading.count, replica, moment, now)
 
     def _advance(self, reading: Reading, count: int, replica: _Replica | None, moment: float, now: float) -> None:
-        went_back = replica is not None and replica.pace.count is not None and count < replica.pace.count
+        went_back = replica is not None and replica.step_rate.count is not None and count < replica.step_rate.count
         if went_back or reading.unit is not self._unit:
             # It resumes from a checkpoint, and so do all, or it reports steps after all.
-            self._pace, self._unit = StepRate(), reading.unit
+            self._step_rate, self._unit = StepRate(), reading.unit
             for each in self._replicas.values():
-                each.pace = StepRate()
+                each.step_rate = StepRate()
         self._maximum = reading.maximum or self._maximum
-        self._pace.mark(moment, count, now)
+        self._step_rate.mark(moment, count, now)
         if replica:
-            replica.pace.mark(moment, count, now)
+            replica.step_rate.mark(moment, count, now)
             replica.local_rate = reading.local_rate
 
     def _head(self, now: float) -> Picture:
         record = self._record
         began = record.startTime or record.createTime
-        took = terminal.duration(max(seconds_between(began, record.endTime or _rfc(now)), 0))
+        took = terminal.duration(max(seconds_between(began, record.endTime or _to_rfc3339(now)), 0))
         title = Text.assemble((record.jobId, "bold"), "  ", state(record.state), "  ", took)
-        why = harmless(record.errorMessage.partition("\n")[0])
+        why = sanitize(record.errorMessage.partition("\n")[0])
         trials = self._trials.rows(record.final, now) if self._trials else []
         return [title, *([Text(why, "red")] if why else []), *trials, *self._progress(now), *self._metrics()]
 
     def _progress(self, now: float) -> Picture:
-        pace = self._pace
-        if pace.count is None:
+        step_rate = self._step_rate
+        if step_rate.count is None:
             return []
-        has_maximum = self._maximum is not None and (self._unit is UnitOfProgress.EPOCH or self._maximum >= pace.count)
-        rows = [progress(str(self._unit), pace, self._maximum if has_maximum else None, self._record.final, now)]
-        if self._unit is UnitOfProgress.STEP and pace.mean is not None:
-            rate = pace.mean if self._record.final else pace.rate(now)
-            shape = sparkline(pace.rates.values, least=0.0)
-            rows.append(Text.assemble(f"{'steps/s':<8} {_rate(rate):<7} ", (shape, "cyan"), f"  {_rate(pace.mean)} on average"))
+        has_maximum = self._maximum is not None and (self._unit is UnitOfProgress.EPOCH or self._maximum >= step_rate.count)
+        rows = [progress(str(self._unit), step_rate, self._maximum if has_maximum else None, self._record.final, now)]
+        if self._unit is UnitOfProgress.STEP and step_rate.mean is not None:
+            rate = step_rate.mean if self._record.final else step_rate.rate(now)
+            shape = sparkline(step_rate.rates.values, least=0.0)
+            rows.append(
+                Text.assemble(f"{'steps/s':<8} {_rate(rate):<7} ", (shape, "cyan"), f"  {_rate(step_rate.mean)} on average")
+            )
         return rows
 
     def _metrics(self) -> Picture:
@@ -225,7 +227,7 @@ class JobScreen:
         every = list(self._replicas.values())
         replicas = every if len(every) <= most else every[: most - 1]
         heads = (*_HEADS[:2], "TRIAL", *_HEADS[3:]) if self._trials else _HEADS
-        table = columns(heads, [self._replica_row(replica, now) for replica in replicas], right=heads[2:])
+        table = layout_columns(heads, [self._replica_row(replica, now) for replica in replicas], right=heads[2:])
         if rest := every[len(replicas) :]:
             states = Counter(str(replica.record.state) if replica.record else "not heard of" for replica in rest)
             counts = ", ".join(f"{count} {name}" for name, count in states.items())
@@ -242,11 +244,11 @@ class JobScreen:
         return (
             Text(replica.name, "bold"),
             _replica_state(self._record, record),
-            cell(self._trials.of(replica.name) if self._trials and not ended else None if rate is None else _rate(rate)),
-            cell(age),
-            cell(record.restarts if record else None, "yellow" if record and record.restarts else ""),
-            cell(None if usage is None or usage.cpus is None else f"{usage.cpus:.0%}"),
-            cell(None if usage is None or usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
+            format_cell(self._trials.of(replica.name) if self._trials and not ended else None if rate is None else _rate(rate)),
+            format_cell(age),
+            format_cell(record.restarts if record else None, "yellow" if record and record.restarts else ""),
+            format_cell(None if usage is None or usage.cpus is None else f"{usage.cpus:.0%}"),
+            format_cell(None if usage is None or usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
         )
 
     def _log_row(self, line: LogLine) -> Text:
@@ -260,7 +262,7 @@ class JobScreen:
 
 def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Text:
     if record is None:
-        return cell(None)
+        return format_cell(None)
     if record.name in job.lostReplicas and not job.final:
         return state(ReplicaState.LOST)
     if record.state is ReplicaState.EXITED and record.exitCode:
@@ -284,5 +286,5 @@ def _moment(time: str, now: float) -> float:
         return now
 
 
-def _rfc(now: float, timespec: str = "auto") -> str:
+def _to_rfc3339(now: float, timespec: str = "auto") -> str:
     return datetime.fromtimestamp(now).astimezone().isoformat(timespec=timespec)

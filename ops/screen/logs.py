@@ -27,7 +27,7 @@ def show_logs(
     cluster: ClusterClient,
     selection: str | None,
     job_id: str | None,
-    wanted: LogFilter,
+    log_filter: LogFilter,
     follow: bool,
     as_json: bool,
     plain: bool = True,
@@ -36,26 +36,26 @@ def show_logs(
 
     A followed job is shown on a screen on a terminal, unless `plain` lines are wanted.
     """
-    if follow and wanted.until:
+    if follow and log_filter.until:
         raise UsageError("--until is for what has been printed, --follow for what will be: say one of them")
-    selection, job_id = read.meant_by(cluster, selection, job_id)
+    selection, job_id = read.resolve_selection(cluster, selection, job_id)
     record = existing_job(cluster.ledger, job_id)
-    replicas = read.selected(record, selection)
+    replicas = read.select_replicas(record, selection)
     if follow and not record.final:
-        return _follow(cluster, record, replicas, wanted, as_json, plain)
+        return _follow(cluster, record, replicas, log_filter, as_json, plain)
     write = _writer(cluster, record, replicas, as_json)
-    for line in merge(read.read_logs(cluster, record, replicas, wanted).values()):
+    for line in merge(read.read_logs(cluster, record, replicas, log_filter).values()):
         write(line)
     sys.stdout.flush()
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
 
 
 def _follow(
-    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool, plain: bool
 ) -> int:
     """Print the logs until the job ends or the user interrupts; return 0 if the job SUCCEEDED."""
     try:
-        end = followed(cluster, record, replicas, wanted, as_json, plain)
+        end = follow_job(cluster, record, replicas, log_filter, as_json, plain)
     except KeyboardInterrupt:
         return DETACHED
     if end is None:
@@ -65,29 +65,29 @@ def _follow(
     return DONE if end.state is JobState.SUCCEEDED else FAILED
 
 
-def followed(
-    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool, plain: bool
+def follow_job(
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool, plain: bool
 ) -> JobRecord | None:
     """Show the logs as they grow.
 
     Returns:
         The job's final record, or None if the job was never seen.
     """
-    if plain or as_json or not terminal.has_screen():
-        return follow_plain(cluster, record, replicas, wanted, as_json)
+    if plain or as_json or not terminal.supports_screen():
+        return follow_plain(cluster, record, replicas, log_filter, as_json)
     from ops.screen.job import follow  # with rich, which plain lines do not wait for
 
-    return follow(cluster, record, replicas, wanted)
+    return follow(cluster, record, replicas, log_filter)
 
 
 def follow_plain(
-    cluster: ClusterClient, record: JobRecord, replicas: list[str], wanted: LogFilter, as_json: bool
+    cluster: ClusterClient, record: JobRecord, replicas: list[str], log_filter: LogFilter, as_json: bool
 ) -> JobRecord | None:
     """Print the logs as they grow; return as followed()."""
     write, end = _writer(cluster, record, replicas, as_json, live=True), None
     state, status = "", terminal.StatusLine(" …")
     try:
-        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
+        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, log_filter).batches():
             for event in events:
                 if isinstance(event, Waiting):
                     status.show(event.text)
@@ -122,7 +122,7 @@ def _writer(
     first = FirstErrorDetector(earliest((name, replica.firstError) for name, replica in records.items()), live)
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
-    form = Format(replicas, terminal.colourful(sys.stdout))
+    form = Format(replicas, terminal.supports_colour(sys.stdout))
     return lambda line: terminal.write(sys.stdout, form(line, first(line)))
 
 

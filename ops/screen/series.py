@@ -124,12 +124,12 @@ def bar(share: float, width: int = _WIDTH) -> str:
     return "━" * full + "╌" * (width - full)
 
 
-def progress(unit: str, pace: StepRate, maximum: int | None, final: bool, now: float) -> Text:
+def progress(unit: str, rate: StepRate, maximum: int | None, final: bool, now: float) -> Text:
     """Return a line with a count, and with a maximum its share and, unless `final`, the time that is left."""
-    line = f"{unit:<8} {pace.count}"
-    if maximum and pace.count is not None:
-        share = pace.count / maximum
+    line = f"{unit:<8} {rate.count}"
+    if maximum and rate.count is not None:
+        share = rate.count / maximum
         line += f" of {maximum}  {bar(share)} {share:.0%}"
-    if not final and (seconds := pace.seconds_to(maximum, now)):
+    if not final and (seconds := rate.seconds_to(maximum, now)):
         line += f"  {terminal.duration(seconds)} to go"
     return Text(line)

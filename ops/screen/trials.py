@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from jobs.study import Goal
-from ops.screen.draw import Picture
+from ops.screen.render import Picture
 from ops.screen.series import Series, StepRate, progress, sparkline
 
 _STARTED = re.compile(r"Trial (\d{1,4}) of ([1-9]\d{0,3})(?:, again \(.*?\))?: (.*)")
@@ -29,15 +29,15 @@ class TrialScreen:
         self._running: dict[str, int] = {}
         self._metric = ""
         self._best: int | None = None
-        self._values, self._pace = Series(), StepRate()
+        self._values, self._trial_rate = Series(), StepRate()
 
-    def line(self, message: str, replica: str, moment: float, now: float) -> None:
+    def add_line(self, message: str, replica: str, moment: float, now: float) -> None:
         """Apply a line of a replica's log, which may belong to its trial."""
         if started := _STARTED.fullmatch(message):
             number, self._total = int(started[1]), int(started[2])
             self._words[number], self._running[replica] = started[3], number
-            if self._pace.count is None:
-                self._pace.mark(moment, 0, now)
+            if self._trial_rate.count is None:
+                self._trial_rate.mark(moment, 0, now)
         elif succeeded := _SUCCEEDED.match(message):
             self._metric = succeeded[2]
             self._running.pop(replica, None)
@@ -55,7 +55,7 @@ class TrialScreen:
         if self._total is None:
             return []
         total = max(self._total, len(self._results))  # a trainer may print such lines, too
-        rows = [progress("trials", self._pace, total, final, now)]
+        rows = [progress("trials", self._trial_rate, total, final, now)]
         if self._best is not None:
             rows.append(Text.assemble(f"{self._metric:<8} ", (sparkline(self._values.values), "cyan")))
             best = f"{'best':<8} {self._results[self._best]:.6g}, trial {self._best}: {self._words.get(self._best, '')}"
@@ -64,7 +64,7 @@ class TrialScreen:
 
     def _end(self, number: int, value: float | None, moment: float, now: float) -> None:
         self._results[number] = value
-        self._pace.mark(moment, len(self._results), now)
+        self._trial_rate.mark(moment, len(self._results), now)
         if value is None:
             return
         self._values.add(value)

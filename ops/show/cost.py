@@ -16,13 +16,13 @@ from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE
-from ops.show.views import took
+from ops.show.views import format_elapsed
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
 
 
 @dataclass(frozen=True)
-class Share:
+class CostShare:
     """The cost of some hosts in US dollars; hoursUp is the average per host. None is an unknown value."""
 
     hosts: int
@@ -31,7 +31,7 @@ class Share:
     accruedCost: float | None
 
 
-def share(hosts: Sequence[Host], moment: str) -> Share:
+def share(hosts: Sequence[Host], moment: str) -> CostShare:
     """Return the cost of these hosts per hour, and until a moment."""
     hours = [max(seconds_between(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
     costs = [
@@ -39,7 +39,7 @@ def share(hosts: Sequence[Host], moment: str) -> Share:
         for price, up in zip((host.hourly_cost for host in hosts), hours, strict=True)
     ]
     up = whole_sum(hours)
-    return Share(
+    return CostShare(
         hosts=len(hosts),
         hourlyCost=whole_sum(host.hourly_cost for host in hosts),
         hoursUp=None if up is None else round(up / len(hosts), 4),
@@ -68,7 +68,9 @@ def cost(cluster: ClusterClient, as_json: bool) -> int:
     return DONE
 
 
-def _json(inventory: Inventory, stack: Share, roles: dict[str, Share], records: list[JobRecord] | None) -> dict[str, Any]:
+def _json(
+    inventory: Inventory, stack: CostShare, roles: dict[str, CostShare], records: list[JobRecord] | None
+) -> dict[str, Any]:
     jobs = ("jobId", "state", "createTime", "startTime", "endTime", "cost")
     return {
         "stack": inventory.stack,
@@ -78,7 +80,7 @@ def _json(inventory: Inventory, stack: Share, roles: dict[str, Share], records: 
     }
 
 
-def _show(roles: dict[str, Share], records: list[JobRecord]) -> None:
+def _show(roles: dict[str, CostShare], records: list[JobRecord]) -> None:
     rows: list[tuple[object, ...]] = []
     for role, part in roles.items():
         up = "" if part.hoursUp is None else f"{part.hoursUp:.2f}"
@@ -89,5 +91,5 @@ def _show(roles: dict[str, Share], records: list[JobRecord]) -> None:
     terminal.note(_NOT_COUNTED)
     if records:
         terminal.out()
-        rows = [(record.jobId, record.state, took(record), terminal.dollars(record.cost)) for record in records]
+        rows = [(record.jobId, record.state, format_elapsed(record), terminal.dollars(record.cost)) for record in records]
         terminal.table(("JOB", "STATE", "TOOK", "USD"), rows)

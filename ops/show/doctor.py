@@ -19,16 +19,16 @@ from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT, load
-from ops.cluster.remote import LOOK_SECONDS
+from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, FAILED, OpsError, one_line
 
 SECONDS = 180.0
 """The limit of all checks: more than a busy machine needs to start Pulumi and to query each host."""
 _PRIVATE = 0o077
 _OFFSET_MS = 1000
-_FULL, _NEARLY = 98, 90
+_FULL_PERCENT, _NEARLY = 98, 90
 # The host's clock, the percentage of its disk in use, and its failed units: a line, a line, and the rest.
-ASK = (
+STATE_COMMAND = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
 _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "red"}
@@ -73,11 +73,11 @@ def _checks(root: Path, fix: bool) -> Mapping[str, Check]:
     try:
         inventory = load(root)
     except (OpsError, OSError, ValueError) as error:
-        return {"stack": partial(_no_stack, one_line(error)), "infra": partial(of_infra, None, fix)}
+        return {"stack": partial(_no_stack, one_line(error)), "infra": partial(infra_findings, None, fix)}
     return {
         "keys": partial(keys, inventory.folder),
         "ssh": partial(hosts, ClusterClient(inventory)),
-        "infra": partial(of_infra, inventory.stack, fix),
+        "infra": partial(infra_findings, inventory.stack, fix),
     }
 
 
@@ -111,11 +111,11 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
     def ask(name: str) -> tuple[float, float, str]:
         cluster.fleet.connection(name)
         sent = time.time()
-        ran = cluster.fleet.run(name, ASK)
+        ran = cluster.fleet.run(name, STATE_COMMAND)
         took = time.time() - sent
         return sent + took / 2, took, ran.output
 
-    outcome = cluster.fleet.each(names, ask, LOOK_SECONDS)
+    outcome = cluster.fleet.each(names, ask, COMMAND_SECONDS)
     for name, error in outcome.failures.items():
         yield broken(one_line(error) if name in str(error) else f"{name}: {one_line(error)}", "pulumi up")
     offsets = {}
@@ -131,7 +131,8 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
         yield from about
     if offsets and not outcome.failures:
         worst = max(offsets, key=lambda name: abs(offsets[name]))
-        yield ok(f"all {len(offsets)} hosts answer; the clock that is most off is that of {worst}, {offsets[worst]:+.0f} ms")
+        count = f"{len(offsets)} of {terminal.plural(len(names), 'host')}"
+        yield ok(f"{count} reachable; the largest clock difference is that of {worst}, {offsets[worst]:+.0f} ms")
 
 
 def clock(output: str, moment: float) -> float:
@@ -151,13 +152,13 @@ def _state(name: str, output: str) -> Iterator[Finding]:
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:
-        severity = broken if percent >= _FULL else warning
+        severity = broken if percent >= _FULL_PERCENT else warning
         yield severity(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
         yield broken(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
 
 
-def of_infra(stack: str | None, fix: bool) -> Iterator[Finding]:
+def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
     """Yield infra's findings about the stack's target and this machine."""
     argv = [sys.executable, "-m", "infra.doctor", *([stack] if stack else []), *(["--fix"] if fix else [])]
     env = {**os.environ, **({"PULUMI_STACK": stack} if stack else {})}

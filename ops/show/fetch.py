@@ -10,7 +10,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
-from ops.errors import DONE, OpsError, UsageError, meant
+from ops.errors import DONE, OpsError, UsageError, suggest
 
 _SHOWN = 8
 
@@ -21,16 +21,16 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     output = find(cluster, record)
     if not output.files:
         raise OpsError(f"job {record.jobId} ({record.state}) has no output in {output.job_dir}")
-    if path and dest is None and not _below(output, path) and (like := meant(path, _places(output), 0.8)):
+    if path and dest is None and not _files_at(output, path) and (like := suggest(path, _paths(output), 0.8)):
         raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
-    if path and not _below(output, path):
+    if path and not _files_at(output, path):
         if dest is not None:
             tops = sorted({name.partition("/")[0] for name in output.files})
-            what = f"job {record.jobId} has no {path} in its output{meant(path, output.files)}"
+            what = f"job {record.jobId} has no {path} in its output{suggest(path, output.files)}"
             raise UsageError(f"{what}; there are {_few(tops)}")
         path, dest = None, path
     path = path.strip("/") if path else None
-    files = _below(output, path) if path else list(output.files)
+    files = _files_at(output, path) if path else list(output.files)
     target = Path(dest) if dest is not None else Path(posixpath.basename(path) if path else record.jobId)
     below = f"{path}/" if path else ""
     if path and files == [path]:
@@ -47,13 +47,13 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
     return DONE
 
 
-def _below(output: JobOutput, path: str) -> list[str]:
+def _files_at(output: JobOutput, path: str) -> list[str]:
     """Return the file of that path, or all files of the folder."""
     path = path.strip("/") or "."
     return [name for name in output.files if name == path or name.startswith(f"{path}/")]
 
 
-def _places(output: JobOutput) -> set[str]:
+def _paths(output: JobOutput) -> set[str]:
     """Return every file, and every folder that has one."""
     return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}
 

@@ -82,7 +82,7 @@ def _replicas(queue: Queue, items: Mapping[str, Item]) -> Iterator[tuple[tuple[s
 
 
 @dataclass(frozen=True)
-class HostNow:
+class HostSnapshot:
     """A host, the job and replica on it or the job it is reserved for, and the replica's last report.
 
     `usage` is of that report, None if no trainer runs; reportSeconds is its age, by the clocks of two machines.
@@ -104,7 +104,7 @@ class HostNow:
 
 
 @dataclass(frozen=True)
-class JobNow:
+class JobSnapshot:
     """A job that has hosts or waits for them.
 
     `seconds` since it started, or else since it was made; cost is that of its hosts so far in US dollars, None if they have no
@@ -132,8 +132,8 @@ class Overview:
     scaleTier: str
     hourlyCost: float | None
     cost: float | None
-    hosts: list[HostNow]
-    jobs: list[JobNow]
+    hosts: list[HostSnapshot]
+    jobs: list[JobSnapshot]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the overview as `--json` prints it."""
@@ -142,7 +142,7 @@ class Overview:
 
 def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:
     """Return the state of the cluster; `moment` is RFC 3339."""
-    whole, queue = share(inventory.hosts, moment), snapshot.queue
+    totals, queue = share(inventory.hosts, moment), snapshot.queue
     assigned: dict[str, tuple[str | None, str | None]]
     assigned = {host: (e.jobId, replica) for e in queue.entries if e.held for replica, host in e.placement.items()}
     reserved = queue.reserved_hosts()
@@ -151,17 +151,17 @@ def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Ov
         for host in inventory.hosts
     ]
     jobs = [_job(entry, snapshot, moment) for entry in sorted(queue.entries, key=lambda e: (not e.held, -e.priority))]
-    return Overview(moment, inventory.stack, inventory.scale_tier, whole.hourlyCost, whole.accruedCost, hosts, jobs)
+    return Overview(moment, inventory.stack, inventory.scale_tier, totals.hourlyCost, totals.accruedCost, hosts, jobs)
 
 
 def _host(
     host: Host, job_id: str | None, name: str | None, reserved_for: str | None, snapshot: ClusterSnapshot, moment: str
-) -> HostNow:
+) -> HostSnapshot:
     record = snapshot.replicas.get((job_id, name)) if job_id and name else None
     job = snapshot.jobs.get(job_id) if job_id else None
     report = record if record and record.incarnation else None
     state = ReplicaState.LOST if job and name in job.lostReplicas else record.state if record else None
-    return HostNow(
+    return HostSnapshot(
         name=host.name,
         role=str(host.role),
         machineType=host.machine_type,
@@ -178,12 +178,12 @@ def _host(
     )
 
 
-def _job(entry: QueueEntry, snapshot: ClusterSnapshot, moment: str) -> JobNow:
+def _job(entry: QueueEntry, snapshot: ClusterSnapshot, moment: str) -> JobSnapshot:
     record = snapshot.jobs.get(entry.jobId)
     created = record.createTime if record else entry.createTime
     started = record.startTime if record else None
     seconds = max(seconds_between(started or created, record.endTime if record and record.endTime else moment), 0.0)
-    return JobNow(
+    return JobSnapshot(
         jobId=entry.jobId,
         state=str(record.state if record else JobState.QUEUED),
         hosts=list(entry.placement.values()) if entry.held else [],

@@ -15,8 +15,8 @@ from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, one_line
-from ops.screen.draw import Picture, Screen, cell, columns, cut, harmless, leave, state
-from ops.show.overview import HostNow, JobNow, Overview, SnapshotReader, overview
+from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns, print_picture, sanitize, state
+from ops.show.overview import HostSnapshot, JobSnapshot, Overview, SnapshotReader, overview
 
 REFRESH_SECONDS = 0.4
 # The share of the time that is spent on polls: a slow bucket is polled less often.
@@ -33,8 +33,8 @@ def top(cluster: ClusterClient, once: bool, as_json: bool) -> int:
         first = _read(cluster, reader)
     if as_json:
         terminal.as_json(first.to_dict())
-    elif once or not terminal.has_screen():
-        leave(picture(first))
+    elif once or not terminal.supports_screen():
+        print_picture(picture(first))
     else:
         _refresh(cluster, reader, first)
     return DONE
@@ -44,22 +44,22 @@ def _read(cluster: ClusterClient, reader: SnapshotReader) -> Overview:
     return overview(cluster.inventory, reader.read(), now())
 
 
-def _refresh(cluster: ClusterClient, reader: SnapshotReader, shown: Overview) -> None:
+def _refresh(cluster: ClusterClient, reader: SnapshotReader, current: Overview) -> None:
     """Refresh until Ctrl-C; leave the last state on the terminal."""
     problem, took = "", 0.0
     try:
         with Screen() as screen:
             while True:
-                screen.show(picture(shown, problem, screen.lines))
+                screen.show(picture(current, problem, screen.lines))
                 time.sleep(pause(took))
                 began = time.monotonic()
                 try:
-                    shown, problem = _read(cluster, reader), ""
+                    current, problem = _read(cluster, reader), ""
                 except (BucketError, RecordError, OpsError) as error:
-                    problem = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(shown.time)}"
+                    problem = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(current.time)}"
                 took = time.monotonic() - began
     except KeyboardInterrupt:
-        leave(picture(shown, problem))
+        print_picture(picture(current, problem))
         sys.stdout.flush()
 
 
@@ -70,9 +70,9 @@ def pause(took: float) -> float:
 
 def picture(cluster: Overview, problem: str = "", lines: int | None = None) -> Picture:
     """Return `fab top`'s picture with at most `lines` lines, or whole if None; `problem` is an error to show."""
-    head = [_title(cluster), *([Text(harmless(problem), "yellow")] if problem else [])]
-    hosts = columns(_HOST_HEADS, map(_host_row, cluster.hosts), _RIGHT)
-    jobs = columns(_JOB_HEADS, map(_job_row, cluster.jobs), _RIGHT)
+    head = [_title(cluster), *([Text(sanitize(problem), "yellow")] if problem else [])]
+    hosts = layout_columns(_HOST_HEADS, map(_host_row, cluster.hosts), _RIGHT)
+    jobs = layout_columns(_JOB_HEADS, map(_job_row, cluster.jobs), _RIGHT)
     if not cluster.jobs:
         jobs = [Text("no job runs, and none waits", "dim")]
     if lines is not None:
@@ -90,35 +90,35 @@ def _title(cluster: Overview) -> Text:
     return Text.assemble((f"{cluster.stack}, {cluster.scaleTier}", "bold"), text)
 
 
-def _host_row(host: HostNow) -> tuple[Text, ...]:
+def _host_row(host: HostSnapshot) -> tuple[Text, ...]:
     usage = host.usage or Usage()
     if host.role == Role.SERVING:
-        job = cell("serves models", "dim")
+        job = format_cell("serves models", "dim")
     else:
-        job = cell(f"reserved for {host.reservedFor}", "dim") if host.reservedFor else cell(host.job)
+        job = format_cell(f"reserved for {host.reservedFor}", "dim") if host.reservedFor else format_cell(host.job)
     return (
         Text(host.name, "bold"),
-        cell(host.role),
-        cell(None if usage.cpus is None else f"{usage.cpus:.0%}"),
-        cell(f"{host.cpus:g}"),
-        cell(None if usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
-        cell(terminal.size(host.memoryBytes)),
+        format_cell(host.role),
+        format_cell(None if usage.cpus is None else f"{usage.cpus:.0%}"),
+        format_cell(f"{host.cpus:g}"),
+        format_cell(None if usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
+        format_cell(terminal.size(host.memoryBytes)),
         job,
-        cell(host.replica),
-        state(host.state) if host.state else cell(None),
-        cell(host.restarts, "yellow" if host.restarts else ""),
-        cell(None if host.reportSeconds is None else f"{terminal.duration(host.reportSeconds)} ago"),
+        format_cell(host.replica),
+        state(host.state) if host.state else format_cell(None),
+        format_cell(host.restarts, "yellow" if host.restarts else ""),
+        format_cell(None if host.reportSeconds is None else f"{terminal.duration(host.reportSeconds)} ago"),
     )
 
 
-def _job_row(job: JobNow) -> tuple[Text, ...]:
+def _job_row(job: JobSnapshot) -> tuple[Text, ...]:
     return (
-        cell(job.jobId, "bold"),
+        format_cell(job.jobId, "bold"),
         state(job.state),
-        cell(len(job.hosts) or None),
-        cell(job.priority or None),
-        cell(terminal.duration(job.seconds)),
-        cell(job.submittedBy),
-        cell(terminal.dollars(job.cost)),
-        cell(", ".join(job.behind)),
+        format_cell(len(job.hosts) or None),
+        format_cell(job.priority or None),
+        format_cell(terminal.duration(job.seconds)),
+        format_cell(job.submittedBy),
+        format_cell(terminal.dollars(job.cost)),
+        format_cell(", ".join(job.behind)),
     )

@@ -18,27 +18,29 @@ from jobs.times import now, seconds_between
 from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import first_error, where_to_read_why
-from ops.cluster.remote import LOOK_SECONDS
-from ops.errors import DONE, FAILED, OpsError, UsageError, meant
+from ops.cluster.ledger import failure_hint, first_error
+from ops.cluster.remote import COMMAND_SECONDS
+from ops.errors import DONE, FAILED, OpsError, UsageError, suggest
 from ops.submit import manifest, outcome, trials
 from ops.submit.tuning import HYPERPARAMETERS
 
 
-def jobs(cluster: ClusterClient, wanted: str | None, limit: str | None, as_json: bool) -> int:
+def jobs(cluster: ClusterClient, filter_text: str | None, limit: str | None, as_json: bool) -> int:
     """List the jobs, or those that match the filter, the newest first."""
-    chosen, most = _filter(wanted or ""), _limit(limit)
+    matches, most = _parse_filter(filter_text or ""), _parse_limit(limit)
     with terminal.Step("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")
     total = len(records)
-    records = [record for record in records if chosen(record)][:most]
+    records = [record for record in records if matches(record)][:most]
     if as_json:
         terminal.as_json([record.to_dict() for record in records])
         return DONE
     if not records:
-        terminal.note(f"none of {total} jobs is {wanted}" if total else "no job was started on this cluster yet: fab train")
+        terminal.note(
+            f"none of {total} jobs is {filter_text}" if total else "no job was started on this cluster yet: fab train"
+        )
         return DONE
     terminal.table(("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR"), map(_job_row, records))
     return DONE
@@ -46,19 +48,19 @@ def jobs(cluster: ClusterClient, wanted: str | None, limit: str | None, as_json:
 
 def _job_row(record: JobRecord) -> tuple[object, ...]:
     created, error = terminal.local_time(record.createTime), record.errorMessage.partition("\n")[0]
-    return record.jobId, record.state, created, took(record), record.submittedBy, _labels(record, ","), error
+    return record.jobId, record.state, created, format_elapsed(record), record.submittedBy, _labels(record, ","), error
 
 
 def _labels(record: JobRecord, separator: str) -> str:
     return separator.join(f"{key}={value}" for key, value in record.labels.items())
 
 
-def _filter(text: str) -> Callable[[JobRecord], bool]:
+def _parse_filter(text: str) -> Callable[[JobRecord], bool]:
     """Parse `--filter`: `state=FAILED,owner=ann`, all of which must match, or parts of the id."""
     conditions = [part.partition("=") for part in filter(None, text.split(","))]
     for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):
-            valid = f"{', '.join(JobState)}{meant(value.upper(), JobState)}"
+            valid = f"{', '.join(JobState)}{suggest(value.upper(), JobState)}"
             raise UsageError(f"--filter state={value} is invalid. Valid: {valid}")
     return lambda record: all(_matches(record, *condition) for condition in conditions)
 
@@ -73,7 +75,7 @@ def _matches(record: JobRecord, key: str, equals: str, value: str) -> bool:
     return record.labels.get(key) == value
 
 
-def _limit(text: str | None) -> int | None:
+def _parse_limit(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or not int(text):
@@ -81,7 +83,7 @@ def _limit(text: str | None) -> int | None:
     return int(text)
 
 
-def _cancelled(cluster: ClusterClient, record: JobRecord) -> str | None:
+def _cancelled_by(cluster: ClusterClient, record: JobRecord) -> str | None:
     """Return the user who cancelled a job, with the reason if one was stated."""
     if record.state is not JobState.CANCELLED or (item := cluster.ledger.store.read(paths.cancel(record.jobId))) is None:
         return None
@@ -101,7 +103,7 @@ def describe(cluster: ClusterClient, job_id: str | None, as_json: bool) -> int:
         terminal.as_json({**job.to_dict(), **output})
         return DONE
     describe_to_stdout(cluster, job.record, list(job.replicas))
-    if more := where_to_read_why(job.record):
+    if more := failure_hint(job.record):
         terminal.note(more)
     return DONE
 
@@ -116,15 +118,15 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
-        "waits for": f"{len(record.candidates_by_replica)} hosts, of which {reserved} are free and reserved for it"
+        "waits for": f"{terminal.plural(len(record.candidates_by_replica), 'host')}, {reserved} free and reserved for it"
         if ahead
         else None,
         "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
         "ended": terminal.local_time(record.endTime),
-        "cancelled": _cancelled(cluster, record),
-        "took": took(record),
+        "cancelled": _cancelled_by(cluster, record),
+        "took": format_elapsed(record),
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.droppedReplicas),
@@ -135,8 +137,8 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
         "notify": _notify(record),
         "tunes": tuned.line() if tuned else None,
         "trials": tuned.summary() if tuned else None,
-        **{key: _join(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
-        **manifest.lines(record.manifest),
+        **{key: _format_value(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
+        **manifest.format_lines(record.manifest),
         "output": "the job wrote nothing to JOB_DIR" if _wrote_nothing(replicas) else None,
     }
     for key, value in facts.items():
@@ -151,7 +153,7 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
-    for text in ("\n".join(outcome.unsaved(replicas)), record.errorMessage.rstrip("\n")):
+    for text in ("\n".join(outcome.describe_unsaved(replicas)), record.errorMessage.rstrip("\n")):
         if text:
             terminal.out(f"\n{text}")
 
@@ -195,10 +197,10 @@ def _notify(record: JobRecord) -> str | None:
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
     alive = not record.final and replica.state != ReplicaState.EXITED
     reported = alive and replica.incarnation
-    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if reported else None
+    heartbeat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if reported else None
     code = None if replica.exitCode is None else str(replica.exitCode)
     last = terminal.local_time(replica.lastStartTime or replica.startTime)
-    return (replica.name, record.placement.get(replica.name), replica.state, code, str(replica.starts), last, beat)
+    return (replica.name, record.placement.get(replica.name), replica.state, code, str(replica.starts), last, heartbeat)
 
 
 def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[object, ...]]:
@@ -209,21 +211,21 @@ def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[obje
     return [(terminal.local_time(event.time), source, event.cause, event.seconds) for source, event in events]
 
 
-def took(record: JobRecord) -> str | None:
+def format_elapsed(record: JobRecord) -> str | None:
     """Return how long a job has run, or None if it never did."""
     return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
-def _join(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return shlex.join(value) if isinstance(value, list) else str(value)
 
 
 def hosts(cluster: ClusterClient, as_json: bool) -> int:
     """List the hosts and whether each answers; the exit code is 0 if one does."""
     inventory, fleet = cluster.inventory, cluster.fleet
-    with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
+    with terminal.Step(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
         outcome = fleet.each(
-            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), LOOK_SECONDS
+            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
     jobs = _assignments(cluster) if status else {}

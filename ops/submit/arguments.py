@@ -29,11 +29,13 @@ def data_paths(args: Sequence[str]) -> list[str]:
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
 
 
-def steps(args: Sequence[str], pace: PlanFlags) -> int | None:
+def last_step(args: Sequence[str], plan_flags: PlanFlags) -> int | None:
     """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
-    values = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
+    values = [
+        value for flag, value in flags(args) if (flag == plan_flags.steps if plan_flags.steps else _STEPS_FLAG.fullmatch(flag))
+    ]
     if not values:
-        return pace.defaultSteps
+        return plan_flags.defaultSteps
     return int(values[-1]) if values[-1].isdecimal() and values[-1].isascii() and 0 < len(values[-1]) < 16 else None
 
 
@@ -46,7 +48,7 @@ def job_dir_flag(files: Mapping[str, bytes]) -> str | None:
     return next((flag for flag, pattern in _JOB_DIR_FLAGS.items() if any(pattern.search(content) for content in code)), None)
 
 
-def names_output(args: Sequence[str]) -> bool:
+def has_output_flag(args: Sequence[str]) -> bool:
     """Return True if the arguments name the output folder."""
     return any(arg.partition("=")[0] in _OUTPUT_FLAGS for arg in args)
 
@@ -59,23 +61,23 @@ def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield flag, value if equals else args[place + 1]
 
 
-def redirected(args: Sequence[str], folder: str) -> list[str]:
+def redirect_output(args: Sequence[str], folder: str) -> list[str]:
     """Return the arguments with every output folder replaced: another run must not resume in it."""
     result: list[str] = []
-    for before, arg in zip(("", *args), args, strict=False):
+    for previous, arg in zip(("", *args), args, strict=False):
         flag, equals, _ = arg.partition("=")
         inline = f"{flag}={folder}" if equals and flag in _OUTPUT_FLAGS else arg
-        result.append(folder if before in _OUTPUT_FLAGS else inline)
+        result.append(folder if previous in _OUTPUT_FLAGS else inline)
     return result
 
 
-def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
+def drop_run_flags(args: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the arguments without those flags, without data and without output folders."""
     data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
-    return dropped(args, (*names, *_OUTPUT_FLAGS, *data))
+    return drop_flags(args, (*names, *_OUTPUT_FLAGS, *data))
 
 
-def dropped(args: Sequence[str], names: Sequence[str]) -> list[str]:
+def drop_flags(args: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the arguments without those flags and their values."""
     pairs = zip(("", *args), args, strict=False)
-    return [arg for before, arg in pairs if arg.partition("=")[0] not in names and before not in names]
+    return [arg for previous, arg in pairs if arg.partition("=")[0] not in names and previous not in names]

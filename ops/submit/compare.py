@@ -15,7 +15,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing of several jobs, a value for each, None if a job does not tell it."""
+    """A property of several jobs: a value for each, None if a job does not report it."""
 
     what: str
     values: list[str | None]
@@ -40,21 +40,21 @@ class Difference:
 
 
 def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
-    """Compare what each job tells, name by name, in the order in which the names come."""
+    """Compare the jobs' values name by name, in the order of first occurrence."""
     names = dict.fromkeys(name for job in jobs for name in job)
     return [Difference(name, [job.get(name) for job in jobs]) for name in names]
 
 
-def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
+def rows(original: JobRecord, rerun: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
     """Return all differences in display order: inputs, then results; `finals` as of ops.submit.metrics."""
-    sides = [inputs(record.manifest) for record in (original, again)]
+    sides = [inputs(record.manifest) for record in (original, rerun)]
     outcomes = [
         results(
             record.state,
             final,
             seconds_between(record.startTime, record.endTime) if record.startTime and record.endTime else None,
         )
-        for record, final in zip((original, again), finals, strict=True)
+        for record, final in zip((original, rerun), finals, strict=True)
     ]
     return [*differences(sides), *differences(outcomes)]
 

@@ -18,24 +18,24 @@ from jobs.records import RESTART_CODE
 from jobs.study import Study
 from ops.checks import check_notify, read_yaml, validate
 from ops.cluster.inventory import require_runtimes
-from ops.errors import UsageError, meant
+from ops.errors import UsageError, suggest
 from ops.package import runtimes, trainer_config
 from ops.package.runtimes import Runtime
-from ops.package.trainer_config import Strategy, TrainerConfig, merged
+from ops.package.trainer_config import Strategy, TrainerConfig, merge_end_keys
 from ops.submit import arguments, environment, part, tuning
 from ops.submit.part import ROLE_KEYS
-from ops.submit.program import readers
+from ops.submit.program import flag_sources
 from ops.submit.schema import JobConfig, check_job_id, check_labels
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of ROLE_KEYS that a trial may have.
-_ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
-_NOT_FOR_OUTPUT = ("data", "cluster", "models")
+_SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
+_RESERVED_FOLDERS = ("data", "cluster", "models")
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
-# Keys of config.yaml that a job's trainingInput has in another form.
-_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
+# Keys of config.yaml that a job's trainingInput records in another form.
+_CONVERTED_KEYS = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class JobFlags:
     notify: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> JobFlags:
+    def of(cls, parameters: Mapping[str, Any], more_args: Sequence[str]) -> JobFlags:
         """Select the flags among a task's parameters by name, and ignore the others."""
-        options = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
-        return cls(given["job"], more_args=more_args, **options)
+        options = {item.name: parameters[item.name] for item in fields(cls) if parameters.get(item.name) is not None}
+        return cls(parameters["job"], more_args=more_args, **options)
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"--labels: {error}") from None
 
 
-def told_job_dir(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
+def detect_job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None) -> str | None:
     """Return the flag by which a trainer gets its output folder, as every one in Cloud ML, or None.
 
     `files` are as of `program.readers`.
     """
-    detect = declared.passJobDir and not arguments.names_output(args)
+    detect = declared.passJobDir and not arguments.has_output_flag(args)
     return arguments.job_dir_flag(files) if detect and files is not None else None
 
 
@@ -182,7 +182,7 @@ def policy(
     declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "optionalRoles": list(strategy.optionalRoles)}
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}
     usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
-    decided = {**declared, **merged(merged(usual, strategy.end_keys), chosen)}
+    decided = {**declared, **merge_end_keys(merge_end_keys(usual, strategy.end_keys), chosen)}
     if decided.get("successPolicy") != "all":
         return decided
     wrong = f"{where}.successPolicy 'all' is invalid"
@@ -197,7 +197,7 @@ def policy(
     return decided
 
 
-def automatic_id(package: str) -> str:
+def generate_job_id(package: str) -> str:
     """Return an id for a job without one, like Cloud ML's samples: `trainer_20260131_120000`, in UTC."""
     name = re.sub(r"\W", "_", package, flags=re.ASCII).lstrip("_0123456789") or "job"
     return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
@@ -210,55 +210,57 @@ def _priority(text: str) -> int:
         raise UsageError(f"--priority {text!r} is no whole number: 0 is the default, and the highest comes first") from None
 
 
-def arguments_of(given: Mapping[str, Any], text: str | None, more: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(config: Mapping[str, Any], text: str | None, more: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments of `--args` and behind `--`, which take precedence, and those of config.yaml."""
-    return [*split_args(text), *more], given.get("args", [])
+    return [*split_args(text), *more], config.get("args", [])
 
 
-def _runtime(flags: JobFlags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
+def _runtime(flags: JobFlags, config: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
     """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
         names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
-        path = str(Path(where).parent / given["runtime"]) if "runtime" in given else None
-        version = None if _version_ignored(given, inventory) else given.get("runtimeVersion")
+        path = str(Path(where).parent / config["runtime"]) if "runtime" in config else None
+        version = None if _version_ignored(config, inventory) else config.get("runtimeVersion")
     if path is None and version is None:
         return None
     require_runtimes(inventory, names[path is None])
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
     if path is not None:
-        return runtimes.of_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
-    return runtimes.of_version(version or "", names[1], inventory)
+        return runtimes.from_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
+    return runtimes.from_version(version or "", names[1], inventory)
 
 
-def _version_ignored(given: Mapping[str, Any], inventory: Inventory) -> str:
+def _version_ignored(config: Mapping[str, Any], inventory: Inventory) -> str:
     """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
-    if str(given.get("runtimeVersion", "")).startswith("1."):
+    if str(config.get("runtimeVersion", "")).startswith("1."):
         return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
-    return "the stack says what its hosts have" if "runtimeVersion" in given and inventory.runtimes is None else ""
+    return "the stack says what its hosts have" if "runtimeVersion" in config and inventory.runtimes is None else ""
 
 
-def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
+def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
     """Yield the parts of config.yaml that are ignored, with the reason."""
-    if ignored := [key for key in IGNORED_KEYS if key in given]:
+    if ignored := [key for key in IGNORED_KEYS if key in config]:
         yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
-    if why := _version_ignored(given, inventory):
+    if why := _version_ignored(config, inventory):
         yield f"runtimeVersion in {where}: ignored, {why}"
-    if tuned := given.get("hyperparameters"):
-        if shape := [key for key in ROLE_KEYS if key in given and given[key] not in _ONE_HOST]:
+    if tuned := config.get("hyperparameters"):
+        if shape := [key for key in ROLE_KEYS if key in config and config[key] not in _SINGLE_HOST_VALUES]:
             yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials says how many"
-        if few := tuning.fewer(tuned, inventory):
+        if few := tuning.limit_note(tuned, inventory):
             yield few
-    if typed and given.get("args"):
+    if typed and config.get("args"):
         yield f"args in {where}: ignored, the command line has others"
 
 
-def _job_dir_flag(args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
-    """Return the flag for the output folder; with `asked`, also if the trainer knows none, like Cloud ML."""
-    if asked and files is not None:
+def _job_dir_flag(
+    args: Sequence[str], declared: TrainerConfig, files: Mapping[str, bytes] | None, requested: bool
+) -> str | None:
+    """Return the flag for the output folder; with `requested`, also if the trainer knows none, like Cloud ML."""
+    if requested and files is not None:
         return arguments.job_dir_flag(files) or "--job-dir"
-    return told_job_dir(args, declared, files)
+    return detect_job_dir_flag(args, declared, files)
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> None:
@@ -269,13 +271,13 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
-    if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _NOT_FOR_OUTPUT:
+    if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _RESERVED_FOLDERS:
         raise UsageError(f"{what} {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
     if not job_dir.isprintable() or not (inside or "://" in job_dir):
         raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
 
 
-def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
+def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
     """Return the hosts of a job that tunes hyperparameters.
 
     Raises:
@@ -286,7 +288,7 @@ def _counts_of_trials(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inve
             raise UsageError(f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials says how many")
     if flags.resume is not None:
         raise UsageError(f"--resume goes on with one training, and {where} tunes hyperparameters: resumePreviousJobId goes on")
-    return tuning.hosts(tuned, inventory)
+    return tuning.required_counts(tuned, inventory)
 
 
 def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig) -> str:
@@ -299,17 +301,21 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
-def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: str = "") -> None:
+def _check_variables(words: Sequence[str], environment_values: Mapping[str, str], notify: str = "") -> None:
     """Check that hosts fill in each `${NAME}`.
 
     Raises:
         UsageError: for another name.
     """
-    command = [] if notification.is_url(notified) else shlex.split(notified)
-    texts = {"an argument": words, "notify": command, **{f"the environment's {name}": [value] for name, value in added.items()}}
+    command = [] if notification.is_url(notify) else shlex.split(notify)
+    texts = {
+        "an argument": words,
+        "notify": command,
+        **{f"the environment's {name}": [value] for name, value in environment_values.items()},
+    }
     for where, text in texts.items():
         if unknown := variables.unknown(text):
-            like = meant(unknown.strip("${}"), variables.NAMES)
+            like = suggest(unknown.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
             how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
             raise UsageError(f"{where} has {unknown}, which nobody fills in{like}: {how}")
@@ -335,7 +341,7 @@ def build_job(
     """
     config = read_config(flags.config)
     where = flags.config or "config.yaml"
-    job_id = flags.job_id if flags.job_id is not None else config.get("jobId", automatic_id(package))
+    job_id = flags.job_id if flags.job_id is not None else config.get("jobId", generate_job_id(package))
     check_job_id(job_id)
     training_input: dict[str, Any] = config.get("trainingInput", {})
     if config.get("jobId", job_id) != job_id:
@@ -343,48 +349,48 @@ def build_job(
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
     chosen_dir = flags.job_dir or training_input.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
-    typed, config_args = arguments_of(training_input, flags.args, flags.more_args)
+    typed, config_args = split_arguments(training_input, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
         check_job_dir(chosen_dir, inventory.bucket, default_dir)
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    asked_files = readers(folder, command, files or {})
+    source_files = flag_sources(folder, command, files or {})
     module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
     declared = trainer_config.read(files or {}, module.partition(".")[0] or package, report_old_keys=True)
     tuned = training_input.get(tuning.HYPERPARAMETERS)
     has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
-    job_dir_flag = _job_dir_flag(args, declared, asked_files, has_job_dir)
+    job_dir_flag = _job_dir_flag(args, declared, source_files, has_job_dir)
     if job_dir_flag and has_job_dir and not tuned:
         args += [job_dir_flag, str(chosen_dir)]
     strategy = chosen_strategy(args)
     if tuned:
-        counts = _counts_of_trials(flags, tuned, inventory, where)
+        counts = _trial_counts(flags, tuned, inventory, where)
     else:
-        counts = part.asked(
+        counts = part.requested_counts(
             flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).replicas, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
         part.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
     labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = training_input.get("scheduling", {})
-    added = environment.added(training_input.get("environment", {}), flags.env_file, flags.env, where)
-    notified = _notify(flags, config, declared)
-    _check_variables([*command, *args], added, notified)
-    secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
-    if both := added.keys() & secrets.keys():
+    added_environment = environment.merge_environment(training_input.get("environment", {}), flags.env_file, flags.env, where)
+    notify = _notify(flags, config, declared)
+    _check_variables([*command, *args], added_environment, notify)
+    secrets = environment.read_secrets(flags.secret, flags.secret_file, os.environ)
+    if both := added_environment.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     input_record = {
-        **part.described(counts, inventory),
-        **{key: training_input[key] for key in training_input if key not in _SAID_OTHERWISE},
+        **part.describe_counts(counts, inventory),
+        **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},
         **({"runtime": runtime.name} if runtime else {}),
         **({"command": [*command]} if command else {"pythonModule": module}),
         "args": args,
         "jobDir": chosen_dir or default_dir,
-        **({"environment": added} if added else {}),
+        **({"environment": added_environment} if added_environment else {}),
     }
     return JobSpec(
         id=job_id,
@@ -397,7 +403,7 @@ def build_job(
         policy=policy(scheduling, declared.chosen(strategy), study, f"{where}: trainingInput.scheduling"),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
-        environment=added,
+        environment=added_environment,
         secrets=secrets,
         training_input=input_record,
         counts=counts,
@@ -406,6 +412,6 @@ def build_job(
         runtime=runtime,
         study=study,
         wake=flags.wake or training_input.get("wake", False),
-        notify=notified,
-        notes=tuple(_ignored(training_input, inventory, where, bool(typed))),
+        notify=notify,
+        notes=tuple(_ignored_notes(training_input, inventory, where, bool(typed))),
     )

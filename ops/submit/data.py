@@ -1,4 +1,4 @@
-"""`fab data`: what is below data/ in the bucket, for trainers to read."""
+"""`fab data`: the files below data/ in the bucket, which trainers read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs.paths import DATA
 from ops import terminal
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
-from ops.errors import DONE, UsageError, meant
+from ops.errors import DONE, UsageError, suggest
 from ops.package.tree import IGNORE_FILE, show_notes, walk
 
 _ACTIONS = ("ls", "put", "rm")
@@ -23,7 +23,7 @@ def data(cluster: ClusterClient, action: str | None, what: str | None, name: str
     """
     action = action or "ls"
     if action not in _ACTIONS:
-        raise UsageError(f"fab data {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
+        raise UsageError(f"fab data {action} is unknown{suggest(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
     if what is None and action != "ls":
         raise UsageError(f"fab data {action} needs {'the PATH of a file or folder' if action == 'put' else 'a NAME'}")
     if name is not None and action != "put":
@@ -40,11 +40,11 @@ def data(cluster: ClusterClient, action: str | None, what: str | None, name: str
 
 
 def _list(cluster: ClusterClient, name: str | None, as_json: bool) -> dict[str, object]:
-    folder = _below(name) if name else DATA
+    folder = _data_path(name) if name else DATA
     with terminal.Step(f"looking through {folder}"):
         files = cluster.bucket.walk(folder)
     files = {path or posixpath.basename(folder): size for path, size in sorted(files.items())}
-    host_path = _seen(cluster, folder)
+    host_path = _host_path(cluster, folder)
     if not as_json and not files:
         terminal.note(f"nothing is in {host_path}: fab data put PATH puts a file or a folder there")
     elif not as_json:
@@ -60,35 +60,35 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
     show_notes(tree, str(source))
     if not (files := tree.files):
         raise UsageError(f"{source} holds no file: give the path of a file or a folder")
-    target = _below(name or source.resolve().name)
-    there = cluster.bucket.walk(target)
-    if files.keys() == {""} and there and "" not in there:  # a file into a folder
-        target, there = f"{target}/{source.name}", {"": there[source.name]} if source.name in there else {}
-    elif "" in there and "" not in files:
-        raise UsageError(f"{_seen(cluster, target)} is a file, and {source} a folder: give it another NAME")
-    uploaded = upload_missing(cluster.bucket, target, files, there, str(source))
+    target = _data_path(name or source.resolve().name)
+    existing = cluster.bucket.walk(target)
+    if files.keys() == {""} and existing and "" not in existing:  # a file into a folder
+        target, existing = f"{target}/{source.name}", {"": existing[source.name]} if source.name in existing else {}
+    elif "" in existing and "" not in files:
+        raise UsageError(f"{_host_path(cluster, target)} is a file, and {source} a folder: give it another NAME")
+    uploaded = upload_missing(cluster.bucket, target, files, existing, str(source))
     if not as_json:
-        same = f", {len(files) - len(uploaded)} were there in their size" if len(uploaded) < len(files) else ""
-        terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
-    return {"folder": _seen(cluster, target), "uploaded": uploaded}
+        same = f", {len(files) - len(uploaded)} already there with this size" if len(uploaded) < len(files) else ""
+        terminal.out(f"{terminal.plural(len(files), 'file')}{same}: {_host_path(cluster, target)}")
+    return {"folder": _host_path(cluster, target), "uploaded": uploaded}
 
 
 def _remove(cluster: ClusterClient, name: str, sure: bool) -> dict[str, object]:
-    target = _below(name)
+    target = _data_path(name)
     files = cluster.bucket.walk(target)
     if not files:
         tops = sorted({path.partition("/")[0] for path in cluster.bucket.walk(DATA)})
-        raise UsageError(f"there is no {name} in the bucket's data{meant(name, tops)}; there are {', '.join(tops) or 'none'}")
+        raise UsageError(f"there is no {name} in the bucket's data{suggest(name, tops)}; there are {', '.join(tops) or 'none'}")
     what = f"{terminal.plural(len(files), 'file')}, {terminal.size(sum(files.values()))}"
     if not sure:
-        terminal.confirm(f"remove {_seen(cluster, target)}, {what}")
+        terminal.confirm(f"remove {_host_path(cluster, target)}, {what}")
     with terminal.Step(f"removing {name}"):
         cluster.bucket.remove(target)
-    terminal.note(f"{what} removed: {_seen(cluster, target)}")
-    return {"folder": _seen(cluster, target), "removed": len(files)}
+    terminal.note(f"{what} removed: {_host_path(cluster, target)}")
+    return {"folder": _host_path(cluster, target), "removed": len(files)}
 
 
-def _below(name: str) -> str:
+def _data_path(name: str) -> str:
     """Return the path of a name below data/.
 
     Raises:
@@ -100,6 +100,6 @@ def _below(name: str) -> str:
     return f"{DATA}/{path}"
 
 
-def _seen(cluster: ClusterClient, path: str) -> str:
+def _host_path(cluster: ClusterClient, path: str) -> str:
     """Return the path as the hosts see it, for the arguments of a trainer."""
     return f"{cluster.inventory.bucket}/{path}"

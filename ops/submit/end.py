@@ -76,7 +76,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
         terminal.as_json({"deleted": []})
         return DONE
     if not chosen:
-        terminal.note(f"nothing to delete: {len(records)} jobs are there, and the newest {keep} that have ended stay")
+        terminal.note(f"nothing to delete: of {terminal.plural(len(records), 'job')} the newest {keep} that have ended stay")
         return DONE
     return _delete(cluster, chosen, sure, as_json)
 
@@ -101,10 +101,10 @@ def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
         UsageError: for one that has not, or is in use.
     """
     records = _records(cluster)
-    there = {record.jobId: record for record in records}
+    records_by_id = {record.jobId: record for record in records}
     queue = cluster.ledger.queue()
     for job_id in job_ids:
-        record = there.get(job_id)
+        record = records_by_id.get(job_id)
         if record is None:
             raise UsageError(f"job {job_id} is gone: somebody else has deleted it")
         if not record.final:
@@ -115,18 +115,20 @@ def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
         raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
 
 
-def _users(cluster: ClusterClient, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
+def _users(cluster: ClusterClient, records: Sequence[JobRecord], deleted: Collection[str]) -> dict[str, str]:
     """Map each job to delete, in whose folder a remaining job writes, to that job."""
-    stay = {record.jobId: f"{_normal(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in gone}
+    stay = {
+        record.jobId: f"{_normalize(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in deleted
+    }
     users_by_job = {}
-    for job_id in gone:
-        own = f"{_normal(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
+    for job_id in deleted:
+        own = f"{_normalize(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
         if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
             users_by_job[job_id] = users[0]
     return users_by_job
 
 
-def _normal(path: object) -> str:
+def _normalize(path: object) -> str:
     """Return a path or a URL without redundant parts: `//`, `/./`."""
     scheme, separator, rest = str(path or "").rpartition("://")
     return f"{scheme}{separator}{posixpath.normpath(rest)}"
@@ -146,7 +148,7 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
             _remove(cluster, job_id)
         if not as_json:
             terminal.out(f"{job_id} deleted, {terminal.size(size)}")
-    _forget_logs(cluster, job_ids)
+    _remove_host_files(cluster, job_ids)
     if as_json:
         terminal.as_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE
@@ -164,13 +166,13 @@ def _remove(cluster: ClusterClient, job_id: str) -> None:
         try:
             cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
         except HostError as error:
-            if error.exited is not None or name == inventory.replicas[-1]:
+            if error.exit_code is not None or name == inventory.replicas[-1]:
                 raise
         else:
             return
 
 
-def _forget_logs(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
+def _remove_host_files(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     """Remove the logs and packages of jobs from the hosts that answer: another job may get the same id."""
     fleet = cluster.fleet
     line = root_helper.command("forget", *job_ids)

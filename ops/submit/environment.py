@@ -15,13 +15,13 @@ from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The roles that train together, in PyTorch's order: the master is rank 0, and the workers follow.
-_RANKED = (Role.MASTER, Role.WORKER)
+_RANKED_ROLES = (Role.MASTER, Role.WORKER)
 # A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the range of outgoing connections.
 _JAX_PORT = TENSORFLOW_PORT + 1
 # The GPUs of the host, as `1 nvidia-tesla-t4`; absent if it has none.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
 # The variables that the cluster sets: another value would be wrong.
-_OURS = (
+_RESERVED = (
     "TF_CONFIG",
     *variables.NAMES,
     STOP_FILE,
@@ -29,7 +29,7 @@ _OURS = (
 )
 
 
-USUAL = {
+DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -40,7 +40,7 @@ native code shows its stack. What depends on the host is set there (`hosts.agent
 """
 
 
-def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
+def task_variables(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
     """Return the variables that identify a task; TYPE is `master` on the chief, as in Cloud ML's samples."""
     values = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
     if host.accelerator:
@@ -55,7 +55,7 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     of JAX read: by itself it knows the coordinator's alone.
     """
     peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
-    if host.role not in _RANKED:
+    if host.role not in _RANKED_ROLES:
         return {}
     rank, peers_count = str(peers.index(host)), str(len(peers))
     return {
@@ -72,13 +72,13 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     }
 
 
-def added(given: Mapping[str, str], file: str | None, pairs: Sequence[str], where: str) -> dict[str, str]:
+def merge_environment(config_values: Mapping[str, str], file: str | None, pairs: Sequence[str], where: str) -> dict[str, str]:
     """Merge `environment:` of config.yaml, `--env-file` and `--env`; the later wins.
 
     Raises:
         UsageError: if one is invalid.
     """
-    variables_by_name = dict(given)
+    variables_by_name = dict(config_values)
     for name in variables_by_name:
         _check(name, f"{where}: trainingInput.environment")
     if file is not None:
@@ -95,7 +95,7 @@ def added(given: Mapping[str, str], file: str | None, pairs: Sequence[str], wher
     return variables_by_name
 
 
-def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def read_secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the secrets of `--secret NAME`, from the operator's environment, and of `--secret-file`.
 
     Raises:
@@ -118,9 +118,9 @@ def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) 
 def _check(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {name!r} is no name of a variable: letters, digits and _, and no digit first")
-    if name in _OURS:
+    if name in _RESERVED:
         raise UsageError(
-            f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(_OURS)}"
+            f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(_RESERVED)}"
         )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # who reads a manifest needs none of it
 
 _DIST = ".dist-info/"
 # The part that the record of a job holds.
-_SHORT = ("cluster", "versions", "data", "reproduces")
+_RECORD_KEYS = ("cluster", "versions", "data", "reproduces")
 _OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", "runtime", *ROLE_KEYS)
 
 
@@ -58,9 +58,9 @@ def dependencies(package: Package) -> list[str]:
 
 def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
     """Return the request for a runtime, its key, and a hash of its content."""
-    from ops.package.runtimes import pinned
+    from ops.package.runtimes import format_requirements
 
-    lines = pinned(package.installed)
+    lines = format_requirements(package.installed)
     return {"name": runtime.name, "key": runtime.key, "sha256": key(map(str.encode, lines)), "requirements": lines}
 
 
@@ -71,19 +71,21 @@ def cluster(inventory: Inventory) -> dict[str, Any]:
     return {"scaleTier": inventory.scale_tier, "replicas": dict(counts), "machineTypes": types}
 
 
-def short(whole: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the manifest that the job's record holds."""
-    package = {key: whole["package"][key] for key in ("name", "sha256")}
-    runtime = {"runtime": {part: whole["runtime"][part] for part in ("name", "key", "sha256")}} if "runtime" in whole else {}
-    return {"package": package, **runtime, **{key: whole[key] for key in _SHORT if key in whole}}
+    package = {key: content["package"][key] for key in ("name", "sha256")}
+    runtime = (
+        {"runtime": {part: content["runtime"][part] for part in ("name", "key", "sha256")}} if "runtime" in content else {}
+    )
+    return {"package": package, **runtime, **{key: content[key] for key in _RECORD_KEYS if key in content}}
 
 
-def to_json(whole: Mapping[str, Any]) -> bytes:
+def to_json(content: Mapping[str, Any]) -> bytes:
     """Return the file in ASCII, so that an argument that is not UTF-8 survives."""
-    return (json.dumps(whole, indent=1) + "\n").encode()
+    return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def lines(record: Mapping[str, Any]) -> dict[str, str]:
+def format_lines(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the short form for people, by topic."""
     texts = {"package": package_line(record), "cluster": cluster_line(record)}
     return {**texts, "versions": versions_line(record), "data": data_line(record)}

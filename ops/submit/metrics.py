@@ -55,25 +55,25 @@ def final_metrics(cluster: ClusterClient, record: JobRecord) -> dict[str, str]:
         if metrics := progress.parse_final_metrics(line.message for line in log.get(names[0], [])):
             return metrics
         output = find(cluster, record)
-        return _of_file(output) if METRICS in output.files else _of_summaries(cluster, output)
+        return _read_metrics_file(output) if METRICS in output.files else _read_summary_metrics(cluster, output)
     except (OpsError, BucketError, OSError) as error:
-        terminal.note(f"what came out of {record.jobId} cannot be read: {one_line(error)}")
+        terminal.note(f"the results of {record.jobId} cannot be read: {one_line(error)}")
         return {}
 
 
-def _of_file(output: JobOutput) -> dict[str, str]:
+def _read_metrics_file(output: JobOutput) -> dict[str, str]:
     """Return the metrics of a file such as `{"steps": 5006, "loss": 0.228}`; ignore anything else in it."""
     try:
         document = json.loads(output.read(METRICS))
     except ValueError:
         return {}
-    return _as_text(document) if isinstance(document, dict) else {}
+    return _format_values(document) if isinstance(document, dict) else {}
 
 
-def _of_summaries(cluster: ClusterClient, output: JobOutput) -> dict[str, str]:
+def _read_summary_metrics(cluster: ClusterClient, output: JobOutput) -> dict[str, str]:
     last = {name: points[-1] for name, points in scalars(cluster, output, 1).items()}
     steps = {"steps": max(step for step, _ in last.values())} if last else {}
-    return _as_text({**steps, **{name: value for name, (_, value) in last.items()}})
+    return _format_values({**steps, **{name: value for name, (_, value) in last.items()}})
 
 
 def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, list[tuple[int, float]]]:
@@ -89,7 +89,7 @@ def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, l
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
-        command = root_helper.reading(cluster.inventory.host(host), reader)
+        command = root_helper.reader_command(cluster.inventory.host(host), reader)
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
         series: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
@@ -98,8 +98,8 @@ def scalars(cluster: ClusterClient, output: JobOutput, most: int) -> dict[str, l
     return {name: [(int(step), value) for step, value in points] for name, points in series.items() if points}
 
 
-def _as_text(told: dict[Any, Any]) -> dict[str, str]:
+def _format_values(values: dict[Any, Any]) -> dict[str, str]:
     numbers = {
-        str(name): value for name, value in told.items() if isinstance(value, int | float) and not isinstance(value, bool)
+        str(name): value for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
     return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in numbers.items()}

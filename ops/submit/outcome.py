@@ -1,4 +1,4 @@
-"""Say what a job left, in `fab train` and `fab describe`."""
+"""Describe the files that a job left, for `fab train` and `fab describe`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def read(cluster: ClusterClient, record: JobRecord) -> list[str]:
         files = find(cluster, record).files
     except (OpsError, OSError):
         return []
-    return [_of_output(record.jobId, files), *read_unsaved(cluster, record)]
+    return [_describe_output(record.jobId, files), *read_unsaved(cluster, record)]
 
 
 def read_unsaved(cluster: ClusterClient, record: JobRecord) -> list[str]:
-    """Read what an ended job wrote beside JOB_DIR, and say it; empty if the bucket cannot be asked."""
+    """Describe what an ended job wrote beside JOB_DIR; empty if the bucket does not answer."""
     try:
-        return unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))
+        return describe_unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))
     except (OpsError, OSError, RecordError):
         return []
 
 
-def _of_output(job_id: str, files: Mapping[str, int]) -> str:
+def _describe_output(job_id: str, files: Mapping[str, int]) -> str:
     own = {name: size for name, size in files.items() if not name.startswith(f"{paths.LEFT}/")}
     chosen = own or files
     fetches = f"fab get {job_id} fetches its {terminal.plural(len(chosen), 'file')}, {terminal.size(sum(chosen.values()))}"
@@ -42,8 +42,8 @@ def _of_output(job_id: str, files: Mapping[str, int]) -> str:
     return f"it wrote nothing to JOB_DIR; {fetches}" if files else "it wrote nothing to JOB_DIR, there is nothing to fetch"
 
 
-def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
-    """Say what replicas wrote beside JOB_DIR, a line for each that did, and what to do about it."""
+def describe_unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
+    """Describe what replicas wrote beside JOB_DIR, a line for each that did, and the remedy."""
     lines = []
     for replica in replicas:
         if (report := replica.unsaved) is None:
@@ -56,5 +56,5 @@ def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
             lines.append(f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}")
         elif report.error:
             lines.append(f"{replica.name}: {report.error}")
-    lost = any(replica.unsaved and (replica.unsaved.jobDirEmpty or replica.unsaved.leftOutFiles) for replica in replicas)
-    return [*lines, _HINT] if lines and lost else lines
+    has_losses = any(replica.unsaved and (replica.unsaved.jobDirEmpty or replica.unsaved.leftOutFiles) for replica in replicas)
+    return [*lines, _HINT] if lines and has_losses else lines

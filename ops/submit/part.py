@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
 from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
-from ops.errors import UsageError, meant
+from ops.errors import UsageError, suggest
 from ops.submit.arguments import STRATEGY
 from ops.terminal import plural
 
@@ -33,10 +33,10 @@ _DIGITS = 10
 _COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"
 
 
-def asked(
+def requested_counts(
     scale_tier: str | None,
     replicas: str | None,
-    given: Mapping[str, Any],
+    config: Mapping[str, Any],
     roles: Collection[str] | None,
     inventory: Inventory,
     where: str,
@@ -49,14 +49,14 @@ def asked(
     if scale_tier is not None and replicas is not None:
         raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
     if replicas is not None:
-        return _of_words(replicas, inventory)
-    shape = [key for key in ROLE_KEYS if key in given]
-    if scale_tier is not None and not (shape and _tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
-        return _of_tier(_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
-    if "scaleTier" in given or shape:
-        return _of_config(given, shape, inventory, where)
-    there = counts(inventory)
-    return there if roles is None else {role: there[role] for role in there if role is Role.MASTER or role in roles}
+        return _parse_replicas(replicas, inventory)
+    shape = [key for key in ROLE_KEYS if key in config]
+    if scale_tier is not None and not (shape and _parse_tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
+        return _tier_counts(_parse_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
+    if "scaleTier" in config or shape:
+        return _config_counts(config, shape, inventory, where)
+    available = counts(inventory)
+    return available if roles is None else {role: available[role] for role in available if role is Role.MASTER or role in roles}
 
 
 def counts(inventory: Inventory) -> dict[Role, int]:
@@ -64,54 +64,60 @@ def counts(inventory: Inventory) -> dict[Role, int]:
     return dict(Counter(host.role for host in inventory.job_hosts))
 
 
-def described(wanted: Counts, inventory: Inventory) -> dict[str, Any]:
+def describe_counts(requested: Counts, inventory: Inventory) -> dict[str, Any]:
     """Return `scaleTier` and, if no tier has this shape, machine types and counts, in Cloud ML's names."""
-    tier = inventory.scale_tier if wanted == counts(inventory) else _tier_like(wanted, inventory)
+    tier = inventory.scale_tier if requested == counts(inventory) else _match_preset(requested, inventory)
     if tier != ScaleTier.CUSTOM:
         return {"scaleTier": str(tier)}
-    types = {key: inventory.of_role(role)[0].machine_type for role, key in TYPE_KEYS.items() if wanted.get(role)}
-    return {"scaleTier": str(tier), **types, **{key: wanted[role] for role, key in COUNT_KEYS.items() if wanted.get(role)}}
+    types = {key: inventory.of_role(role)[0].machine_type for role, key in TYPE_KEYS.items() if requested.get(role)}
+    return {
+        "scaleTier": str(tier),
+        **types,
+        **{key: requested[role] for role, key in COUNT_KEYS.items() if requested.get(role)},
+    }
 
 
-def _tier_like(wanted: Counts, inventory: Inventory) -> ScaleTier:
+def _match_preset(requested: Counts, inventory: Inventory) -> ScaleTier:
     gpu = inventory.chief.accelerator is not None
     for tier in ScaleTier:
         if tier is not ScaleTier.CUSTOM:
             roles = preset(tier).roles
-            if wanted == {role: spec.count for role, spec in roles.items()} and gpu == bool(roles[Role.MASTER].accelerator):
+            if requested == {role: spec.count for role, spec in roles.items()} and gpu == bool(roles[Role.MASTER].accelerator):
                 return tier
     return ScaleTier.CUSTOM
 
 
-def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
+def candidate_hosts(requested: Counts, inventory: Inventory) -> dict[str, list[str]]:
     """Map each replica, the chief first, to its candidate hosts, the best first.
 
     Those of its role; for the master also a worker's of the same make, so that a one-host job need not wait for the master's
     host. All that a role has are each for the replica of its own name.
     """
-    wanted = wanted or counts(inventory)
-    part = inventory.part(wanted)
-    spare = {role: inventory.of_role(role) for role, there in counts(inventory).items() if wanted.get(role, 0) < there}
+    requested = requested or counts(inventory)
+    part = inventory.part(requested)
+    spare = {
+        role: inventory.of_role(role) for role, available in counts(inventory).items() if requested.get(role, 0) < available
+    }
     candidates = {}
     for name in part.replicas:
         own = inventory.host(name)
-        alike = [host for host in spare.get(own.role, ()) if host is not own]
+        others = [host for host in spare.get(own.role, ()) if host is not own]
         if own.role is Role.MASTER:
-            alike += [host for host in spare.get(Role.WORKER, ()) if host.make == own.make]
-        candidates[name] = [own.name, *(host.name for host in alike)]
+            others += [host for host in spare.get(Role.WORKER, ()) if host.make == own.make]
+        candidates[name] = [own.name, *(host.name for host in others)]
     return candidates
 
 
-def _of_words(text: str, inventory: Inventory) -> Counts:
+def _parse_replicas(text: str, inventory: Inventory) -> Counts:
     """Parse `--replicas master,worker` for all of a role, `worker=2,ps=1` for counts; a master is implied."""
-    there = counts(inventory)
+    available = counts(inventory)
     totals, roles = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = word.partition("=")
         if name not in JOB_ROLES:
             example = "such as worker=2,ps=1 or worker"
             raise UsageError(
-                f"--replicas {word!r} is no role{meant(name, JOB_ROLES)}; valid are {', '.join(JOB_ROLES)}, {example}"
+                f"--replicas {word!r} is no role{suggest(name, JOB_ROLES)}; valid are {', '.join(JOB_ROLES)}, {example}"
             )
         role = Role(name)
         if role in roles:
@@ -120,7 +126,7 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
         if equals and not (number.isdecimal() and len(number) < _DIGITS):
             how = "worker=2 is two workers, worker all that there are, and a comma stands between two roles"
             raise UsageError(f"--replicas {word!r} is no number of them: {how}")
-        totals[role] = int(number) if equals else there.get(role, 0)
+        totals[role] = int(number) if equals else available.get(role, 0)
         if totals[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
     if not text.strip(" ,"):
@@ -130,7 +136,7 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
     return _check({role: count for role, count in totals.items() if count}, inventory, f"--replicas {text}")
 
 
-def _of_tier(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
+def _tier_counts(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
     if tier == inventory.scale_tier:
         return counts(inventory)
     if tier is ScaleTier.CUSTOM:
@@ -144,25 +150,25 @@ def _of_tier(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
     return needed
 
 
-def _of_config(given: Mapping[str, Any], shape: list[str], inventory: Inventory, where: str) -> Counts:
+def _config_counts(config: Mapping[str, Any], shape: list[str], inventory: Inventory, where: str) -> Counts:
     path = f"{where}: {_PATH}"
-    tier = _tier(given["scaleTier"], f"{path}.") if "scaleTier" in given else ScaleTier.CUSTOM
+    tier = _parse_tier(config["scaleTier"], f"{path}.") if "scaleTier" in config else ScaleTier.CUSTOM
     if tier is not ScaleTier.CUSTOM:
         if shape:
             raise UsageError(f"{path}.{shape[0]} goes with scaleTier CUSTOM only, and this is {tier}: take it out")
-        return _of_tier(tier, inventory, f"{path}.scaleTier")
-    if "scaleTier" in given and "masterType" not in given:
+        return _tier_counts(tier, inventory, f"{path}.scaleTier")
+    if "scaleTier" in config and "masterType" not in config:
         has = inventory.chief.machine_type
         raise UsageError(
             f"{path}.masterType is missing: scaleTier CUSTOM needs it, stack {inventory.stack} has {has}; {_COUNTS_ALONE}"
         )
     for role, key in TYPE_KEYS.items():
         hosts = inventory.of_role(role)
-        if key in given and hosts and given[key] != hosts[0].machine_type:
+        if key in config and hosts and config[key] != hosts[0].machine_type:
             has = f"stack {inventory.stack} has {hosts[0].machine_type}"
-            fix = f"run pulumi config set {key} {given[key]} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else ""
-            raise UsageError(f"{path}.{key} is {given[key]}, but {has}: {fix}{', or ' if fix else ''}{_COUNTS_ALONE}")
-    totals = {Role.MASTER: 1} | {role: given[key] for role, key in COUNT_KEYS.items() if given.get(key)}
+            fix = f"run pulumi config set {key} {config[key]} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else ""
+            raise UsageError(f"{path}.{key} is {config[key]}, but {has}: {fix}{', or ' if fix else ''}{_COUNTS_ALONE}")
+    totals = {Role.MASTER: 1} | {role: config[key] for role, key in COUNT_KEYS.items() if config.get(key)}
     for role, count in totals.items():
         if role in COUNT_KEYS:
             key = COUNT_KEYS[role]
@@ -171,30 +177,30 @@ def _of_config(given: Mapping[str, Any], shape: list[str], inventory: Inventory,
     return totals
 
 
-def _tier(text: str, path: str) -> ScaleTier:
+def _parse_tier(text: str, path: str) -> ScaleTier:
     try:
         return ScaleTier.parse(text)
     except SpecError as error:
         raise UsageError(f"{path}{error}") from None
 
 
-def _check(wanted: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
+def _check(requested: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
     """Check that the cluster has that many.
 
     Raises:
         UsageError: if it has fewer.
     """
-    there = counts(inventory)
-    for role, count in wanted.items():
-        has = there.get(role, 0)
+    available = counts(inventory)
+    for role, count in requested.items():
+        has = available.get(role, 0)
         if count > has:
             many = f"{count} {role}" if role is Role.PS else plural(count, role)
             problem = f"{what} needs {many}, and stack {inventory.stack} ({inventory.scale_tier}) has {has or 'none'}"
             raise UsageError(f"{problem}: {f'run {fix}, or ' if fix else ''}take no more than it has")
-    return wanted
+    return requested
 
 
-def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, wanted: Counts) -> None:
+def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, requested: Counts) -> None:
     """Check that the trainer knows a strategy, None for its default, and that the part has its roles.
 
     A trainer that declares none may know any.
@@ -206,20 +212,21 @@ def check_strategy(name: str | None, declared: TrainerConfig, inventory: Invento
         return
     if name not in declared.strategies:
         raise UsageError(f"{STRATEGY} {name!r} is unknown; valid are {', '.join(declared.strategies)}")
-    lacks = {
-        strategy: [role for role in each.requiredRoles if role not in wanted] for strategy, each in declared.strategies.items()
+    missing_roles = {
+        strategy: [role for role in each.requiredRoles if role not in requested]
+        for strategy, each in declared.strategies.items()
     }
-    together = declared.strategies[name].allOrNone
-    if (has := [role for role in together if role in wanted]) and (
-        missing := [role for role in together if role not in wanted]
+    all_or_none = declared.strategies[name].allOrNone
+    if (has := [role for role in all_or_none if role in requested]) and (
+        missing := [role for role in all_or_none if role not in requested]
     ):
         raise UsageError(f"{STRATEGY} {name} needs a {missing[0]} where it has a {has[0]}: --replicas {has[0]},{missing[0]}")
-    if not lacks[name]:
+    if not missing_roles[name]:
         return
-    role = Role(lacks[name][0])
+    role = Role(missing_roles[name][0])
     if inventory.of_role(role):
         raise UsageError(f"{STRATEGY} {name} needs a {role}, and the job asks for none: --replicas master,{role} does")
-    others = " or ".join(strategy for strategy, missing in lacks.items() if not missing)
-    lacking = f"{STRATEGY} {name} needs a {role}, and stack {inventory.stack} ({inventory.scale_tier}) has none"
+    others = " or ".join(strategy for strategy, missing in missing_roles.items() if not missing)
+    problem = f"{STRATEGY} {name} needs a {role}, and stack {inventory.stack} ({inventory.scale_tier}) has none"
     instead = f"take {STRATEGY} {others}, or " if others else ""
-    raise UsageError(f"{lacking}: {instead}run pulumi config set scaleTier STANDARD_1 && pulumi up")
+    raise UsageError(f"{problem}: {instead}run pulumi config set scaleTier STANDARD_1 && pulumi up")

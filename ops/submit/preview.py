@@ -24,7 +24,7 @@ def show(submission: Submission, as_json: bool) -> int:
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.candidates, ())
     plan = render.plan(inventory, submission.job, built.sha256).with_hosts(hosts)
-    sent = _sent(submission, plan, len(hosts))
+    sent = _transfer_sizes(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
     wheels = dependencies(built)
     if as_json:
@@ -51,7 +51,7 @@ def show(submission: Submission, as_json: bool) -> int:
     return DONE
 
 
-def _sent(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
+def _transfer_sizes(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
     """Return the bytes that would be sent; some data may be in the bucket already."""
     built = submission.package
     code, _ = push.code(HERE)

@@ -50,7 +50,7 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
     return path if path in files else None
 
 
-def readers(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
+def flag_sources(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
     """Return the files that show which flags the arguments may have.
 
     A script is searched alone, without the files beside it. None if another program reads the arguments, whose flags are
@@ -83,10 +83,10 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
 
 def _script(folder: str | None, script: str) -> JobProgram:
     if folder is None:
-        source = package.single(_file(script, "--script"))
+        source = package.find_file(_file(script, "--script"))
         _check_python(next(iter(source.files.values())), script)
         return JobProgram(source, (PYTHON, Path(script).name))
-    source = package.folder(folder)
+    source = package.find_folder(folder)
     inside = _in_folder(folder, source, script, "--script")
     _check_python(source.files[f"{source.name}/{inside}"], script)
     return JobProgram(source, (PYTHON, inside))
@@ -106,7 +106,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if not words:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     _check_shell(text, words)
-    source = package.folder(folder) if folder is not None else None
+    source = package.find_folder(folder) if folder is not None else None
     if folder is not None and (declared := package.entry_point(folder, words[0])):
         file, module, function = declared
         how = f"--module {module} builds and runs it, if {module} calls {function}() as __main__"
@@ -117,7 +117,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
         return JobProgram(source or package.PackageSource(Path(words[0]).name, {}), tuple(words))
     if folder is None or source is None:
         path = _file(words[0], "--command")
-        source, name = package.single(path), path.name
+        source, name = package.find_file(path), path.name
     else:
         name = _in_folder(folder, source, words[0], "--command")
         path = Path(folder, name)
@@ -145,10 +145,10 @@ def _file(name: str, flag: str) -> Path:
 
 def _in_folder(folder: str, source: package.PackageSource, name: str, flag: str) -> str:
     """Return the path of a package's file below its folder; the input may include it or be absolute."""
-    there = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
-    if not there:
+    paths = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
+    if not paths:
         raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")
-    for path in there:
+    for path in paths:
         for top, file in ((Path(folder).resolve(), path.parent.resolve() / path.name), (_absolute(folder), _absolute(path))):
             if file.is_relative_to(top) and f"{source.name}/{(inside := file.relative_to(top).as_posix())}" in source.files:
                 return inside

@@ -12,10 +12,10 @@ from infra.spec import Role
 from jobs import paths, variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
-from ops.cluster.host_files import RemoteFile, beat_seconds
+from ops.cluster.host_files import RemoteFile, heartbeat_seconds
 from ops.submit.arguments import data_paths
 from ops.submit.config import JobSpec
-from ops.submit.environment import USUAL, of_task
+from ops.submit.environment import DEFAULTS, task_variables
 
 SECRETS = f"{paths.STATE_DIR}/secrets"
 
@@ -33,7 +33,9 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
     # Hosts are assigned later: until then each replica's address is its name.
     addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
     hosts = [addressed.host(name) for name in addressed.replicas]
-    tasks = {host.name: task(_alone(addressed, host) if job.study else addressed, host.name, job) for host in hosts}
+    tasks = {
+        host.name: task(_as_single_host_cluster(addressed, host) if job.study else addressed, host.name, job) for host in hosts
+    }
     data = data_paths(variables.expand_command(job.args, tasks[hosts[0].name].environment))
     return Plan(
         jobId=job.id,
@@ -50,7 +52,7 @@ def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
         command=list(job.command),
         folder=job.folder,
         python=python(inventory, job),
-        **{"heartbeatSeconds": beat_seconds(inventory.poll_seconds), **job.policy},
+        **{"heartbeatSeconds": heartbeat_seconds(inventory.poll_seconds), **job.policy},
     )
 
 
@@ -60,7 +62,7 @@ def task(inventory: Inventory, name: str, job: JobSpec) -> Task:
     return Task(tf_config(inventory, host, job), environment(inventory, host, job))
 
 
-def _alone(inventory: Inventory, host: Host) -> Inventory:
+def _as_single_host_cluster(inventory: Inventory, host: Host) -> Inventory:
     """Return a host as a cluster of its own, whose master it is."""
     return replace(inventory, hosts=(replace(host, role=Role.MASTER, index=0),))
 
@@ -88,8 +90,8 @@ def tf_config(inventory: Inventory, host: Host, job: JobSpec) -> str:
 
 def environment(inventory: Inventory, host: Host, job: JobSpec) -> dict[str, str]:
     """Return a trainer's environment, besides TF_CONFIG and secrets."""
-    identity = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
-    return {**USUAL, **job.environment, **identity}
+    identity = task_variables(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
+    return {**DEFAULTS, **job.environment, **identity}
 
 
 def data_folder(inventory: Inventory, job: JobSpec) -> str:

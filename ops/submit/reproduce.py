@@ -1,4 +1,4 @@
-"""`fab reproduce`: run a past job again from the bucket alone, and say what differs."""
+"""`fab reproduce`: run a past job again from the bucket alone, and report the differences."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
 from ops.submit import compare, manifest, part, train, tuning
-from ops.submit.arguments import redirected
-from ops.submit.config import JobSpec, chosen_strategy, policy, told_job_dir
+from ops.submit.arguments import redirect_output
+from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
 from ops.submit.metrics import final_metrics
-from ops.submit.program import readers, script_of
+from ops.submit.program import flag_sources, script_of
 from ops.submit.schema import Scheduling, check_job_id
-from ops.submit.submit import Submission, used_before
+from ops.submit.submit import Submission, duplicate_id_error
 
 
 def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
@@ -48,21 +48,21 @@ def reproduce(cluster: ClusterClient, job_id: str | None, new_id: str | None, fo
     job_id = original.jobId
     new_id = new_id or _next_free(ledger, job_id)
     check_job_id(new_id)
-    before = find_job(ledger, new_id)
-    if before and before.manifest.get("reproduces") != job_id:
-        raise used_before(new_id)
+    existing = find_job(ledger, new_id)
+    if existing and existing.manifest.get("reproduces") != job_id:
+        raise duplicate_id_error(new_id)
     # stdout is for the result, which a program reads.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        code = train.watch(cluster, before) if before else _again(cluster, original, new_id, follow)
+        code = train.watch(cluster, existing) if existing else _rerun(cluster, original, new_id, follow)
     if code == DETACHED:
-        terminal.note(f"fab reproduce {job_id} --job {new_id} comes back to it, and compares")
+        terminal.note(f"fab reproduce {job_id} --job {new_id} continues with it, and compares")
         return code
-    if not before and not follow:
+    if not existing and not follow:
         terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
         return code
-    again = existing_job(ledger, new_id)
-    finals = (final_metrics(cluster, original), final_metrics(cluster, again))
-    _show(job_id, new_id, compare.rows(original, again, finals), all(finals), as_json)
+    rerun = existing_job(ledger, new_id)
+    finals = (final_metrics(cluster, original), final_metrics(cluster, rerun))
+    _show(job_id, new_id, compare.rows(original, rerun, finals), all(finals), as_json)
     return code
 
 
@@ -70,17 +70,19 @@ def _next_free(ledger: Ledger, job_id: str) -> str:
     return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
 
 
-def _again(cluster: ClusterClient, original: JobRecord, new_id: str, follow: bool) -> int:
+def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: bool) -> int:
     if original.final and original.startTime is None:
-        raise UsageError(f"job {original.jobId} is {original.state} and never started: there is nothing to run over again")
-    inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
+        raise UsageError(f"job {original.jobId} is {original.state} and never started: there is nothing to run again")
+    inventory, original_manifest = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
     if not original.final:
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
-    runtime = _runtime(inventory, whole)
-    built = read_package(cluster.bucket, original.jobId, whole, runtimes.build(inventory, runtime) if runtime else None)
+    runtime = _runtime(inventory, original_manifest)
+    built = read_package(
+        cluster.bucket, original.jobId, original_manifest, runtimes.build(inventory, runtime) if runtime else None
+    )
     plan = cluster.ledger.plan(original.jobId)
-    job = build_job(inventory, whole, new_id, built, runtime, plan.study if plan else None)
-    if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
+    job = build_job(inventory, original_manifest, new_id, built, runtime, plan.study if plan else None)
+    if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.part(inventory))):
         lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
@@ -94,105 +96,107 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     """
     item = bucket.read(paths.manifest(job_id))
     try:
-        whole: dict[str, Any] = json.loads(item.content if item else "{}")
+        content: dict[str, Any] = json.loads(item.content if item else "{}")
     except ValueError as error:
         raise OpsError(f"the manifest of {job_id} is no JSON ({error}): start the job with fab train") from None
-    if not _is_whole(whole):
+    if not _is_complete(content):
         what = "no manifest" if item is None else "a manifest of an older version"
         raise UsageError(f"job {job_id} has {what}, so it cannot be run from the bucket alone: start it with fab train")
-    return whole
+    return content
 
 
-def _is_whole(whole: Any) -> bool:
-    """Tell whether a manifest has what a job is made of: any job can write to the bucket."""
-    if not isinstance(whole, dict) or not isinstance(whole.get("args"), list) or "module" not in whole:
+def _is_complete(content: Any) -> bool:
+    """Return whether a manifest has all parts of a job: any job can write to the bucket."""
+    if not isinstance(content, dict) or not isinstance(content.get("args"), list) or "module" not in content:
         return False
-    package, cluster_input = whole.get("package"), whole.get("cluster")
+    package, cluster_input = content.get("package"), content.get("cluster")
     counts = cluster_input.get("replicas", {}) if isinstance(cluster_input, dict) else None
     return (
         isinstance(package, dict)
         and {"name", "sha256", "files"} <= package.keys()
         and isinstance(counts, dict)
         and all(isinstance(count, int) for count in counts.values())
-        and all(isinstance(arg, str) for arg in whole["args"])
+        and all(isinstance(arg, str) for arg in content["args"])
     )
 
 
-def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
+def _runtime(inventory: Inventory, content: Mapping[str, Any]) -> Runtime | None:
     """Return the job's own Python, of the same versions."""
-    if not isinstance(request := whole.get("runtime"), dict):
+    if not isinstance(request := content.get("runtime"), dict):
         return None
-    return runtimes.again(inventory, request)
+    return runtimes.from_manifest(inventory, request)
 
 
-def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installed: Mapping[str, str] | None = None) -> Package:
+def read_package(
+    bucket: Bucket, job_id: str, content: Mapping[str, Any], installed: Mapping[str, str] | None = None
+) -> Package:
     """Return a job's package as it ran, byte for byte.
 
     Raises:
         OpsError: if the bucket has none, or a damaged one.
     """
-    name, expected = whole["package"]["name"], whole["package"]["sha256"]
+    name, expected = content["package"]["name"], content["package"]["sha256"]
     archive = read_whole(bucket, paths.package(job_id))
     if archive is None:
         raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
     if (digest := hashlib.sha256(archive).hexdigest()) != expected:
         what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
-    script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
+    script = script_of(content.get("folder", ""), content.get("command", ()), content["package"]["files"])
     try:
-        return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
+        return unpack(archive, name, content["package"]["files"], content["module"], script, installed)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 
 
 def build_job(
     inventory: Inventory,
-    whole: Mapping[str, Any],
+    content: Mapping[str, Any],
     new_id: str,
     package: Package,
     runtime: Runtime | None = None,
-    before: Study | None = None,
+    original_study: Study | None = None,
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    With the study that it had `before`, trials are proposed as they were.
+    With the study that it had `original_study`, trials are proposed as they were.
 
     Raises:
         UsageError: if a secret is not set.
     """
     declared = trainer_config.read(package.files, package.name)
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
-    config, args = whole["config"], redirected(whole["args"], folder)
-    decided = validate(Scheduling, config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling").given()
-    added = whole.get("environment", {})
-    counts = _counts(whole["cluster"], inventory)
-    command = tuple(whole.get("command", ()))
-    runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
+    config, args = content["config"], redirect_output(content["args"], folder)
+    scheduling = validate(Scheduling, config.get("scheduling"), f"the manifest of {content['job']}: config.scheduling").given()
+    environment = content.get("environment", {})
+    counts = _counts(content["cluster"], inventory)
+    command = tuple(content.get("command", ()))
+    runs = {"command": [*command]} if command else {"pythonModule": content["module"]}
     own = {"runtime": runtime.name} if runtime else {}
-    flag = told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files))
+    flag = detect_job_dir_flag(args, declared, flag_sources(content.get("folder", ""), command, package.files))
     tuned = config.get(tuning.HYPERPARAMETERS)
     study = tuning.build_study(tuned, args, folder, flag) if tuned else None
-    if study and before:
-        study = replace(study, seed=before.seed, earlier=before.earlier)
-    input_record = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
+    if study and original_study:
+        study = replace(study, seed=original_study.seed, earlier=original_study.earlier)
+    input_record = {**runs, "args": args, "jobDir": folder, **own, **({"environment": environment} if environment else {})}
     return JobSpec(
         id=new_id,
-        module=whole["module"],
+        module=content["module"],
         args=tuple(args),
         job_dir=folder,
-        labels=whole["labels"],
+        labels=content["labels"],
         job_dir_flag=None if study else flag,
         use_chief=config.get("useChiefInTfConfig", True),
-        policy=policy(decided, declared.chosen(chosen_strategy(args)), study),
-        priority=decided.get("priority", 0),
+        policy=policy(scheduling, declared.chosen(chosen_strategy(args)), study),
+        priority=scheduling.get("priority", 0),
         declared=declared,
-        environment=added,
-        secrets=_secrets(whole),
-        training_input={**config, **part.described(counts, inventory), **input_record},
-        reproduces=whole["job"],
+        environment=environment,
+        secrets=_secrets(content),
+        training_input={**config, **part.describe_counts(counts, inventory), **input_record},
+        reproduces=content["job"],
         counts=counts,
         command=command,
-        folder=whole.get("folder", ""),
+        folder=content.get("folder", ""),
         runtime=runtime,
         study=study,
     )
@@ -200,33 +204,33 @@ def build_job(
 
 def _counts(then: Mapping[str, Any], inventory: Inventory) -> part.Counts:
     """Return as many of each role as the job had, as far as today's cluster has them."""
-    there, had = part.counts(inventory), then.get("replicas", {})
-    return {role: min(had[role], count) for role, count in there.items() if had.get(role)}
+    available, had = part.counts(inventory), then.get("replicas", {})
+    return {role: min(had[role], count) for role, count in available.items() if had.get(role)}
 
 
-def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
+def _secrets(content: Mapping[str, Any]) -> dict[str, str]:
     """Return the secrets that a manifest names, from the operator's environment."""
-    names: list[str] = whole.get("secrets", [])
+    names: list[str] = content.get("secrets", [])
     if missing := [name for name in names if name not in os.environ]:
-        raise UsageError(f"job {whole['job']} had the secret {missing[0]}, which nothing has kept: export {missing[0]}=… first")
+        raise UsageError(
+            f"job {content['job']} had the secret {missing[0]}, which nothing has kept: export {missing[0]}=… first"
+        )
     return {name: os.environ[name] for name in names}
 
 
-def _show(job_id: str, new_id: str, found: list[compare.Difference], measured: bool, as_json: bool) -> None:
+def _show(job_id: str, new_id: str, rows: list[compare.Difference], has_metrics: bool, as_json: bool) -> None:
     """Print the comparison and its result; without metrics of both there is no verdict."""
-    differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
+    differs = [row.what for row in rows if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:
-        listed = [{"what": row.what, "original": row.values[0], "again": row.values[1], "same": row.same} for row in found]
+        listed = [{"what": row.what, "original": row.values[0], "again": row.values[1], "same": row.same} for row in rows]
         terminal.as_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
         return
     terminal.out()
-    terminal.table(("", job_id, new_id, ""), [(row.what, *row.values, row.change) for row in found])
+    terminal.table(("", job_id, new_id, ""), [(row.what, *row.values, row.change) for row in rows])
     terminal.out()
     if differs:
         terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}")
-    elif measured:
-        terminal.out(f"{new_id} is {job_id} over again")
+    elif has_metrics:
+        terminal.out(f"{new_id} has the inputs and the results of {job_id}")
     else:
-        terminal.out(
-            f"{new_id} was made of what {job_id} was made of; what came out was not compared, as they tell no final metrics"
-        )
+        terminal.out(f"{new_id} has the inputs of {job_id}; the results were not compared, as they report no final metrics")

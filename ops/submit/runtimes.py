@@ -10,7 +10,7 @@ from infra.runtime.atomic_dir import remove
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import require_runtimes
-from ops.errors import DONE, UsageError, meant
+from ops.errors import DONE, UsageError, suggest
 from ops.package import hostpython
 from ops.package.runtimes import installed, requested
 
@@ -25,7 +25,7 @@ def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure:
     """
     action = action or "ls"
     if action not in _ACTIONS:
-        raise UsageError(f"fab runtimes {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
+        raise UsageError(f"fab runtimes {action} is unknown{suggest(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
     if (name is None) != (action == "ls"):
         raise UsageError("fab runtimes ls takes no NAME" if action == "ls" else "fab runtimes rm needs the NAME of one")
     folder = require_runtimes(cluster.inventory, "fab runtimes").here
@@ -36,10 +36,10 @@ def runtimes(cluster: ClusterClient, action: str | None, name: str | None, sure:
     return DONE
 
 
-def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
+def _list(folders: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = [
         {"name": name, "requirements": requested(path), "versions": installed(path), "bytes": _bytes(path)}
-        for name, path in kept.items()
+        for name, path in folders.items()
     ]
     if not as_json and not entries:
         terminal.note("there are none: fab train --runtime-version or --runtime builds one")
@@ -47,7 +47,7 @@ def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
         rows = [
             (
                 each["name"],
-                hostpython.aliased(each["versions"]).get("tensorflow", "-"),
+                hostpython.add_aliases(each["versions"]).get("tensorflow", "-"),
                 str(len(each["versions"])),
                 terminal.size(each["bytes"]),
                 terminal.list_some(each["requirements"]),
@@ -62,9 +62,9 @@ def _bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _remove(cluster: ClusterClient, kept: Mapping[str, Path], name: str, sure: bool) -> dict[str, Any]:
-    if name not in kept:
-        raise UsageError(f"there is no runtime {name}{meant(name, kept)}; there are {', '.join(kept) or 'none'}")
+def _remove(cluster: ClusterClient, folders: Mapping[str, Path], name: str, sure: bool) -> dict[str, Any]:
+    if name not in folders:
+        raise UsageError(f"there is no runtime {name}{suggest(name, folders)}; there are {', '.join(folders) or 'none'}")
     records, unreadable = cluster.ledger.jobs()
     if unreadable:
         raise UsageError(f"nothing can be removed while it is not known which job runs in what: {'; '.join(unreadable)}")
@@ -74,6 +74,6 @@ def _remove(cluster: ClusterClient, kept: Mapping[str, Path], name: str, sure: b
     if not sure:
         terminal.confirm(f"remove the runtime {name}, which no job of stack {cluster.inventory.stack} runs in")
     with terminal.Step(f"removing {name}"):
-        remove(kept[name])
+        remove(folders[name])
     terminal.note(f"{name} is removed")
     return {"removed": name}

@@ -92,7 +92,7 @@ def _parameter_name(name: str) -> str:
     name = name.removeprefix("--")
     if not _PARAMETER_NAME.fullmatch(name):
         raise ValueError("it is no name of a flag. Valid: letters, digits, _ and -, such as learning-rate")
-    if arguments.names_output([f"--{name}"]):
+    if arguments.has_output_flag([f"--{name}"]):
         raise ValueError("it is where a trial's output goes, which is told to each trial: tune something else")
     return name
 

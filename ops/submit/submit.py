@@ -32,18 +32,18 @@ from ops import terminal
 from ops.cluster import host_files
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import find_job, me
+from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package, push
 from ops.package.trainer_config import Data
 from ops.submit import manifest, render
-from ops.submit.arguments import steps
+from ops.submit.arguments import last_step
 from ops.submit.config import JobSpec
-from ops.submit.part import would_do
+from ops.submit.part import candidate_hosts
 
 _PUSH_SECONDS = 300.0
-_LARGE = 20_000_000
+_LARGE_BYTES = 20_000_000
 _RENEW_SECONDS = leases.SECONDS / 5
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\..+")
 
@@ -59,7 +59,7 @@ class Submission:
     job: JobSpec
     package: package.Package
     data: dict[str, Path]
-    dead: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
     @property
     def part(self) -> Inventory:
@@ -69,39 +69,39 @@ class Submission:
     @property
     def candidates(self) -> dict[str, list[str]]:
         """The candidate hosts of each replica."""
-        all_of_them = would_do(self.job.counts, self.inventory)
-        return {replica: [host for host in hosts if host not in self.dead] for replica, hosts in all_of_them.items()}
+        all_of_them = candidate_hosts(self.job.counts, self.inventory)
+        return {replica: [host for host in hosts if host not in self.excluded] for replica, hosts in all_of_them.items()}
 
     def manifest(self) -> dict[str, Any]:
         return manifest.manifest(self.part, self.job, self.package)
 
     def record(self) -> JobRecord:
         """Return the job's first record."""
-        training_input = plain(dict(self.job.training_input))
+        training_input = replace_invalid_utf8(dict(self.job.training_input))
         return JobRecord(
             self.job.id,
             candidates=self.candidates,
             priority=self.job.priority,
             hourlyCost=self.part.hourly_cost,
-            submittedBy=me(),
+            submittedBy=current_user(),
             labels=dict(self.job.labels),
             trainingInput=training_input,
-            steps=None if self.job.study else steps(self.job.args, self.job.declared.plan),
+            steps=None if self.job.study else last_step(self.job.args, self.job.declared.plan),
             notification=Notification(shown_target(self.job.notify)) if self.job.notify else None,
-            manifest=manifest.short(self.manifest()),
+            manifest=manifest.summarize(self.manifest()),
         )
 
 
-def plain(value: Any) -> Any:
+def replace_invalid_utf8(value: Any) -> Any:
     """Return the value with invalid UTF-8 replaced, for records, which people read; the plan keeps it."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, list):
-        return [plain(item) for item in value]
-    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [replace_invalid_utf8(item) for item in value]
+    return {key: replace_invalid_utf8(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def used_before(job_id: str) -> UsageError:
+def duplicate_id_error(job_id: str) -> UsageError:
     return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
@@ -117,7 +117,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
     job_id, inventory = submission.job.id, cluster.inventory
     plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     max_wait = submission.job.policy.get("maxWaitTime")
-    submitter = Submitter(cluster.ledger, submission.record(), f"{me()}/{uuid.uuid4().hex[:8]}", max_wait)
+    submitter = Submitter(cluster.ledger, submission.record(), f"{current_user()}/{uuid.uuid4().hex[:8]}", max_wait)
     renewal = _Renewal(submitter)
     try:
         ahead = _claim(cluster, submitter, may_wait)
@@ -130,11 +130,11 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
             renewal.check()
             submitter.prepare()
         uploads = Background(lambda: _upload_package(cluster, submission))
-        what = "telling" if ahead else "starting"
-        hosts = _concerned(inventory, submitter)
+        what = "informing" if ahead else "starting"
+        hosts = _involved_hosts(inventory, submitter)
         with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
             _push(cluster.fleet, submission, plan, hosts, not ahead, step)
-            _joined(uploads)
+            _join_upload(uploads)
         renewal.check()
         submitter.hand_over()
     except BaseException as error:
@@ -142,7 +142,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         if isinstance(error, CancelledError):
             raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
         if isinstance(error, OvertakenError):
-            raise _overtaken(job_id, error) from None
+            raise _overtaken_error(job_id, error) from None
         raise
     finally:
         renewal.end()
@@ -152,7 +152,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         return ahead  # the job is its hosts' by now, whatever becomes of us
 
 
-def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
+def _involved_hosts(inventory: Inventory, submitter: Submitter) -> list[str]:
     """Return the hosts that the job has, or may be given, in the order of the inventory."""
     mine = submitter.usable_hosts
     return [name for name in inventory.names if name in mine]
@@ -163,28 +163,28 @@ def _claim(cluster: ClusterClient, submitter: Submitter, may_wait: bool) -> list
         try:
             return submitter.claim(may_wait)
         except BusyError as error:
-            if not _left_behind(cluster, error.ahead):
+            if not _clear_abandoned(cluster, error.ahead):
                 raise
         return submitter.claim(may_wait)
     except UsedBeforeError as error:
-        raise used_before(str(error)) from None
+        raise duplicate_id_error(str(error)) from None
     except BusyError as error:
-        raise UsageError(f"{_busy(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
+        raise UsageError(f"{_describe_holders(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
 
 
-def _left_behind(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> bool:
+def _clear_abandoned(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> bool:
     """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
     ledger = cluster.ledger
 
-    def present() -> list[Lease | None]:
+    def leases_now() -> list[Lease | None]:
         jobs = [find_job(ledger, entry.jobId) for entry in ahead]
         return [job.lease if job and not job.final else None for job in jobs]
 
-    before, monitor = present(), QueueMonitor(ledger, ChangeTimer(time.monotonic), me())
-    with terminal.Step("looking whether who has the hosts lives"):
+    leases_before, monitor = leases_now(), QueueMonitor(ledger, ChangeTimer(time.monotonic), current_user())
+    with terminal.Step("checking whether the holder of the hosts is alive"):
         while True:
-            now = present()
-            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, before, strict=True)):
+            now = leases_now()
+            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, leases_before, strict=True)):
                 return False
             monitor.run_once()
             if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):
@@ -192,7 +192,7 @@ def _left_behind(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> bool:
             time.sleep(1.0)
 
 
-def _busy(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> str:
+def _describe_holders(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> str:
     """Describe the holders of the hosts."""
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)
@@ -206,12 +206,12 @@ def _busy(cluster: ClusterClient, ahead: Sequence[QueueEntry]) -> str:
     )
 
 
-def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
+def _overtaken_error(job_id: str, error: OvertakenError) -> OpsError:
     record = error.record
     if record is None:
         return OpsError(f"the record of job {job_id} is gone from the bucket: start it again under another id")
     why = record.errorMessage.partition("\n")[0]
-    return OpsError(f"job {job_id} went on without this fab train, and is {record.state}{f': {why}' if why else ''}")
+    return OpsError(f"job {job_id} continued without this fab train, and is {record.state}{f': {why}' if why else ''}")
 
 
 def _push(
@@ -224,11 +224,11 @@ def _push(
     package = (submission.package.pushed if with_package else None) or None
     shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = host_files.render(inventory), render.secret_files(submission.job)
-    command = push.take_in_command(version, job_id if package else "")
+    command = push.install_command(version, job_id if package else "")
     size = len(shared) * len(hosts)
     # A large package is counted by bytes, as all hosts finish at once.
-    sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
-    advance = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
+    sent = terminal.byte_counter(step, size) if size > _LARGE_BYTES else lambda _: None
+    advance = terminal.counter(step, len(hosts)) if size <= _LARGE_BYTES else lambda _: None
 
     def take_in(name: str) -> None:
         stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
@@ -243,7 +243,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
     """End the record, so that hosts that have started stop and are free again."""
     stopped = isinstance(error, KeyboardInterrupt)
     why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
-    with _uninterrupted():
+    with _defer_signals():
         try:
             renewal.end()
             cancelled = stopped or isinstance(error, CancelledError)
@@ -262,7 +262,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _defer_signals() -> Iterator[None]:
     """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
@@ -274,7 +274,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _Renewal:
-    """Renews a submitter's lease in the background, and keeps what that found out."""
+    """Renews a submitter's lease in the background, and keeps the error that ends it."""
 
     def __init__(self, submitter: Submitter) -> None:
         self._submitter = submitter
@@ -287,12 +287,12 @@ class _Renewal:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what was found out: CancelledError, OvertakenError."""
+        """Raise the error of the renewal: CancelledError, OvertakenError."""
         if self._problem:
             raise self._problem
 
     def end(self) -> None:
-        """Renew no more."""
+        """Stop the renewal."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -310,13 +310,13 @@ class _Renewal:
 
 def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
     folder = f"{paths.DATA}/{data.name}"
-    there = bucket.sizes(folder)
+    existing = bucket.sizes(folder)
     # The same records in another number of files, of an earlier job, would be read too.
     sharded = {match[1] for name in submission.data if (match := _SHARD.fullmatch(name))}
-    for name in there.keys() - submission.data.keys():
+    for name in existing.keys() - submission.data.keys():
         if (match := _SHARD.fullmatch(name)) and match[1] in sharded:
             bucket.delete(f"{folder}/{name}")
-    upload_missing(bucket, folder, submission.data, there, data.name)
+    upload_missing(bucket, folder, submission.data, existing, data.name)
 
 
 def _upload_package(cluster: ClusterClient, submission: Submission) -> None:
@@ -325,7 +325,7 @@ def _upload_package(cluster: ClusterClient, submission: Submission) -> None:
     bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 
-def _joined(uploads: Background[None]) -> None:
+def _join_upload(uploads: Background[None]) -> None:
     try:
         uploads.join(_PUSH_SECONDS)
     except Exception as error:

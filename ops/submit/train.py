@@ -23,17 +23,17 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
-from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
+from ops.cluster.ledger import existing_job, failure_hint, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
-from ops.cluster.waking import startable, wake
+from ops.cluster.start_hosts import start_and_wait, startable_hosts
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package, push
-from ops.package.imports import missing_line
+from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_tensorflow
 from ops.submit import outcome, program, render, tuning
 from ops.submit.config import JobFlags, build_job
-from ops.submit.submit import Submission, submit, used_before
+from ops.submit.submit import Submission, duplicate_id_error, submit
 
 # The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0
@@ -52,28 +52,28 @@ def train(
     On a terminal it is followed on a screen, unless `plain` lines are wanted.
     """
 
-    return run_told(cluster, lambda: prepared(cluster, flags, folder), may_wait, follow, as_json, plain)
+    return run_submission(cluster, lambda: prepare_job(cluster, flags, folder), may_wait, follow, as_json, plain)
 
 
-def prepared(cluster: ClusterClient, flags: JobFlags, folder: str | None) -> Submission:
+def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None) -> Submission:
     """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
-    job_flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
-    return with_earlier(cluster, prepare(cluster.inventory, job_flags, folder))
+    job_flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
+    return add_prior_trials(cluster, prepare(cluster.inventory, job_flags, folder))
 
 
-def run_told(
-    cluster: ClusterClient, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
+def run_submission(
+    cluster: ClusterClient, prepare: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
 ) -> int:
-    """Run a `prepared` submission, and print the job's record for JSON, then alone on stdout."""
+    """Run a `prepare` submission, and print the job's record for JSON, then alone on stdout."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        submission = prepared()
+        submission = prepare()
         code = run(cluster, submission, may_wait, follow, plain or as_json)
     if as_json:
         terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
     return code
 
 
-def resumed(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
+def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) -> JobFlags:
     """Return the flags of a job that resumes from an earlier one's checkpoints.
 
     Raises:
@@ -102,7 +102,7 @@ def resumed(cluster: ClusterClient, flags: JobFlags, folder: str | None = None) 
     return replace(flags, job_dir=output.job_dir)
 
 
-def with_earlier(cluster: ClusterClient, submission: Submission) -> Submission:
+def add_prior_trials(cluster: ClusterClient, submission: Submission) -> Submission:
     """Return a tuning job with the results of the one that it resumes from, if it names one."""
     study = submission.job.study
     if study is None or not study.resumePreviousJobId:
@@ -110,7 +110,7 @@ def with_earlier(cluster: ClusterClient, submission: Submission) -> Submission:
     record = existing_job(cluster.ledger, study.resumePreviousJobId)
     plan = cluster.ledger.plan(record.jobId)
     trials = Trials(cluster.ledger, record.jobId).read()
-    resumed_study = tuning.resumed(study, plan.study if plan else None, trials)
+    resumed_study = tuning.add_prior_results(study, plan.study if plan else None, trials)
     return replace(submission, job=replace(submission.job, study=resumed_study))
 
 
@@ -138,7 +138,7 @@ def dry_run(cluster: ClusterClient, flags: JobFlags, folder: str | None, as_json
     """Show what `train` would send, and send nothing; query no host, and build no runtime."""
     from ops.submit import preview
 
-    flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    flags = resume_flags(cluster, flags, folder) if flags.resume is not None else flags
     submission = prepare(cluster.inventory, flags, folder, dry=True)
     for text in submission.job.notes:
         terminal.note(text)
@@ -150,24 +150,26 @@ def prepare(inventory: Inventory, flags: JobFlags, folder: str | None, dry: bool
     return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command), dry)
 
 
-def prepare_program(inventory: Inventory, flags: JobFlags, found: program.JobProgram, dry: bool = False) -> Submission:
+def prepare_program(inventory: Inventory, flags: JobFlags, job_program: program.JobProgram, dry: bool = False) -> Submission:
     """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
-    source = found.source
-    job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
+    source = job_program.source
+    job = build_job(
+        flags, inventory, job_program.source.name, job_program.source.files, job_program.command, job_program.folder
+    )
     installed = None
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
-        check_tensorflow(job.declared, found.source.name, job.runtime.lines, whole=False)
-        installed = runtimes.kept(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
+        check_tensorflow(job.declared, job_program.source.name, job.runtime.lines, complete=False)
+        installed = runtimes.read_existing(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
         if installed or not dry:
-            check_tensorflow(job.declared, found.source.name, map("==".join, installed.items()), whole=True)
+            check_tensorflow(job.declared, job_program.source.name, map("==".join, installed.items()), complete=True)
         else:
             terminal.note(
                 f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
             )
             source = replace(source, requirements=None)
-    built = package.build(source, job.module, found.script, installed, inventory.python)
+    built = package.build(source, job.module, job_program.script, installed, inventory.python)
     data = job.declared.data_for(job.args)
     return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 
@@ -178,36 +180,36 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
     that are away, if others would do in their place.
     """
-    wants = submission.candidates
-    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
-    lookup = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
-    would_get = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
+    candidates_by_replica = submission.candidates
+    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidates_by_replica.values())]
+    lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    expected = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
     checked: set[str] = set()
-    away: dict[str, Exception] = {}
-    targets = set(place(wants, ()).values())
+    unreachable: dict[str, Exception] = {}
+    targets = set(place(candidates_by_replica, ()).values())
     while new := [name for name in candidates if name in targets - checked]:
         failures = _connect(cluster.fleet, new)
-        stopped = startable(cluster.inventory, failures)
+        stopped = startable_hosts(cluster.inventory, failures)
         if stopped and submission.job.wake:
-            would_get()  # no host is started for a job whose id was used before
-            woken = wake(cluster.fleet, stopped)
+            expected()  # no host is started for a job whose id was used before
+            woken = start_and_wait(cluster.fleet, stopped)
             failures = {
                 name: woken.get(name, error) for name, error in failures.items() if name in woken or name not in stopped
             }
-        away |= failures
-        if len(place(wants, away)) < len(wants):
-            raise HostsError(away, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
-        _look_at(cluster, submission, [name for name in new if name not in failures])
+        unreachable |= failures
+        if len(place(candidates_by_replica, unreachable)) < len(candidates_by_replica):
+            raise HostsError(unreachable, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
+        _check_capabilities(cluster, submission, [name for name in new if name not in failures])
         checked.update(new)
-        targets = set(candidates) if away else would_get()
-    for error in away.values():
+        targets = set(candidates) if unreachable else expected()
+    for error in unreachable.values():
         terminal.note(f"{error}: the job goes without this host")
     _check_data(cluster, submission)
     _check_output(cluster, submission)
-    return replace(submission, dead=frozenset(away))
+    return replace(submission, excluded=frozenset(unreachable))
 
 
-def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
+def _expected_hosts(ledger: Ledger, submission: Submission) -> list[str]:
     """Return the hosts that a job would get now, or all that it may wait for.
 
     Raises:
@@ -215,7 +217,7 @@ def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
     """
     job = submission.job
     if find_job(ledger, job.id):
-        raise used_before(job.id)
+        raise duplicate_id_error(job.id)
     entry = QueueEntry(job.id, [], candidates=submission.candidates, priority=job.priority)
     return sorted(ledger.queue().added(entry).entries[-1].usable_hosts())
 
@@ -226,7 +228,7 @@ def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
         return fleet.connect_each(names, terminal.counter(step, len(names))).failures
 
 
-def _look_at(cluster: ClusterClient, submission: Submission, names: Sequence[str]) -> None:
+def _check_capabilities(cluster: ClusterClient, submission: Submission, names: Sequence[str]) -> None:
     """Check that these hosts can run the job; wait for those that still prepare themselves.
 
     Raises:
@@ -241,17 +243,17 @@ def _look_at(cluster: ClusterClient, submission: Submission, names: Sequence[str
         imports = submission.package.imports if name == names[0] else ()
         return fleet.must(name, push.check_command(directories, imports, python), "could not be checked, it ended")
 
-    for name, output in _when_ready(fleet, names, check).items():
+    for name, output in _await_ready(fleet, names, check).items():
         try:
             free, modules = push.read_check(output, directories)
         except ValueError as error:
             failure = HostError(name, f"could not be checked ({error})", output=output)
             raise HostsError({name: failure}, ADVICE, UsageError.code) from None
-        lacking = [module for module in modules if module in submission.package.imports]  # a runtime may print, too
-        _check_host(name, free, lacking, submission.package)
+        missing = [module for module in modules if module in submission.package.imports]  # a runtime may print, too
+        _check_host(name, free, missing, submission.package)
 
 
-def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
+def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
     """Return the check's output of each host, once it is ready.
 
     Raises:
@@ -280,14 +282,14 @@ def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str])
     return outputs
 
 
-def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
+def _check_host(name: str, free: dict[str, int], missing: list[str], built: package.Package) -> None:
     needed = 5 * len(built.archive) + _FREE_BYTES
-    for directory, room in free.items():
-        if room < needed:
-            what = f"only {terminal.size(room)} free in {directory}, a job needs {terminal.size(needed)}"
+    for directory, free_bytes in free.items():
+        if free_bytes < needed:
+            what = f"only {terminal.size(free_bytes)} free in {directory}, a job needs {terminal.size(needed)}"
             raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
-    if lacking:
-        raise UsageError(missing_line(lacking, built.imports, built.name, built.files))
+    if missing:
+        raise UsageError(describe_missing(missing, built.imports, built.name, built.files))
 
 
 def _check_output(cluster: ClusterClient, submission: Submission) -> None:
@@ -307,14 +309,14 @@ def _check_output(cluster: ClusterClient, submission: Submission) -> None:
             continue  # it is being made, or cannot be read
         record = stored.record
         folder = str(record.trainingInput.get("jobDir", ""))
-        if shared(folder, submission.job.job_dir) and entry.required_hosts().isdisjoint(mine.required_hosts()):
+        if overlap(folder, submission.job.job_dir) and entry.required_hosts().isdisjoint(mine.required_hosts()):
             raise UsageError(
                 f"job {entry.jobId}, which is {record.state}, writes to {folder}, and this job would at the same time: wait "
                 "for it (fab wait), or give another --job-dir"
             )
 
 
-def shared(one: str, other: str) -> bool:
+def overlap(one: str, other: str) -> bool:
     """Return True if two folders are one, or one is in the other."""
     first, second = (posixpath.normpath(path) + "/" for path in (one, other))
     return bool(one and other) and (first.startswith(second) or second.startswith(first))
@@ -329,21 +331,21 @@ def _check_data(cluster: ClusterClient, submission: Submission) -> None:
 
 def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
-    from ops.screen.logs import followed
+    from ops.screen.logs import follow_job
 
     job_id, names = job.jobId, replica_names(job)
     try:
-        record = followed(cluster, job, names, LogFilter(), False, plain)
+        record = follow_job(cluster, job, names, LogFilter(), False, plain)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")
         return DETACHED
     if record is None:
         raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
-    return _sum_up(cluster, record)
+    return _report_end(cluster, record)
 
 
-def _sum_up(cluster: ClusterClient, record: JobRecord) -> int:
+def _report_end(cluster: ClusterClient, record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
     took = (
         f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"
@@ -357,7 +359,7 @@ def _sum_up(cluster: ClusterClient, record: JobRecord) -> int:
             terminal.note(line)
         return DONE
     why = record.errorMessage.partition("\n")[0].rstrip(".")
-    more = "; ".join(filter(None, (f"fab describe {job_id}", where_to_read_why(record))))
+    more = "; ".join(filter(None, (f"fab describe {job_id}", failure_hint(record))))
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
     for line in outcome.read_unsaved(cluster, record):
         terminal.note(line)

@@ -13,13 +13,13 @@ from jobs.study import Algorithm, Parameter, ScaleType, Study, Trial, TrialState
 from jobs.times import now
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.submit.tuning import HYPERPARAMETERS, build_study, hyperparameters
+from ops.submit.tuning import HYPERPARAMETERS, build_study, check_hyperparameters
 
 _MOST_ROWS, _MOST_WORDS = 30, 120
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """A job's study, and its trials, by number."""
 
     record: JobRecord
@@ -42,7 +42,7 @@ class Tuned:
 
     def output(self) -> dict[str, Any]:
         """Return Cloud ML's TrainingOutput, the best trial first."""
-        listed = [{**_plain(trial), "state": self.state(trial)} for trial in self.ranked]
+        listed = [{**_to_dict(trial), "state": self.state(trial)} for trial in self.ranked]
         return {
             "completedTrialCount": sum(trial.final for trial in self.trials),
             "isHyperparameterTuningJob": True,
@@ -83,7 +83,7 @@ class Tuned:
         terminal.out()
         terminal.table(heads, [self._row(trial, names) for trial in self.ranked[:_MOST_ROWS]])
         if (more := len(self.trials) - _MOST_ROWS) > 0:
-            terminal.note(f"{more} more trials: fab describe {self.record.jobId} --json has all")
+            terminal.note(f"{terminal.plural(more, 'more trial')}: fab describe {self.record.jobId} --json has all")
 
     def _row(self, trial: Trial, names: Sequence[str]) -> tuple[object, ...]:
         last = trial.last
@@ -100,7 +100,7 @@ class Tuned:
         )
 
 
-def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
+def read(ledger: Ledger, record: JobRecord) -> TuningResult | None:
     """Return the study of a job, as its plan has it, and its trials; None if it tunes nothing."""
     hyperparameter_input = record.trainingInput.get(HYPERPARAMETERS)
     if not isinstance(hyperparameter_input, dict):
@@ -108,7 +108,7 @@ def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
     plan = ledger.plan(record.jobId)
     try:
         study = (plan.study if plan else None) or build_study(
-            hyperparameters(hyperparameter_input, HYPERPARAMETERS), (), "", None
+            check_hyperparameters(hyperparameter_input, HYPERPARAMETERS), (), "", None
         )
     except UsageError as error:
         raise OpsError(f"what job {record.jobId} tunes cannot be read: {error}") from None
@@ -116,10 +116,10 @@ def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
     records = trials.read()
     for number, why in trials.bad.items():
         terminal.note(f"trial {number} is not shown: {why}")
-    return Tuned(record, study, records)
+    return TuningResult(record, study, records)
 
 
-def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
+def best_trial(ledger: Ledger, record: JobRecord) -> Trial | None:
     """Return the best trial of a tuning job; None for any other job.
 
     Raises:
@@ -132,7 +132,7 @@ def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
     return first
 
 
-def say_which(record: JobRecord, trial: Trial) -> None:
+def note_best_trial(record: JobRecord, trial: Trial) -> None:
     """Note that the best trial's output is used as the job's."""
     tried = " ".join(words(trial.hyperparameters))
     terminal.note(f"{record.jobId} tuned hyperparameters; trial {trial.trialId} is the best: {tried}")
@@ -145,5 +145,5 @@ def _range(parameter: Parameter) -> str:
     return f"{parameter.parameterName} of {', '.join(map(str, parameter.choices or ()))}{scale}"
 
 
-def _plain(trial: Trial) -> dict[str, Any]:
+def _to_dict(trial: Trial) -> dict[str, Any]:
     return {key: value for key, value in trial.to_dict().items() if key != "schema"}

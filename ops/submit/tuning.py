@@ -19,7 +19,7 @@ HYPERPARAMETERS = "hyperparameters"
 _FAILED_LEAST, _FAILED_SHARE = 3, 4
 
 
-def hyperparameters(value: Any, path: str) -> dict[str, Any]:
+def check_hyperparameters(value: Any, path: str) -> dict[str, Any]:
     """Check `trainingInput.hyperparameters`."""
     from ops.checks import validate  # reads with pydantic, which takes time to import
     from ops.submit.schema import Hyperparameters
@@ -27,7 +27,7 @@ def hyperparameters(value: Any, path: str) -> dict[str, Any]:
     return validate(Hyperparameters, value, path).given()
 
 
-def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
+def build_study(options: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
     """Build the study of a job with these checked hyperparameters, with a seed of its own.
 
     `job_dir` is the folder in which each trial has its own.
@@ -35,13 +35,13 @@ def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job
     Raises:
         UsageError: if trials would overwrite one another.
     """
-    if arguments.names_output(args):
+    if arguments.has_output_flag(args):
         raise UsageError(
             f"the arguments name an output, and each trial needs its own: leave that out, JOB_DIR is {job_dir}/1 of trial 1, "
             "and --job-dir, with a trainer whose code knows it"
         )
-    goal = given.get("goal", Goal.MAXIMIZE)
-    trials = given.get("maxTrials", 1)
+    goal = options.get("goal", Goal.MAXIMIZE)
+    trials = options.get("maxTrials", 1)
     return Study(
         params=[
             Parameter(
@@ -53,65 +53,67 @@ def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job
                 discreteValues=each.get("discreteValues", []),
                 scaleType=ScaleType(each.get("scaleType", ScaleType.NONE)),
             )
-            for each in given["params"]
+            for each in options["params"]
         ],
         goal=Goal.MAXIMIZE if goal not in list(Goal) else Goal(goal),
-        hyperparameterMetricTag=given.get("hyperparameterMetricTag", METRIC_TAG),
+        hyperparameterMetricTag=options.get("hyperparameterMetricTag", METRIC_TAG),
         maxTrials=trials,
-        maxParallelTrials=given.get("maxParallelTrials", 1),
-        maxFailedTrials=given.get("maxFailedTrials") or min(trials, max(_FAILED_LEAST, trials // _FAILED_SHARE)),
-        algorithm=Algorithm(given.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
-        enableTrialEarlyStopping=given.get("enableTrialEarlyStopping", False),
-        resumePreviousJobId=given.get("resumePreviousJobId", ""),
+        maxParallelTrials=options.get("maxParallelTrials", 1),
+        maxFailedTrials=options.get("maxFailedTrials") or min(trials, max(_FAILED_LEAST, trials // _FAILED_SHARE)),
+        algorithm=Algorithm(options.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
+        enableTrialEarlyStopping=options.get("enableTrialEarlyStopping", False),
+        resumePreviousJobId=options.get("resumePreviousJobId", ""),
         jobDir=job_dir.rstrip("/"),
         jobDirFlag=job_dir_flag or "",
         seed=random.randrange(2**31),  # noqa: S311  no secret
     )
 
 
-def hosts(given: Mapping[str, Any], inventory: Inventory) -> dict[Role, int]:
+def required_counts(options: Mapping[str, Any], inventory: Inventory) -> dict[Role, int]:
     """Return the part of a cluster that runs N trials at once, one on a host: the master and workers."""
-    most = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1), 1 + len(inventory.of_role(Role.WORKER)))
+    most = min(options.get("maxParallelTrials", 1), options.get("maxTrials", 1), 1 + len(inventory.of_role(Role.WORKER)))
     return {Role.MASTER: 1, **({Role.WORKER: most - 1} if most > 1 else {})}
 
 
-def fewer(given: Mapping[str, Any], inventory: Inventory) -> str:
+def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
     """Return the note for a cluster that runs fewer trials at once than requested, else an empty string."""
-    limit = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1))
-    there = sum(hosts(given, inventory).values())
-    if limit <= there:
+    limit = min(options.get("maxParallelTrials", 1), options.get("maxTrials", 1))
+    available = sum(required_counts(options, inventory).values())
+    if limit <= available:
         return ""
-    hosts_of_it = f"stack {inventory.stack} has {plural(there, 'host')} for trials"
+    hosts_of_it = f"stack {inventory.stack} has {plural(available, 'host')} for trials"
     return f"maxParallelTrials is {limit}, and {hosts_of_it}: so many run at once"
 
 
-def resumed(study: Study, before: Study | None, trials: Sequence[Trial]) -> Study:
-    """Return the study with the results of the one `before` and its trials, and of earlier ones.
+def add_prior_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
+    """Return the study with the results of the one `original` and its trials, and of earlier ones.
 
     Raises:
         UsageError: if the job had no study, or tuned something else.
     """
     job_id = study.resumePreviousJobId
-    if before is None:
+    if original is None:
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
-    if before.params != study.params:
-        names = [{each.parameterName for each in params} for params in (before.params, study.params)]
-        lacks, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
-        differs = [each.parameterName for each in study.params if each not in before.params and each.parameterName in names[0]]
-        differences = [(lacks, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
+    if original.params != study.params:
+        names = [{each.parameterName for each in params} for params in (original.params, study.params)]
+        missing, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        differs = [
+            each.parameterName for each in study.params if each not in original.params and each.parameterName in names[0]
+        ]
+        differences = [(missing, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
         what = (
             "; ".join(f"{', '.join(parameters)}, {how}" for parameters, how in differences if parameters) or "in another order"
         )
         raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters: {what}")
     for key in ("goal", "hyperparameterMetricTag"):
-        if (then := getattr(before, key)) != getattr(study, key):
+        if (then := getattr(original, key)) != getattr(study, key):
             raise UsageError(
                 f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
             )
     prior_trials = [PriorTrial(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
     if not prior_trials:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
-    result = replace(study, earlier=[*before.earlier, *prior_trials])
+    result = replace(study, earlier=[*original.earlier, *prior_trials])
     if not result.trials:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result

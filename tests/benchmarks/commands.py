@@ -1,4 +1,4 @@
-"""Commands that a user waits for: `fab --list`, the first line of a log, and what `fab` needs of memory."""
+"""Commands that a user waits for: `fab --list`, the first line of a log, and the memory of `fab`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.spec import ScaleTier
     tier=None,
 )
 def fab_list(stack: BenchStack) -> Figure:
-    """Start-up of the command itself."""
+    """Measure the start of the command itself."""
 
     def ours() -> float:
         return must(stack.run("fab", "--list"), "fab --list").seconds
@@ -39,7 +39,7 @@ def fab_list(stack: BenchStack) -> Figure:
     aim=1.5,
 )
 def logs_first_line(stack: BenchStack) -> Figure:
-    """The log of a job that has ended, read from its host."""
+    """Read the log of a job that has ended from its host."""
     stack.require(ScaleTier.STANDARD_1)
     stack.fab("train", "--job", job_id("first_line"), "--package", TINY, "--args", "--seconds 2")
     ours = ("fab", "logs", "master-0", "--lines", "10")
@@ -61,7 +61,7 @@ def logs_first_line(stack: BenchStack) -> Figure:
     unit="MB",
 )
 def memory_fab(stack: BenchStack) -> Figure:
-    """One connection and one channel a host, and all their lines."""
+    """Hold one connection and one channel a host, and read all their lines."""
     stack.require(ScaleTier.PREMIUM_1)
     job = job_id("memory")
     say("fab train with 31 hosts")

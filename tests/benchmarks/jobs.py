@@ -1,4 +1,4 @@
-"""What a user sees of a job: its first training step, its lines as they come, and the memory of its agents."""
+"""The delays of a job that a user notices: its first training step and its log lines; and its agents' memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT = re.compile(r"step \d+: at (\d+\.\d+)$")
     aim=1.3,
 )
 def first_step(stack: BenchStack) -> Figure:
-    """From the command's start to the time of the log line itself."""
+    """Measure from the command's start to the time of the log line itself."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     upload_data(inventory)
     command = f"{PYTHON} -c 'import tensorflow'"
@@ -114,7 +114,7 @@ def first_train_line(log: Iterable[LoggedLine]) -> float:
     unit="MB",
 )
 def memory_replica(stack: BenchStack) -> Figure:
-    """The unit's main process, after 5 s of a job that prints, without its trainer."""
+    """Read the unit's main process, without its trainer, after 5 s of a job that prints."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     read = f"sudo -n sh -c 'cat /proc/$(systemctl show -P MainPID {JOBS_UNIT})/status'"
     with stack.tiny_job("memory", "--seconds 60 --rate 5"):
@@ -142,7 +142,7 @@ def resident(status: str) -> float:
     aim=0.2,
 )
 def follow_latency(stack: BenchStack) -> Figure:
-    """One machine and one clock: each line has the time of its print."""
+    """Compare times of one clock: each line has the time of its print."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.tiny_job("follow", "--seconds 120 --rate 5") as job:
         command = ["fab", "logs", "all", "--job", job, "--follow", "--lines", "0"]

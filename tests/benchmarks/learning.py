@@ -131,7 +131,7 @@ _NOT_IN_TURN = "only the order: the peer's runs are those of own-async"
     unequal=_FIVE_UNEQUAL,
 )
 def async_to_accuracy(stack: BenchStack) -> Figure:
-    """In turn, as the machine's speed varies."""
+    """Measure in turn, as the machine's speed varies."""
     ours, peers = iter(_SEEDS), iter(_SEEDS)
 
     def peer() -> float:
@@ -152,7 +152,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
     "for each checkpoint; the peer has Adam at 0.001, 2,000 steps, and servers that write their checkpoints themselves",
 )
 def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
-    """By the counters of the hosts' network interfaces."""
+    """Read the counters of the hosts' network interfaces."""
     package = "examples/cloudml"
     options = ("--package", package, "--config", f"{package}/config.yaml")
     ours = [_shared(stack, seed).sent for seed in _SEEDS]
@@ -183,7 +183,7 @@ for _strategy, _besides in (("async", f"; {_SERVERS}"), ("sync", "")):
     unequal=f"{_unequal('both', _TWO_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_two(stack: BenchStack) -> Figure:
-    """With all three parameter servers, as the others."""
+    """Use all three parameter servers, as the others do."""
     return _on_own_cores(stack, lambda: _seconds(stack, "two", _TWO, "--replicas", "worker=1,ps=3"))
 
 
@@ -197,7 +197,7 @@ def own_two(stack: BenchStack) -> Figure:
     unequal=f"{_unequal('all ten', _TEN_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_ten(stack: BenchStack) -> Figure:
-    """A tenth of a core: ten hosts of a fifth need more than this machine has."""
+    """Give each host a tenth of a core: ten hosts of a fifth need more than this machine has."""
     tier = ScaleTier.CUSTOM
     return _on_own_cores(stack, lambda: _seconds(stack, "ten", _TEN, tier=tier), tier, _SMALL_SHARE)
 
@@ -222,7 +222,7 @@ def _on_own_cores(
     unequal=_NOT_IN_TURN,
 )
 def own_slowed(stack: BenchStack) -> Figure:
-    """Like a host whose neighbours use its processor."""
+    """Slow a host like one whose neighbours use its processor."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         peers = _five(stack, "async")
@@ -239,7 +239,7 @@ def own_slowed(stack: BenchStack) -> Figure:
     unequal=_NOT_IN_TURN,
 )
 def own_killed(stack: BenchStack) -> Figure:
-    """By SIGKILL; the seed of a training also chooses the workers."""
+    """Kill by SIGKILL; the seed of a training also chooses the workers."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         return Figure.of([_killed(stack, seed) for seed in _SEEDS], _five(stack, "async"))
@@ -254,7 +254,7 @@ def _killed(stack: BenchStack, seed: int) -> float:
 
 
 def victims(seed: int, workers: Sequence[str]) -> Iterator[str]:
-    """Yield without end whose trainer is killed next: each worker with the same chance, and equal for a seed."""
+    """Yield without end the worker to kill next: each with the same chance, and equal for a seed."""
     chance = np.random.default_rng(seed)
     while True:
         yield workers[int(chance.integers(len(workers)))]
@@ -286,7 +286,7 @@ class Killer:
     "it builds its graph, ours after its first; ours saves the optimizer's variables, too",
 )
 def sync_to_accuracy(stack: BenchStack) -> Figure:
-    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 100."""
+    """Use the same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 100."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         ours = _five(stack, "sync")
@@ -303,7 +303,7 @@ def sync_to_accuracy(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def accuracy_cnn(stack: BenchStack) -> Figure:
-    """By evaluation.json of the job's output."""
+    """Read evaluation.json of the job's output."""
     runs = []
     for seed in _SEEDS:
         job = together(stack, "accuracy", f"{_ACCURACY} --seed {seed}").job

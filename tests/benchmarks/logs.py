@@ -38,7 +38,7 @@ _SECONDS, _CUT_SECONDS = 60, 10
     unit="µs",
 )
 def logs_merge(_: BenchStack) -> Figure:
-    """Lines are added and taken one by one."""
+    """Add and take lines one by one."""
     return in_turn(5, lambda: _merged(_MANY), lambda: _merged(_FEW))
 
 
@@ -145,19 +145,19 @@ _LOUD = f"8 replicas that print 10,000 lines/s each for {_SECONDS} s, every conn
     "logs-follow", what=f"lines lost or shown twice by `fab logs --follow` of {_LOUD}", against=None, bar=0, unit="lines"
 )
 def logs_follow(stack: BenchStack) -> Figure:
-    """Each line has a number, and is counted in any order."""
+    """Count the numbers of the lines, in any order."""
     return Figure(_followed(stack).wrong)
 
 
 @benchmark("logs-memory", what=f"MB of `fab logs --follow` at its peak, of {_LOUD}", against=None, bar=150, aim=80, unit="MB")
 def logs_memory(stack: BenchStack) -> Figure:
-    """As logs-follow."""
+    """Measure the same run as logs-follow."""
     return Figure(_followed(stack).peak)
 
 
 @benchmark("logs-heartbeat", what=f"seconds by which the latest heartbeat was late, of {_LOUD}", against=None, bar=5, aim=1)
 def logs_heartbeat(stack: BenchStack) -> Figure:
-    """By the bucket's records, read on a host."""
+    """Read the bucket's records on a host."""
     return Figure(_followed(stack).late)
 
 
@@ -182,7 +182,7 @@ class _Counting(ChunkFolder):
     unit="bytes",
 )
 def logs_bytes(_: BenchStack) -> Figure:
-    """A log whose beginning is a hole in the file: it must not be read."""
+    """Read a log whose beginning is a hole in the file: it must not be read."""
     line = LogLine(
         "2026-01-31T12:00:00.000Z", "INFO", "master-0", "Train [master/0], step 348: loss: 0.729 (1.037 sec)"
     ).to_json()

@@ -20,7 +20,7 @@ _END_SECONDS = 30.0
 
 
 class MeasureError(RuntimeError):
-    """Something could not be measured; the message is one line."""
+    """A failed measurement; the message is one line."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _SECONDS = 120.0
     aim=1.5,
 )
 def script_first_line(stack: BenchStack) -> Figure:
-    """A plain script on one host."""
+    """Run a plain script on one host."""
     stack.require(ScaleTier.STANDARD_1)
     stack.on("master-0", "cat >/tmp/hello.py", _HELLO.encode())
     peer = stack.ssh("master-0", f"{PYTHON} /tmp/hello.py")
@@ -63,7 +63,7 @@ def script_first_line(stack: BenchStack) -> Figure:
     aim=0.9,
 )
 def side_by_side(stack: BenchStack) -> Figure:
-    """All hosts share the processors of this machine, so the work is the same, plus the cost of starting jobs."""
+    """Compare the same work plus the start of jobs: all hosts share the processors of this machine."""
     stack.require(ScaleTier.STANDARD_1)
     train = ["fab", "train", "--scale-tier", "BASIC"]
     arguments = ["--", *_TRAINING.split()]

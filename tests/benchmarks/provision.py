@@ -23,7 +23,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
     aim=1.2,
 )
 def up(stack: BenchStack) -> Figure:
-    """Both begin with no host on the machine."""
+    """Begin both with no host on the machine."""
 
     def peer() -> float:
         stack.down()
@@ -84,7 +84,7 @@ def used_memory(folder: Path) -> int:
     tier=ScaleTier.PREMIUM_1,
 )
 def up_premium(stack: BenchStack) -> Figure:
-    """How the time grows with the number of hosts."""
+    """Compare the time of more hosts with that of fewer."""
     if ScaleTier.STANDARD_1 not in stack.seconds:
         stack.up(ScaleTier.STANDARD_1)
     peer = statistics.median(stack.seconds[ScaleTier.STANDARD_1]) / 8

@@ -20,7 +20,7 @@ from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
 from ops.cluster.shell import USER
-from ops.package.push import code, take_in_command
+from ops.package.push import code, install_command
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64
@@ -44,7 +44,7 @@ Command = tuple[list[str], dict[str, str]]
 def by_ssh(inventory: Inventory, folder: Path) -> Command:
     """Return the command of OpenSSH: one process per host, all at once, the archive on stdin."""
     ssh = f"ssh -F {shlex.quote(str(inventory.folder / 'ssh_config'))}"
-    command = shlex.quote(take_in_command(code(ROOT)[1]))
+    command = shlex.quote(install_command(code(ROOT)[1]))
     starts = "\n".join(
         f"{ssh} {name} {command} <{shlex.quote(str(folder))}/{name}.tar.gz & all+=($!)" for name in inventory.names
     )

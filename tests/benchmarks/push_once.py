@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     fleet = Fleet(inventory)
     if failures := fleet.connect_each(inventory.names).failures:
         raise HostsError(failures, "all hosts are needed")
-    command = push.take_in_command(version)
+    command = push.install_command(version)
     outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():
         print(f"{name}: {error}", file=sys.stderr)

@@ -69,7 +69,7 @@ _IMPORT = (
     unit="violations",
 )
 def schedules(stack: BenchStack) -> Figure:
-    """New schedules each time, like `make soak`."""
+    """Run new schedules each time, like `make soak`."""
     first = int(time.time())
     ran = stack.run(sys.executable, _SOAK, "--seconds", f"{SECONDS:g}", "--first", str(first))
     count, broken = played(ran.out)
@@ -98,7 +98,7 @@ def played(out: str) -> tuple[int, int]:
     tier=None,
 )
 def restart_hanging(stack: BenchStack) -> Figure:
-    """A real `python -m hosts.agent` on this machine, with a bucket whose every call hangs before the kill."""
+    """Run a real `python -m hosts.agent` on this machine; every call of its bucket hangs before the kill."""
     figure = in_turn(5, lambda: _restarted(stack), lambda: _started(stack))
     say(f"{figure.value:.2f} s, of which {figure.peer:.2f} s are the start of the same trainer")
     return Figure(figure.value)
@@ -186,7 +186,7 @@ def make_host(root: Path) -> None:
     aim=1.0,
 )
 def worker_killed(stack: BenchStack) -> Figure:
-    """Three workers, each killed once."""
+    """Kill each of three workers once."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     upload_data(inventory)
     job = job_id("worker_killed")
@@ -231,7 +231,7 @@ def _train_line(stack: BenchStack, job: str, worker: str, moment: float) -> floa
     aim=2.0,
 )
 def queue_next(stack: BenchStack) -> Figure:
-    """Four jobs in a queue; only the hosts start them."""
+    """Queue four jobs; only the hosts start them."""
     stack.require(ScaleTier.STANDARD_1)
     jobs = [job_id(f"queue_{number}") for number in range(4)]
     try:
@@ -262,7 +262,7 @@ def queue_next(stack: BenchStack) -> Figure:
     aim=3.0,
 )
 def cancel_8(stack: BenchStack) -> Figure:
-    """The tiny trainer, which SIGTERM ends at once."""
+    """Cancel the tiny trainer, which SIGTERM ends at once."""
     stack.require(ScaleTier.STANDARD_1)
     return Figure(statistics.median(_cancelled(stack) for _ in range(3)))
 
@@ -275,7 +275,7 @@ def cancel_8(stack: BenchStack) -> Figure:
     aim=25.0,
 )
 def cancel_chief_off(stack: BenchStack) -> Figure:
-    """The chief's host, whose agent leads the job, is stopped just before."""
+    """Stop the chief's host, whose agent leads the job, just before."""
     inventory = stack.require(ScaleTier.STANDARD_1)
     chief = client(own(NAME)[0].project).instances.get(inventory.chief.name)
 
@@ -317,7 +317,7 @@ def _cancelled(stack: BenchStack, off: str = "", before: Callable[[], object] = 
     aim=0.7,
 )
 def jobs_500(stack: BenchStack) -> Figure:
-    """With the record of one job that ran here, under 500 ids."""
+    """Store the record of one job that ran here under 500 ids."""
     chief = stack.require(ScaleTier.STANDARD_1).chief.name
     job = job_id("jobs")
     stack.fab("train", "--job", job, "--package", TINY, "--args", "--seconds 1")

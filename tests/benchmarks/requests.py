@@ -23,7 +23,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, Task
 from jobs.states import JobState
-from ops.cluster.host_files import beat_seconds, idle_seconds
+from ops.cluster.host_files import heartbeat_seconds, idle_seconds
 
 _JOB = "counted"
 _AGAINST = "the same with a poll each second, a heartbeat each 5 s, and a poll of an idle host each minute"
@@ -128,7 +128,7 @@ def _minute(poll: float, running: bool) -> int:
     if running:
         ledger.change_queue(lambda _: Queue([QueueEntry(_JOB, names, held=True)]))
         tasks = {name: Task("{}", {}) for name in names}
-        plan = Plan(_JOB, names, "task", [], tasks, packageSha256="0", heartbeatSeconds=beat_seconds(poll))
+        plan = Plan(_JOB, names, "task", [], tasks, packageSha256="0", heartbeatSeconds=heartbeat_seconds(poll))
         ledger.create_plan(plan)
         ledger.create_job(JobRecord(_JOB, JobState.PREPARING, createTime="", hosts=names))
     else:

@@ -89,7 +89,7 @@ def _top(stack: BenchStack) -> Watched:
     tier=None,
 )
 def top_refresh(stack: BenchStack) -> Figure:
-    """On a terminal of 50 lines."""
+    """Watch a terminal of 50 lines."""
     return Figure(median(later - before for before, later in pairwise(_top(stack).pictures)))
 
 
@@ -103,7 +103,7 @@ def top_refresh(stack: BenchStack) -> Figure:
     unit="%",
 )
 def top_cpu(stack: BenchStack) -> Figure:
-    """As top-refresh."""
+    """Measure the same run as top-refresh."""
     return Figure(_top(stack).share)
 
 
@@ -116,7 +116,7 @@ def top_cpu(stack: BenchStack) -> Figure:
     unit="%",
 )
 def screen_cpu(stack: BenchStack) -> Figure:
-    """As `fab train` shows a job, but of a running job, so that both follow the same one."""
+    """Follow one running job twice, as `fab train` shows a job."""
     stack.require(ScaleTier.STANDARD_1)
     follow = ["fab", "logs", "all", "--follow", "--lines", "0", "--job"]
     with stack.tiny_job("screen", "--seconds 300 --rate 5") as job:
@@ -136,7 +136,7 @@ def screen_cpu(stack: BenchStack) -> Figure:
     unit="%",
 )
 def usage_cpu(stack: BenchStack) -> Figure:
-    """Without the three numbers in each heartbeat: they add no write."""
+    """Leave out the three numbers in each heartbeat: they add no write."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.tiny_job("usage", "--seconds 60"):
         seconds = float(stack.on("master-0", f"{PYTHON} -", _METER.encode()))

@@ -114,7 +114,7 @@ for _which, _percentile, _bar, _aim in (("p50", "median", 4.0, 1.5), ("p99", "99
     at_least=True,
 )
 def predict_rate(stack: BenchStack) -> Figure:
-    """Batching against the cost of HTTP."""
+    """Compare the gain of batching with the cost of HTTP."""
     _, many, called = _compared(stack)
     return Figure(median(m["rate"] for m in many), median(c["rate"] for c in called))
 
@@ -128,7 +128,7 @@ def predict_rate(stack: BenchStack) -> Figure:
     unit="",
 )
 def swap_failures(stack: BenchStack) -> Figure:
-    """The clients send requests all the time."""
+    """Send requests all the time."""
     deployed(stack)
     seconds = 3.0 * _SWAPS
     clients = Background(lambda: _result(stack, _HOST, _CLIENTS_PROGRAM, _PREDICT, 4, seconds, "127.0.0.1"))
@@ -158,7 +158,7 @@ def _many(result: dict[str, Any]) -> dict[str, Any]:
     unit="",
 )
 def kill_failures(stack: BenchStack) -> Figure:
-    """SIGKILL for the unit's process, which systemd restarts; the next one when both answer. Clients are on a worker."""
+    """Kill the unit's process, which systemd restarts; the next one when both answer. Clients are on a worker."""
     deployed(stack)
     with _two_servers(stack) as addresses:
         seconds = _KILL_SECONDS * _KILLS
@@ -221,7 +221,7 @@ def _await_both(stack: BenchStack) -> None:
     aim=1.2,
 )
 def deploy_first_answer(stack: BenchStack) -> Figure:
-    """Ours also starts two commands, copies 13 MB into the bucket and starts a unit; the peer has the files already."""
+    """Measure ours with two commands, 13 MB copied into the bucket and a unit; the peer has the files already."""
     folder = deployed(stack)
     job = folder.split("/")[3]
     for version in ("v1", "v2", "v1"):  # the default version must be deleted last

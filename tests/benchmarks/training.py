@@ -86,7 +86,7 @@ def _medians(pairs: Iterable[tuple[float, float]]) -> Figure:
     at_least=True,
 )
 def async_rate(stack: BenchStack) -> Figure:
-    """Without evaluations and checkpoints."""
+    """Train without evaluations and checkpoints."""
     return _medians((turn.ours.examples_per_second, turn.alone.examples_per_second) for turn in _turns(stack))
 
 
@@ -100,7 +100,7 @@ def async_rate(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def async_rate_seeds(stack: BenchStack) -> Figure:
-    """The peer's workers start half a minute after its master; only the time after that counts."""
+    """Count the time after the last start: the peer's workers start half a minute after its master."""
     return _medians((turn.ours.examples_per_second, turn.tf1.examples_per_second) for turn in _turns(stack))
 
 
@@ -113,7 +113,7 @@ def async_rate_seeds(stack: BenchStack) -> Figure:
     unit="B",
 )
 def async_bytes(stack: BenchStack) -> Figure:
-    """By the counters of the hosts' network interfaces."""
+    """Read the counters of the hosts' network interfaces."""
     return _medians((_sent(turn.ours), _sent(turn.tf1)) for turn in _turns(stack))
 
 
@@ -129,7 +129,7 @@ def _sent(trained: Trained) -> float:
     aim=1.0,
 )
 def last_worker(stack: BenchStack) -> Figure:
-    """By the second line of each: its first is of a single step."""
+    """Use the second line of each worker: the first is of a single step."""
     return Figure.of([turn.ours.last_joined for turn in _turns(stack)])
 
 
@@ -144,7 +144,7 @@ def last_worker(stack: BenchStack) -> Figure:
     unequal="ours synchronizes every 4 steps, and the peer, whose optimizer is Adam, at each",
 )
 def sync_rate(stack: BenchStack) -> Figure:
-    """The same batch of 100 a replica; in turn."""
+    """Train in turn, each with a batch of 100 a replica."""
     mwms = f"--model cnn --max-steps {_MWMS_STEPS}"
     pairs = (
         (together(stack, "sync", f"--strategy sync {cnn}"), together(stack, "mwms", mwms, "--package", "examples/mwms"))
@@ -161,7 +161,7 @@ def sync_rate(stack: BenchStack) -> Figure:
     aim=1.0,
 )
 def mlp_seconds(stack: BenchStack) -> Figure:
-    """A model of 105,000 parameters: a step takes a millisecond, so every other cost shows."""
+    """Train a model of 105,000 parameters: a step takes a millisecond, so every other cost shows."""
     return _medians((ours.seconds, peer.seconds) for ours, peer in _mlps(stack))
 
 
@@ -175,7 +175,7 @@ def mlp_seconds(stack: BenchStack) -> Figure:
     at_least=True,
 )
 def accuracy_mlp(stack: BenchStack) -> Figure:
-    """By the job's last line."""
+    """Read the job's last line."""
     return Figure.of([ours.accuracy for ours, _ in _mlps(stack)])
 
 
@@ -189,7 +189,7 @@ def accuracy_mlp(stack: BenchStack) -> Figure:
     unequal="ours writes summaries for TensorBoard each second, the peer none; both print a line each second",
 )
 def job_step(stack: BenchStack) -> Figure:
-    """In turn, each in a process of its own."""
+    """Measure in turn, each in a process of its own."""
     del stack
     return in_turn(_PAIRS, lambda: _step("job"), lambda: _step("fit"))
 

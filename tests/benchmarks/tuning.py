@@ -43,7 +43,7 @@ _STUDY = {
     aim=1.0,
 )
 def tuning_trials(stack: BenchStack) -> Figure:
-    """All hosts share the processors of this machine, so the work is the same."""
+    """Compare the same work: all hosts share the processors of this machine."""
     stack.require(ScaleTier.STANDARD_1)
     with TemporaryDirectory() as folder:
         config = Path(folder, "config.yaml")
@@ -81,7 +81,7 @@ def tuning_trials(stack: BenchStack) -> Figure:
     unit="",
 )
 def tuning_best(stack: BenchStack) -> Figure:
-    """The tuner's own suggestions, and trainings in one process."""
+    """Use the tuner's own suggestions, and trainings in one process."""
     say("2 times 5 studies of 24 trials")
     ran = must(run([sys.executable, "-m", "benchmarks.tuned_once"], stack.env, ROOT), "the studies")
     rates = json.loads(ran.out.strip().splitlines()[-1])

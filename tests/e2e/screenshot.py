@@ -20,8 +20,8 @@ from jobs.chunks import LogFilter
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
-from ops.screen.draw import Picture, joined
 from ops.screen.job import JobScreen
+from ops.screen.render import Picture, joined
 
 _LINES, _COLUMNS = 30, 118
 

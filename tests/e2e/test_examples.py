@@ -219,7 +219,7 @@ TUNER = {"alembic", "colorlog", "mako", "optuna", "pyyaml", "sqlalchemy", "tqdm"
 @pytest.mark.parametrize("name", ["master-0", "ps-0"])
 def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
     there = json.loads(cluster.ssh(name, f"/opt/scaletier/venv/bin/python -c '{_VERSIONS}'").out)
-    constraints = dict(hostpython.hosts())
+    constraints = dict(hostpython.host_packages())
     assert constraints.pop("tensorflow") == constraints["tensorflow-cpu"]
     for tool in ("pip", "wheel"):
         there.pop(tool, None)

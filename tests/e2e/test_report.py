@@ -225,7 +225,7 @@ def test_digits_tables_and_names_are_there_for_all(browser: Browser, folder: Pat
     browser.emulate(1280, 900)
     browser.open((folder / "one.html").as_uri())
     digits = browser.value(DIGITS)
-    assert digits[:2] == [["0 taken for 3", 28], ["1 taken for 4", 28]]
+    assert digits[:2] == [["0 predicted as 3", 28], ["1 predicted as 4", 28]]
     assert len(digits) == 20
     named = browser.value(NAMED)
     assert named.pop("tables") > 50

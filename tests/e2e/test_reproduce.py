@@ -55,7 +55,7 @@ def test_a_job_runs_again_from_the_bucket_and_what_differs_is_said(cluster: Stac
     assert record["manifest"]["reproduces"] == original
     assert record["trainingInput"]["jobDir"] == f"/bucket/jobs/{original}_2/output"
     again = cluster.must("reproduce", original, "--job", f"{original}_2")
-    assert "differs from original in" in again.out or "is original over again" in again.out
+    assert "differs from original in" in again.out or "has the inputs and the results of original" in again.out
 
 
 @pytest.mark.usefixtures("_plan")

@@ -96,8 +96,8 @@ def _said(data: bytes) -> object:
     texts = [*splitter.feed(data[:half], 0.0), *splitter.take_partial(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
     for number, text in enumerate(texts):
         line = messages.add(text, float(number))
-        heuristics.read(text)
-        shown = terminal.harmless(line.message, colours=True)
+        heuristics.read_line(text)
+        shown = terminal.sanitize(line.message, colours=True)
         assert "\n" not in shown
         assert "\x1b]" not in shown
     return texts
@@ -120,16 +120,16 @@ class _Chunks:
 def _stored(data: bytes) -> object:
     source = _Chunks(data)
     some = chunks.LogFilter(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
-    return [*lines.of_source(source, "master-0", some)], chunks.newest(source, some)
+    return [*lines.read_source(source, "master-0", some)], chunks.newest(source, some)
 
 
 def _archive(data: bytes) -> object:
     """Read a tar.gz of a fuzzed tar: no mutation of the whole would keep its checksums."""
-    return trainer_config.read_archive(gzip.compress(data, 0), "mine")
+    return trainer_config.read_from_archive(gzip.compress(data, 0), "mine")
 
 
 def _requirement(data: bytes) -> object:
-    return hostpython.is_there(_text(data), {"numpy": "2.1.0", "tensorflow-cpu": "2.21.0"})
+    return hostpython.is_met(_text(data), {"numpy": "2.1.0", "tensorflow-cpu": "2.21.0"})
 
 
 def _wanted(data: bytes) -> object:

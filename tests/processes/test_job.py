@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from waiting import limit
 
-from ops.plan import rehearsal
+from ops.plan import profile
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -108,7 +108,7 @@ def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) 
     for key, value in one.items():
         assert np.array_equal(value, other[key]), key
     layers = 6 * 16 + 16, 4 * 16, 16 * 3 + 3
-    assert rehearsal.parameter_bytes(tmp_path / "whole") == 4 * sum(layers)
+    assert profile.parameter_bytes(tmp_path / "whole") == 4 * sum(layers)
 
 
 def test_writing_summaries_does_not_import_tensorboard() -> None:

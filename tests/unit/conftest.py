@@ -21,7 +21,7 @@ from replicahosts import make
 from infra.inventory import Inventory
 from ops import terminal
 from ops.cluster.inventory import parse
-from ops.plan import processes, rehearsal, runs
+from ops.plan import processes, profile, runs
 
 # The same examples on every machine and in every run, however long one takes, and nothing kept for other processes.
 hypothesis.settings.register_profile(
@@ -111,7 +111,7 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let ten hours pass at once for jobs that run on this machine."""
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    for module in (processes, rehearsal, runs):
+    for module in (processes, profile, runs):
         monkeypatch.setattr(module, "time", clock)
     return lambda: ahead.append(ahead.pop() + 36_000)
 

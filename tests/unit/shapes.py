@@ -27,7 +27,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.cluster.inventory.connect": "fab connect",
     "ops.models.export._show": "fab export",
     "ops.models.predict.predict": "fab predict",
-    "ops.models.versions._done": "fab deploy, fab set-default, fab undeploy",
+    "ops.models.versions._report_version": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.delete_version": "fab delete-version",
     "ops.models.deploy.deploy": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.models": "fab models",
@@ -50,7 +50,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.submit.runtimes.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
     "ops.submit.preview.show": "fab train --dry-run",
     "ops.submit.reproduce._show": "fab reproduce",
-    "ops.submit.train.run_told": "fab train, fab cancel, fab wait, fab predict --batch",
+    "ops.submit.train.run_submission": "fab train, fab cancel, fab wait, fab predict --batch",
     "ops.submit.end.wait": "fab train, fab cancel, fab wait, fab predict --batch",
 }
 

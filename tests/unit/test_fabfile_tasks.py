@@ -190,7 +190,7 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
     ],
 )
 def test_bare_words(line: str, means: str) -> None:
-    assert commandline.spelled_out(line.split(), WORDS, VALUED) == means.split()
+    assert commandline.expand_words(line.split(), WORDS, VALUED) == means.split()
 
 
 EXAMPLES = {name: commandline.examples(COLLECTION[name]) for name in TASKS}
@@ -230,7 +230,7 @@ def test_an_example_is_a_command_line(task: str, line: str, monkeypatch: pytest.
 @pytest.mark.parametrize("line", ["jobs logs all", "logs a b jobs", "hosts --json train"])
 def test_two_tasks_are_one_too_many(line: str) -> None:
     with pytest.raises(ValueError, match=r"one task at a time: fab \w+, and then fab \w+"):
-        commandline.spelled_out(line.split(), WORDS, VALUED)
+        commandline.expand_words(line.split(), WORDS, VALUED)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_two_tasks_are_one_too_many(line: str) -> None:
     ],
 )
 def test_who_asks_for_help(line: str, task: str | None) -> None:
-    assert commandline.asks_for_help(line.split()) == task
+    assert commandline.help_topic(line.split()) == task
 
 
 def test_completion_is_invokes(fab: Fab) -> None:
@@ -303,7 +303,17 @@ def test_arguments_behind_dashes() -> None:
 
 def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
     tokens = ["train", "--job", "x", "--args", "--json", "--args=--follow", "--labels", "a=b"]
-    assert commandline.shield(tokens) == ["train", "--job", "x", "--args", " --json", "--args", " --follow", "--labels", "a=b"]
+    assert commandline.protect_args(tokens) == [
+        "train",
+        "--job",
+        "x",
+        "--args",
+        " --json",
+        "--args",
+        " --follow",
+        "--labels",
+        "a=b",
+    ]
 
 
 @pytest.mark.parametrize(

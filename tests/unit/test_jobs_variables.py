@@ -155,7 +155,7 @@ def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: 
     found = site.prepare(plan, "master-0")
     assert found.directory.is_dir()
     assert found.argv == ["echo", "hi"]
-    assert push.take_in_command("v") in {command.replace(command.split()[-1], "v") for command in told}
+    assert push.install_command("v") in {command.replace(command.split()[-1], "v") for command in told}
 
 
 def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
 from ops.submit import train, tuning
-from ops.submit.trials import Tuned
+from ops.submit.trials import TuningResult
 
 ROOT = DOCS.parents[1]
 
@@ -98,7 +98,7 @@ def test_a_job_that_tunes() -> None:
     parameter = {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1}
     job = JobRecord("job01", JobState.RUNNING, trainingInput={"hyperparameters": {"goal": "MAXIMIZE", "params": [parameter]}})
     study = tuning.build_study(job.trainingInput["hyperparameters"], (), "", None)
-    tuned = Tuned(job, study, [tried, replace(tried, trialId=2, finalMetric=None)])
+    tuned = TuningResult(job, study, [tried, replace(tried, trialId=2, finalMetric=None)])
     told = {**job.to_dict(), "trainingOutput": tuned.output()}
     assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
     told["trainingOutput"]["trials"][0]["more"] = 1
@@ -123,7 +123,7 @@ def test_a_job_that_is_followed_is_told_of_at_its_end(
 
     monkeypatch.setattr(train, "run", run)
     cluster = ClusterClient(inventory, ledger=ledger)
-    assert train.run_told(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
+    assert train.run_submission(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
     said = capsys.readouterr()
     if as_json:
         assert (json.loads(said.out)["jobId"], said.err) == ("job01", "as it goes\n")

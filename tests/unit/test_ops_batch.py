@@ -18,7 +18,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
-from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
+from ops.models.batch import BatchOptions, check_flags, count_replicas, match_files, prepare
 from ops.models.lookup import catalog_of
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
@@ -47,10 +47,10 @@ def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     return made
 
 
-def asked(cluster: ClusterClient, **given: str | None) -> Asked:
+def asked(cluster: ClusterClient, **given: str | None) -> BatchOptions:
     bucket = cluster.inventory.bucket
     named = {"model": None, "version": None, "pattern": f"{bucket}/data/in/*.json", "output": f"{bucket}/predicted", **given}
-    return Asked(**{key: value.replace("BUCKET", bucket) if value else value for key, value in named.items()})
+    return BatchOptions(**{key: value.replace("BUCKET", bucket) if value else value for key, value in named.items()})
 
 
 def test_what_the_job_is(cluster: ClusterClient) -> None:
@@ -127,7 +127,7 @@ def test_a_model_without_a_default(cluster: ClusterClient) -> None:
     ],
 )
 def test_how_many_replicas_an_input_is_worth(size: int, there: int, shared: int | None, count: int) -> None:
-    assert paid_for(size, there, shared) == count
+    assert count_replicas(size, there, shared) == count
 
 
 def replicas_of(cluster: ClusterClient, replicas: str | None = None) -> list[str]:
@@ -138,7 +138,7 @@ def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, c
     assert replicas_of(cluster) == ["master-0"]
     assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
     assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
-    monkeypatch.setattr("ops.models.batch._PAYS", 1)
+    monkeypatch.setattr("ops.models.batch._BYTES_PER_REPLICA", 1)
     cluster.inventory = replace(cluster.inventory, shared_cpus=2)
     capsys.readouterr()
     assert replicas_of(cluster) == ["master-0", "worker-0"]
@@ -165,7 +165,7 @@ def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, c
 )
 def test_what_a_pattern_means(cluster: ClusterClient, pattern: str, names: list[str]) -> None:
     bucket = cluster.inventory.bucket
-    assert matching(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
+    assert match_files(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
 
 
 def test_flags_that_do_not_go_together() -> None:

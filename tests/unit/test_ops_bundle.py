@@ -23,11 +23,11 @@ from jobs.states import JobState, ReplicaState
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import parse
-from ops.cluster.remote import Ran
+from ops.cluster.remote import CommandResult
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
 from ops.report import bundle as module
-from ops.report.bundle import ask_command, bundle
+from ops.report.bundle import bundle, host_state_command
 
 NOON = "2026-01-31T12:00:00.000Z"
 HOSTS = {"master-0": ["master-0"], "worker-0": ["worker-1"]}
@@ -53,9 +53,9 @@ class Fleet:
     def stream(self, name: str, command: str) -> None:
         raise HostError(name, "does not answer")
 
-    def run(self, name: str, command: str) -> Ran:
+    def run(self, name: str, command: str) -> CommandResult:
         self.asked.append((name, command))
-        return Ran(name, 0, "4000000000.5\n# uptime\nup 3 days\n")
+        return CommandResult(name, 0, "4000000000.5\n# uptime\nup 3 days\n")
 
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
         return fan_out(names, work, seconds)
@@ -135,10 +135,10 @@ def test_all_that_tells_why_a_job_failed(job: Job, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     size = Path("job01-bundle.tar.gz").stat().st_size
     assert out == f"job01-bundle.tar.gz: {size / 1000:.1f} kB, begin with its summary.txt\n"
-    assert "no diagnosis by master-0: it never started, was lost or had no bucket, or is still at it" in err.splitlines()
-    assert "master-0 does not answer: it was not asked" in err.splitlines()
+    assert "no diagnosis by master-0: it never started, was lost, had no bucket, or has not finished it" in err.splitlines()
+    assert "master-0 does not answer: it was not queried" in err.splitlines()
     assert [path.name for path in Path().iterdir()] == ["job01-bundle.tar.gz"]
-    assert job.fleet.asked == [("worker-1", ask_command(NOON))]
+    assert job.fleet.asked == [("worker-1", host_state_command(NOON))]
 
 
 def test_the_summary_begins_with_the_first_error_and_has_a_line_a_replica(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_the_summary_begins_with_the_first_error_and_has_a_line_a_replica(job: J
         'it ran out of disk, "No space left on device"; its first error: MemoryError: too much; its clock was 600 s '
         "ahead of that of master-0",
     ]
-    assert "Note: no diagnosis by master-0: it never started, was lost or had no bucket, or is still at it" in lines
-    assert "What is in here:" in lines
+    assert "Note: no diagnosis by master-0: it never started, was lost, had no bucket, or has not finished it" in lines
+    assert "Contents:" in lines
 
 
 def test_a_full_disk_shows_where_the_log_could_not_be_written_either(job: Job) -> None:
@@ -225,7 +225,7 @@ def test_where_a_job_has_secrets_a_log_that_no_host_looked_through_is_left_out(
     job.put(paths.plan("job01"), plan.encode())
     assert job.bundle() == 0
     found = content()
-    why = "left out: the job has secrets, which nothing but a diagnosis hides"
+    why = "left out: the job has secrets, which only a diagnosis hides"
     assert found["logs/master-0.log"] == f"{why}\n"
     assert "No space left" in found["logs/worker-0.log"]
     said = f"the log of master-0 is {why}; fab logs job01 shows it"
@@ -262,7 +262,7 @@ def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: st
     found = content()
     assert ("diagnosis/worker-0.json" in found) == stays
     assert ("logs/worker-0.log" in found) == stays
-    note = "Note: what the host of worker-0 wrote down is of an earlier job of this id: it is left out"
+    note = "Note: the diagnosis by the host of worker-0 is of an earlier job of this id: it is left out"
     assert (note in found["summary.txt"]) != stays
 
 
@@ -291,7 +291,7 @@ def test_a_diagnosis_that_is_garbled_is_named_and_the_log_is_read_instead(job: J
     job.put(paths.diagnosis("job01", "worker-0"), b'{"lines": "left out", "disks": "left out", "clock": 7}')
     assert job.bundle() == 0
     found = content()
-    assert "Note: what the host of master-0 wrote down is garbled" in found["summary.txt"]
+    assert "Note: the diagnosis by the host of master-0 is damaged" in found["summary.txt"]
     assert "logs/master-0.log" in found
     assert found["diagnosis/master-0.json"] == garbled
 
@@ -302,7 +302,7 @@ def test_for_programs(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["jobId"], told["state"], told["dest"], told["diagnosed"]) == ("job01", "FAILED", "b.tgz", ["worker-0"])
     assert told["bytes"] == Path("b.tgz").stat().st_size
     assert sorted(told["files"]) == sorted(content("b.tgz"))
-    assert "master-0 does not answer: it was not asked" in told["notes"]
+    assert "master-0 does not answer: it was not queried" in told["notes"]
 
 
 def test_nothing_is_written_over_unless_that_is_said(job: Job) -> None:
@@ -343,7 +343,7 @@ def test_a_bucket_that_fails_in_between_is_a_note(job: Job, monkeypatch: pytest.
 
     monkeypatch.setattr(job.cluster.bucket, "sizes", fails)
     assert job.bundle() == 0
-    assert "Note: what the hosts wrote down was not read: it hangs" in content()["summary.txt"]
+    assert "Note: the diagnoses were not read: it hangs" in content()["summary.txt"]
 
 
 def test_it_goes_with_its_job() -> None:
@@ -351,7 +351,7 @@ def test_it_goes_with_its_job() -> None:
 
 
 def test_what_is_asked_of_a_host_is_one_line_of_a_shell() -> None:
-    command = ask_command("2026-01-31T12:00:00.000Z")
+    command = host_state_command("2026-01-31T12:00:00.000Z")
     assert "--since '2026-01-31 12:00:00 UTC'" in command
     ran = subprocess.run(["sh", "-n", "-c", command], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")

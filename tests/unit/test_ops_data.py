@@ -41,12 +41,12 @@ def test_data_is_put_listed_and_removed(
     assert capsys.readouterr().out == f"2 files: {bucket}/data/pictures\n"
     (mine / "b").write_bytes(b"345")
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
-    assert capsys.readouterr().out == f"2 files, 1 were there in their size: {bucket}/data/pictures\n"
+    assert capsys.readouterr().out == f"2 files, 1 already there with this size: {bucket}/data/pictures\n"
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
     assert (bucket / "data" / "other" / "name").read_bytes() == b"345"
     capsys.readouterr()
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
-    assert capsys.readouterr().out == f"1 files, 1 were there in their size: {bucket}/data/other/name\n"
+    assert capsys.readouterr().out == f"1 file, 1 already there with this size: {bucket}/data/other/name\n"
     assert data(cluster, "ls", "other/name", None, sure=True, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["files"] == [{"name": "name", "bytes": 3}]
     capsys.readouterr()

@@ -24,7 +24,7 @@ from ops.cluster.inventory import parse
 from ops.errors import HostError, OpsError, UsageError
 from ops.submit.config import JobFlags
 from ops.submit.end import delete, prune
-from ops.submit.train import resumed
+from ops.submit.train import resume_flags
 
 STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CANCELLED)
 
@@ -219,31 +219,31 @@ def test_a_number_that_is_none(cluster: ClusterClient, keep: str | None, says: s
 
 
 def test_a_job_that_goes_on_where_another_ended(cluster: ClusterClient, bucket: Path) -> None:
-    assert resumed(cluster, JobFlags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
+    assert resume_flags(cluster, JobFlags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
     with pytest.raises(UsageError, match="job job02 is RUNNING, and two jobs cannot write to one output"):
-        resumed(cluster, JobFlags("new", resume="job02"))
+        resume_flags(cluster, JobFlags("new", resume="job02"))
     with pytest.raises(UsageError, match="--resume goes on in the output of that job, and --job-dir names another"):
-        resumed(cluster, JobFlags("new", resume="job00", job_dir="/bucket/x"))
+        resume_flags(cluster, JobFlags("new", resume="job00", job_dir="/bucket/x"))
     for ran in ({"pythonModule": "mine.main"}, {"command": ["./run.sh", "-v"]}):
         put_job(cluster.ledger, JobRecord("mine", JobState.FAILED, trainingInput=ran))
         with pytest.raises(UsageError, match=r"job mine ran (mine.main|./run.sh -v), and package trainer would go on with it"):
-            resumed(cluster, JobFlags("new", resume="mine"))
+            resume_flags(cluster, JobFlags("new", resume="mine"))
         for flags, folder in (
             (JobFlags("new", resume="mine"), "mine"),
             (JobFlags("new", resume="mine", command="./run.sh"), None),
         ):
             with pytest.raises(UsageError, match="left no checkpoint"):
-                resumed(cluster, flags, folder)
+                resume_flags(cluster, flags, folder)
     put_job(cluster.ledger, JobRecord("empty", JobState.FAILED))
     with pytest.raises(
         UsageError, match=r"job empty left no checkpoint in .*/jobs/empty/output: there is nothing to go on from"
     ):
-        resumed(cluster, JobFlags("new", resume="empty"))
+        resume_flags(cluster, JobFlags("new", resume="empty"))
     output = bucket / "jobs/empty/output"
     for name in ("export/Servo/1/saved_model.pb", "events.out.tfevents.1.master-0", "metrics.json", "evaluation.json"):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
     with pytest.raises(UsageError, match="job empty left no checkpoint"):
-        resumed(cluster, JobFlags("new", resume="empty"))
+        resume_flags(cluster, JobFlags("new", resume="empty"))
     (output / "model.keras").touch()
-    assert resumed(cluster, JobFlags("new", resume="empty")).resume == "empty"
+    assert resume_flags(cluster, JobFlags("new", resume="empty")).resume == "empty"

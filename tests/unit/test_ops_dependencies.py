@@ -103,7 +103,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def test_what_the_hosts_have_is_what_follows_from_the_trainers_requirements() -> None:
-    have = dict(hostpython.hosts())
+    have = dict(hostpython.host_packages())
     assert have.pop("tensorflow") == have["tensorflow-cpu"]
     expected = installed(Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
     del expected["wheel"]  # which comes along, and which nobody imports
@@ -112,9 +112,9 @@ def test_what_the_hosts_have_is_what_follows_from_the_trainers_requirements() ->
 
 def test_a_marker_is_the_hosts_whatever_this_machine_is() -> None:
     for line in ("x; sys_platform == 'darwin'", "x; python_version >= '3.12'", "x; platform_machine == 'arm64'"):
-        assert hostpython.is_there(line, {}), line
+        assert hostpython.is_met(line, {}), line
     for line in ("x; sys_platform == 'linux'", "x; python_version == '3.11'"):
-        assert not hostpython.is_there(line, {}), line
+        assert not hostpython.is_met(line, {}), line
 
 
 def test_a_machine_with_another_python_fetches_for_the_hosts(index: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Fleet:
             raise HostError(name, "(10.0.0.1) does not answer")
 
     def run(self, name: str, command: str) -> SimpleNamespace:
-        assert command == doctor.ASK
+        assert command == doctor.STATE_COMMAND
         return SimpleNamespace(output=self.outputs[name])
 
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Any:
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, **outputs: str | None) -> list[Findin
 
 def test_hosts_that_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = asked(monkeypatch, ps_0="1000.004\n 12%\n", worker_0="999.999\n 3%\n\n")
-    assert found == ok("all 2 hosts answer; the clock that is most off is that of ps-0, +4 ms")
+    assert found == ok("2 of 2 hosts reachable; the largest clock difference is that of ps-0, +4 ms")
 
 
 def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_an_answer_that_was_cut_hides_nothing_of_other_hosts(monkeypatch: pytest
     what = [each.what for each in found]
     assert ("ps-0 gives an answer that is none of a host" in what) is (cut != "1000.0\n 9")
     assert {"the disk of worker-0 is 99 % full", "x.service failed on worker-0"} <= {*what}
-    assert what[-1].startswith(f"all {2 if len(found) == 4 else 3} hosts answer")
+    assert what[-1].startswith("2 of 3 hosts" if len(found) == 4 else "3 of 3 hosts")
 
 
 def test_a_key_that_others_may_read_is_made_private(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_infra_is_asked_in_a_process_and_what_is_no_finding_is_passed_over(
     program.write_text(
         f"import sys\nprint('a warning of a library')\nprint({line!r})\nassert sys.argv[1:] == ['local', '--fix']\n"
     )
-    assert list(doctor.of_infra("local", fix=True)) == [ok("well")]
+    assert list(doctor.infra_findings("local", fix=True)) == [ok("well")]
     program.write_text("raise SystemExit('no such module')\n")
-    (found,) = doctor.of_infra(None, fix=False)
+    (found,) = doctor.infra_findings(None, fix=False)
     assert found == broken("infra cannot look (no such module)", "make venv")
     assert sys.executable

@@ -82,7 +82,7 @@ def test_every_line_comes_once_in_the_order_of_its_log(times: list[list[int]], s
         for thread in threads:
             thread.start()
         shown: list[At] = []
-        while not lines.over:
+        while not lines.ended:
             shown += [line for line in lines.take(5.0) if line]
     finally:
         follow.MAX_BYTES = before
@@ -98,9 +98,9 @@ def test_where_each_log_has_a_line_nobody_waits_for_a_moment() -> None:
     assert lines.take(0) == [at(1), at(2), at(3)], "of b there may be one before the last of a"
     lines.end("b")
     assert lines.take(0) == [at(4)]
-    assert not lines.over
+    assert not lines.ended
     lines.end("a")
-    assert lines.over
+    assert lines.ended
 
 
 def test_who_brings_more_than_fits_waits_until_some_of_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

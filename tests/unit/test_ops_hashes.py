@@ -34,13 +34,13 @@ def brought(root: Path) -> set[str]:
 
 def test_what_the_hosts_have_in_that_version_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependencies, "install", no_uv)
-    six = hostpython.hosts()["six"]
+    six = hostpython.host_packages()["six"]
     assert brought(trainer(tmp_path, pinned("six", six, _WRONG), "import six\n")) == set()
 
 
 def test_others_travel_with_their_hash_checked(tmp_path: Path, index: Path) -> None:
     far, near = wheel(index, needs="near,numpy"), wheel(index, "near")
-    numpy = pinned("numpy", hostpython.hosts()["numpy"], _WRONG)
+    numpy = pinned("numpy", hostpython.host_packages()["numpy"], _WRONG)
     root = trainer(tmp_path, pinned("far", "1.0", digest(far)) + pinned("near", "1.0", digest(near)) + numpy)
     assert brought(root) == {"far", "near"}
     (root / "requirements.txt").write_text(pinned("far", "1.0", "1" * 64) + pinned("near", "1.0", digest(near)))
@@ -59,14 +59,14 @@ def test_a_file_with_hashes_that_lacks_one(tmp_path: Path, index: Path) -> None:
 
 def test_one_hash_of_what_the_hosts_have_asks_for_no_others(tmp_path: Path, index: Path) -> None:
     wheel(index, needs="six")
-    assert brought(trainer(tmp_path, pinned("six", hostpython.hosts()["six"], _WRONG) + "far\n")) == {"far"}
+    assert brought(trainer(tmp_path, pinned("six", hostpython.host_packages()["six"], _WRONG) + "far\n")) == {"far"}
 
 
 def test_files_that_a_file_names_have_hashes_too(tmp_path: Path, index: Path) -> None:
     far = wheel(index)
     root = trainer(tmp_path, "-r more/locked.txt\n")
     (root / "more").mkdir()
-    six = pinned("six", hostpython.hosts()["six"], _WRONG)
+    six = pinned("six", hostpython.host_packages()["six"], _WRONG)
     (root / "more/locked.txt").write_text(pinned("far", "1.0", digest(far)) + six)
     assert brought(root) == {"far"}
     wheel(index, files={"far/__init__.py": "changed"})
@@ -77,7 +77,7 @@ def test_files_that_a_file_names_have_hashes_too(tmp_path: Path, index: Path) ->
 def test_another_version_travels_if_it_is_pure_python(tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     six = wheel(index, "six")
     assert brought(trainer(tmp_path, pinned("six", "1.0", digest(six)))) == {"six"}
-    have = hostpython.hosts()["six"]
+    have = hostpython.host_packages()["six"]
     assert f"six 1.0 goes along, in the place of the {have} that the Python of the job has" in capsys.readouterr().err
     assert brought(trainer(tmp_path, "six<1.1\n")) == {"six"}
     compiled = wheel(index, "wrapt", tags="cp311-cp311-manylinux2014_x86_64")

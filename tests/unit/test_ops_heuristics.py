@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read
+from ops.logs.heuristics import LONGEST, Reading, UnitOfProgress, read_line
 from scaletier import loop
 
 
@@ -33,21 +33,23 @@ from scaletier import loop
     ],
 )
 def test_what_a_line_tells(line: str, told: Reading | None) -> None:
-    assert read(line) == told
+    assert read_line(line) == told
 
 
 def test_the_shipped_trainer_s_lines() -> None:
     train = loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
-    assert read(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
-    assert read(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", evaluation=True)
-    assert read(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
+    assert read_line(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
+    assert read_line(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(
+        990, loss="0.400", accuracy="0.890", evaluation=True
+    )
+    assert read_line(loop.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
         5006, loss="0.228", accuracy="0.935", evaluation=True
     )
 
 
 def test_a_line_without_end_is_looked_at_for_a_moment_only() -> None:
-    assert read("x" * LONGEST + " step 5") is None
+    assert read_line("x" * LONGEST + " step 5") is None
     began = time.process_time()
     for line in ("step " * 20_000, "loss: " * 20_000, "loss:" + " " * 60_000, "step" + " " * 60_000, "loss: " + "1" * 60_000):
-        read(line)
+        read_line(line)
     assert time.process_time() - began < 1.0

@@ -102,16 +102,16 @@ def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypa
     link.symlink_to(root)
     monkeypatch.setenv("PULUMI_HOME", str(home))
     monkeypatch.setattr(state, "_pulumi", lambda *_: pytest.fail("starting Pulumi takes too long"))
-    assert state.selected(root) is None
+    assert state.selected_stack(root) is None
     select_stack(home, root, "cloud")
     select_stack(home, link, "linked")
     monkeypatch.chdir(root / "docs")
     for seen, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
         monkeypatch.setenv("PWD", str(seen))
-        assert state.selected(root) == stack
+        assert state.selected_stack(root) == stack
     for file in (home / "workspaces").iterdir():
         file.write_text("{}")
-    assert state.selected(root) is None
+    assert state.selected_stack(root) is None
 
 
 class Pulumi:
@@ -154,7 +154,7 @@ def test_a_stack_made_elsewhere_is_fetched_once_and_the_key_is_nobody_else_s(
     for _ in range(2):
         assert load(tmp_path).chief.address == "10.0.0.2"
     assert pulumi.asked.read_text() == "organization/scaletier/test stack output --json --show-secrets --non-interactive\n"
-    assert capsys.readouterr().err == "stack test was made elsewhere: 5 hosts, by its state (fab connect looks again)\n"
+    assert capsys.readouterr().err == "stack test was made elsewhere: 5 hosts, by its state (fab connect reads it again)\n"
     folder = tmp_path / ".scaletier" / "test"
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
         ("inventory.json", "ssh_config", "known_hosts", "id_ed25519"), 0o600

@@ -9,7 +9,7 @@ from ops.show import doctor
 
 def test_a_look_at_hosts_outlasts_the_slowest_connection() -> None:
     slowest = remote.CONNECT_SECONDS + 2 * remote.SSHD_SECONDS  # the address, the banner, the login
-    assert slowest < remote.LOOK_SECONDS < doctor.SECONDS
+    assert slowest < remote.COMMAND_SECONDS < doctor.SECONDS
 
 
 def test_a_server_that_starts_is_not_given_up_before_it_can_listen() -> None:

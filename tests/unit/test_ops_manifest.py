@@ -59,24 +59,24 @@ def test_config_is_kept_but_for_what_has_a_key_of_its_own(inventory: Inventory, 
 def test_the_record_has_the_short_form_and_people_read_it(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01"), inventory, "tiny")
     whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
-    short = manifest.short(whole)
+    short = manifest.summarize(whole)
     assert set(short) == {"package", "cluster", "versions"}
     assert "files" not in short["package"]
     assert JobRecord.from_json(JobRecord("job01", manifest=short).to_json()).manifest == short
     data = {"sha256": "ab" * 32, "files": 2, "bytes": 58_900_000, "paths": []}
-    assert manifest.lines({**short, "data": data}) == {
+    assert manifest.format_lines({**short, "data": data}) == {
         "package": f"tiny sha256:{whole['package']['sha256'][:16]}",
         "cluster": "CUSTOM: 1 ps (n1-standard-4), 1 master (n1-highcpu-8), 2 worker (n1-highcpu-8), 1 evaluator (n1-highcpu-8)",
         "versions": f"scaletier {short['versions']['scaletier']}",
         "data": "sha256:abababababababab (2 files, 58.9 MB)",
     }
-    assert manifest.lines({"data": {"notHashed": "gone"}})["data"] == "not hashed: gone"
+    assert manifest.format_lines({"data": {"notHashed": "gone"}})["data"] == "not hashed: gone"
 
 
 def test_a_record_of_an_older_version_is_read() -> None:
     record = JobRecord.from_json('{"jobId": "old", "state": "SUCCEEDED", "createTime": "2026-01-01T00:00:00Z"}')
     assert record.manifest == {}
-    assert set(manifest.lines(record.manifest).values()) == {""}
+    assert set(manifest.format_lines(record.manifest).values()) == {""}
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], pat
 
 def test_output_folders_are_redirected() -> None:
     args = ["--job-dir", "/bucket/x", "--steps=3", "--output_path=/bucket/y", "--job-dir"]
-    assert arguments.redirected(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
+    assert arguments.redirect_output(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
 
 
 def test_flags_are_left_out_with_their_values() -> None:
     args = ["--model", "cnn", "--max-steps", "5", "--job-dir=/x", "--train-data", "/d", "--max-steps=6", "last"]
-    assert arguments.without(args, ["--max-steps"]) == ["--model", "cnn", "last"]
+    assert arguments.drop_run_flags(args, ["--max-steps"]) == ["--model", "cnn", "last"]
 
 
 @given(some.lists(some.text(alphabet="-=ab/ ", max_size=8)))
 def test_arguments_that_name_no_folder_stay_as_they_are(args: list[str]) -> None:
-    assert arguments.redirected(args, "/new") == args
-    assert arguments.without(args, []) == args
+    assert arguments.redirect_output(args, "/new") == args
+    assert arguments.drop_run_flags(args, []) == args

@@ -73,12 +73,12 @@ class FakeServer:
     def finish_start(self) -> None:
         self.settled += 1
 
-    def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    def request_from(self, name: str, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         if name in self.of_host:
             self.answers = [self.of_host[name]]
-        return self.ask(method, path, body)
+        return self.request(method, path, body)
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         self.asked.append((method, path, json.loads(body) if body else None))
         if self.interrupted:
             raise KeyboardInterrupt
@@ -368,7 +368,7 @@ def test_a_server_that_is_down_is_named_and_holds_nobody_up(
     assert fake.ended == ["master-0"]
     monkeypatch.setattr(server_status, "_DOWN_SECONDS", 0.0)
     cluster, fake = deployed(on=served)
-    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (client.NOBODY, {"error": "nobody"})}
+    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (client.NO_SERVER, {"error": "nobody"})}
     assert deploy(cluster, "v2") == 0
     said = "serving-1 has no model server that answers (fab shell serving-1 -- journalctl -u scaletier-serving)"
     assert f"{said}: it loads mnist v2 when it is back\n" in capsys.readouterr().err
@@ -379,14 +379,14 @@ def test_a_server_that_hangs_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(server_status, "_DOWN_SECONDS", 0.0)
     cluster, fake = deployed(on=served)
-    ask_one = fake.ask_one
+    ask_one = fake.request_from
 
     def hangs(name: str, *asked: Any) -> tuple[int, Any]:
         if name == "serving-1":
             raise OpsError("the model server on serving-1 does not answer: timed out")
         return ask_one(name, *asked)
 
-    fake.ask_one = hangs  # type: ignore[method-assign]
+    fake.request_from = hangs  # type: ignore[method-assign]
     assert deploy(cluster) == 0
     assert found(cluster).state is VersionState.READY
     assert "it loads mnist v1 when it is back" in capsys.readouterr().err
@@ -421,7 +421,7 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     deploy(cluster, "v2")
     fake.of_host = {
         "serving-0": state("v1", "AVAILABLE"),
-        "serving-1": (client.NOBODY, {"error": "no model server answers on serving-1"}),
+        "serving-1": (client.NO_SERVER, {"error": "no model server answers on serving-1"}),
     }
     capsys.readouterr()
     versions.versions(cluster, None, False)
@@ -517,7 +517,7 @@ def test_a_class_that_is_as_its_key_is_shown(capsys: pytest.CaptureFixture[str])
 def test_what_is_too_much_for_a_request_becomes_several(values: list[str], more: dict[str, str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "_MOST_BYTES", 150)
-        made = list(asking.bodies(values, more))
+        made = list(asking.request_bodies(values, more))
     told = [json.loads(body) for body in made]
     assert [value for body in told for value in body["instances"]] == values
     assert all({key: value for key, value in body.items() if key != "instances"} == more for body in told)

@@ -11,7 +11,7 @@ import pytest
 
 from ops.errors import UsageError
 from ops.package import package, push
-from ops.package.imports import missing_line
+from ops.package.imports import describe_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "trainers" / "tiny"
@@ -147,17 +147,17 @@ def test_the_library_goes_with_a_package_that_imports_it_and_with_no_other(tmp_p
     ],
 )
 def test_what_counts_as_importing_the_library(text: str, comes: bool) -> None:
-    found = package.with_library({"mine/task.py": text.encode(), "mine/notes.txt": b"import scaletier"})
+    found = package.add_library({"mine/task.py": text.encode(), "mine/notes.txt": b"import scaletier"})
     assert ("scaletier/__init__.py" in found) == comes
 
 
 def test_a_scaletier_of_one_s_own_is_left_alone(tmp_path: Path) -> None:
     own = {"mine/task.py": b"import scaletier", "scaletier/__init__.py": b"mine = 1"}
-    assert package.with_library(own) == own
+    assert package.add_library(own) == own
     module = {"mine/task.py": b"import scaletier", "scaletier.py": b"mine = 1"}
-    assert package.with_library(module) == module
+    assert package.add_library(module) == module
     root = make(tmp_path, {"task.py": "import scaletier\n", "scaletier/__init__.py": ""})
-    assert "scaletier/__init__.py" not in package.folder(root).files, "a script finds what is beside it"
+    assert "scaletier/__init__.py" not in package.find_folder(root).files, "a script finds what is beside it"
     assert "scaletier/__init__.py" in package.find(root).files, "a module's is mine.scaletier"
 
 
@@ -169,16 +169,19 @@ def test_the_library_itself_can_be_the_package() -> None:
 
 def test_a_script_has_the_library_beside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import scaletier\n")
-    for source in (package.single(tmp_path / "train.py"), package.folder(make(tmp_path, {"train.py": "import scaletier"}))):
+    for source in (
+        package.find_file(tmp_path / "train.py"),
+        package.find_folder(make(tmp_path, {"train.py": "import scaletier"})),
+    ):
         assert {path.partition("/")[0] for path in source.files} == {source.name, "scaletier"}
         assert source.names == [source.name]
         assert package.build(source, "", f"{source.name}/train.py").imports == {}
     (tmp_path / "train.py").write_text("print(1)\n")
-    assert [*package.single(tmp_path / "train.py").files] == ["train/train.py"]
+    assert [*package.find_file(tmp_path / "train.py").files] == ["train/train.py"]
 
 
 def test_a_project_s_packages_are_its_own(tmp_path: Path) -> None:
-    found = package.PackageSource("two", package.with_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
+    found = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
     assert found.names == ["a", "b"]
     assert "say which module to run" in refused_source(found, "c.task")
     built = package.build(package.PackageSource("two", {**found.files, "a/task.py": b"from scaletier import Job"}), "a.task")
@@ -211,17 +214,17 @@ def test_too_much(tmp_path: Path) -> None:
 
 def test_an_import_that_python_2_would_have_found() -> None:
     files = {"trainer/task.py": b"import mnist", "trainer/mnist.py": b""}
-    says = missing_line(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
+    says = describe_missing(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
     instead = "write from trainer import mnist, or run task.py as it is by --script"
     assert says == f"trainer/task.py:1 imports mnist, which is only in the package: {instead}"
     imports = {"pandas": "trainer/task.py:1", "scipy": "trainer/model.py:2"}
-    assert missing_line(["pandas"], imports, "trainer", files).endswith(
+    assert describe_missing(["pandas"], imports, "trainer", files).endswith(
         "have: put it into the package, or into its requirements.txt, which --package brings along"
     )
     both = (
         "nor the hosts have; nor have they scipy (trainer/model.py:2): put them into the package, or into its requirements.txt"
     )
-    assert both in missing_line(["pandas", "scipy"], imports, "trainer", files)
+    assert both in describe_missing(["pandas", "scipy"], imports, "trainer", files)
 
 
 def test_a_package_runs_by_its_main(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from infra.inventory import Inventory
 from infra.spec import Role
 from ops.errors import UsageError
 from ops.submit.config import JobFlags, JobSpec, build_job
-from ops.submit.part import would_do
+from ops.submit.part import candidate_hosts
 
 # Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
@@ -134,7 +134,7 @@ def test_a_part_is_written_down_in_cloud_ml_s_names(inventory: Inventory) -> Non
 
 def test_the_hosts_that_would_do(inventory: Inventory) -> None:
     def by_name(inventory: Inventory, **counts: int) -> dict[str, list[str]]:
-        return would_do({Role(role): count for role, count in counts.items()}, inventory)
+        return candidate_hosts({Role(role): count for role, count in counts.items()}, inventory)
 
     own = {name: [name] for name in inventory.replicas}
     assert by_name(inventory) == by_name(inventory, **ALL) == own

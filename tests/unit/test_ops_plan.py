@@ -20,9 +20,9 @@ from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
 from ops.package.trainer_config import Exchange, TrainerConfig, read
 from ops.plan import plan, planned, show
-from ops.plan.learning import AccuracyTarget
-from ops.plan.plan import Call
+from ops.plan.plan import PlanRequest
 from ops.plan.scaling import PlannedMachine, Shape, Work, asynchronous, synchronous
+from ops.plan.time_to_target import AccuracyTarget
 from ops.submit import manifest
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
@@ -89,9 +89,9 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def call(folder: Path, args: str = "", **changes: Any) -> Call:
+def call(folder: Path, args: str = "", **changes: Any) -> PlanRequest:
     told = {"module": None, "config": None, "more_args": [], "seconds": 30.0, "parameters_mb": 40.0, **changes}
-    return Call(str(folder), args=args, **told)
+    return PlanRequest(str(folder), args=args, **told)
 
 
 def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +106,7 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= made.items()
     assert plan.plan(call(mine, "--meet-every 8 --strategy together"), False) == DONE
     out = capsys.readouterr().out
-    assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
+    assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, counted as" in out
     assert "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
     assert [row[:4] for row in rows] == [
@@ -142,7 +142,7 @@ def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["args"] == ["--more"]
 
 
-UNTIL = plan.until_of("accuracy=0.5", "1,2,4", "20")
+UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
 
 
 @pytest.fixture
@@ -171,23 +171,23 @@ def test_time_to_a_target_is_of_the_steps_that_it_takes(learner: Path, capsys: p
 def test_time_to_a_target_is_shown_for_the_strategy_that_was_measured(
     learner: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.plan(call(learner, "--strategy together", until=plan.until_of("loss=0.5", "1,2", None)), False)
+    plan.plan(call(learner, "--strategy together", until=plan.parse_target_flags("loss=0.5", "1,2", None)), False)
     shown = capsys.readouterr()
     assert "steps of all replicas to loss=0.5, by together: 300 with 1, 400 with 2\n" in shown.out
-    assert "taken for 100 of each replica, and 200 that all share; that is off by 0 % at most\n" in shown.out
+    assert "model: 100 of each replica, and 200 shared by all; off by 0 % at most\n" in shown.out
     assert "STANDARD_1 and PREMIUM_1 have more replicas than the 2 that were tried: extrapolated" in shown.err
     assert "TO loss=0.5" in shown.out
     assert "SPEED-UP TO IT" in shown.out
     rows = [line.split() for line in shown.out.splitlines() if line.startswith("STANDARD_1")]
     assert [row[-1] == "-" for row in rows] == [True, False]
-    plan.plan(call(learner, until=plan.until_of("loss=0.5", "1,5", None)), False)
+    plan.plan(call(learner, until=plan.parse_target_flags("loss=0.5", "1,5", None)), False)
     shown = capsys.readouterr()
     assert "PREMIUM_1 has more replicas than the 5 that were tried: extrapolated" in shown.err
     assert "of 5 replicas the last one began" not in shown.err
     # 20 replicas take 20 * 100 + 200 steps, and 5 of them 700.
     assert "PREMIUM_1 would take 2200 steps to loss=0.5, and the job has 400\n" in shown.err
     assert "STANDARD_1 would take 700 steps to loss=0.5, and the job has 400\n" in shown.err
-    plan.plan(call(learner, "--stop-at 2000 --look-every 5", until=plan.until_of("loss=0.5", "1,5", None)), False)
+    plan.plan(call(learner, "--stop-at 2000 --look-every 5", until=plan.parse_target_flags("loss=0.5", "1,5", None)), False)
     assert re.findall("(\\w+) would take", capsys.readouterr().err) == ["PREMIUM_1"]
 
 
@@ -222,14 +222,14 @@ def test_a_target_is_refused_before_anything_runs(mine: Path) -> None:
 
 
 def test_what_a_target_is_asked_by() -> None:
-    assert plan.until_of(None, None, None) is None
-    usual = plan.until_of("accuracy=0.9", None, None)
-    assert usual == plan.Until(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
+    assert plan.parse_target_flags(None, None, None) is None
+    usual = plan.parse_target_flags("accuracy=0.9", None, None)
+    assert usual == plan.TargetRuns(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
     with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
-        plan.until_of("accuracy=0.9", None, "x")
+        plan.parse_target_flags("accuracy=0.9", None, "x")
     for given in (("1,2", None), (None, "5")):
         with pytest.raises(UsageError, match=r"^--(replicas|until-seconds) says how a target is measured: give --until"):
-            plan.until_of(None, *given)
+            plan.parse_target_flags(None, *given)
 
 
 @pytest.mark.parametrize(
@@ -357,16 +357,16 @@ def test_a_job_that_learns_otherwise_or_never_came_there_is_not_compared() -> No
         "runs": [{"replicas": 2}],
     }
     made = {"args": ["--width", "3", "--look-every", "2"], "until": until}
-    learned = planned.learned_of(made, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
+    learned = planned.find_target_model(made, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
     assert learned
     for args in (["--width", "3", "--stop-at", "9"], ["--width", "3", "--strategy", "together"], ["--width", "4"]):
-        assert planned.learned_of(made, args, declared) is None
-    assert planned.learned_of({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
+        assert planned.find_target_model(made, args, declared) is None
+    assert planned.find_target_model({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
     there = [EVAL.format(10, 0.25), EVAL.format(20, 0.75)]
-    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(20, 2), *there]) == pytest.approx(1.5)
-    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
-    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(12, 2), *there]) is None
-    assert planned.reached(learned, [LINE.format(10, 3), LINE.format(11, 1), LINE.format(20, 2), *there]) is None
+    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(20, 2), *there]) == pytest.approx(1.5)
+    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
+    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(12, 2), *there]) is None
+    assert planned.seconds_to_target(learned, [LINE.format(10, 3), LINE.format(11, 1), LINE.format(20, 2), *there]) is None
 
 
 def test_what_cannot_be_compared_is_one_line(

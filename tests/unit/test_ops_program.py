@@ -66,13 +66,13 @@ def test_a_script_is_not_passed_what_another_file_knows(inventory: Inventory, fo
     found = program.find(str(folder), None, "helper.py", None)
     assert runs(made(inventory, found))[1] == ["python", "helper.py"]
     files = found.source.files
-    assert program.readers(found.folder, found.command, files) == {"work/helper.py": files["work/helper.py"]}
-    assert program.readers("", (), files) == files
+    assert program.flag_sources(found.folder, found.command, files) == {"work/helper.py": files["work/helper.py"]}
+    assert program.flag_sources("", (), files) == files
     job = build_job(JobFlags("j"), inventory, "work", files, found.command, found.folder)
     built = package.build(found.source, "", found.script)
     again = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
     assert (job.job_dir_flag, again.job_dir_flag, again.command) == (None, None, ("python", "helper.py"))
-    assert program.readers(found.folder, ("./run.sh",), files) is None
+    assert program.flag_sources(found.folder, ("./run.sh",), files) is None
 
 
 def test_a_script_alone_is_all_that_goes_to_the_hosts(inventory: Inventory, folder: Path) -> None:
@@ -227,4 +227,4 @@ def test_keys_of_the_stacks_are_no_part_of_a_package(folder: Path) -> None:
     for name in (".scaletier/local/id_ed25519", ".pulumi-state/passphrase", ".cache/x"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("secret")
-    assert not [path for path in package.folder(folder).files if "/." in path]
+    assert not [path for path in package.find_folder(folder).files if "/." in path]

@@ -20,8 +20,8 @@ ROOT = Path(push.__file__).parents[2]
 
 
 def test_the_command_that_takes_a_job_in() -> None:
-    assert push.take_in_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
-    assert push.take_in_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
+    assert push.install_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
+    assert push.install_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
 
 
 def test_the_command_that_checks_a_host() -> None:
@@ -63,7 +63,7 @@ def test_reading_what_the_check_says(tmp_path: Path) -> None:
     assert free.keys() == {str(tmp_path), "/"}
     assert all(room > 0 for room in free.values())
     assert missing == ["no_such_module", "numpy_no"]
-    with pytest.raises(ValueError, match="df told nothing"):
+    with pytest.raises(ValueError, match="df printed nothing"):
         push.read_check("", ["/"])
 
 

@@ -17,10 +17,10 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.errors import HostError, OpsError
 from ops.models import client, serve, server
-from ops.models.client import HEALTH, NOBODY, Answer, ServingClient
+from ops.models.client import HEALTH, NO_SERVER, Answer, ServingClient
 
 PREDICT = "/v1/models/m:predict"
-DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NOBODY, {"error": "nobody"})
+DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NO_SERVER, {"error": "nobody"})
 # As one says that was away when the version was deployed.
 UNHEARD: Answer = (404, {"error": "there is no such version"})
 
@@ -33,7 +33,7 @@ class Asked(ServingClient):
         self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
         self.asked: list[tuple[str, str]] = []
 
-    def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
+    def request_from(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
         self.asked.append((name, path))
         answer = self.answers[name]
         if isinstance(answer, Exception):
@@ -80,38 +80,38 @@ def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 )
 def test_the_next_one_is_asked_and_stays(cluster: ClusterClient, first: Answer | Exception) -> None:
     servers = Asked(cluster, serving_0=first, serving_1=DONE)
-    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.request("POST", PREDICT) == DONE
     assert servers.order() == ["serving-0", "serving-1"]
-    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.request("POST", PREDICT) == DONE
     assert servers.order() == ["serving-1"], "nobody comes back to one that did not answer"
     servers.answers = {"serving-0": DONE, "serving-1": OpsError("the model server on serving-1 does not answer: timed out")}
-    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.request("POST", PREDICT) == DONE
     assert servers.order() == ["serving-1", "serving-0"]
 
 
 @pytest.mark.parametrize("status", [200, 400, 408, 413, 504])
 def test_what_another_server_would_say_as_well_is_the_answer(cluster: ClusterClient, status: int) -> None:
     servers = Asked(cluster, serving_0=(status, {}), serving_1=DONE)
-    assert servers.ask("POST", PREDICT)[0] == status
+    assert servers.request("POST", PREDICT)[0] == status
     assert servers.order() == ["serving-0"]
 
 
 def test_of_bad_answers_the_most_telling_one(cluster: ClusterClient) -> None:
-    assert Asked(cluster, serving_0=SILENT, serving_1=LOADING).ask("POST", PREDICT) == LOADING
-    assert Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=LOADING).ask("POST", PREDICT) == LOADING
-    assert Asked(cluster, serving_0=UNHEARD, serving_1=LOADING).ask("POST", PREDICT) == LOADING
-    assert Asked(cluster, serving_0=UNHEARD, serving_1=SILENT).ask("POST", PREDICT) == UNHEARD, "all that answer say so"
-    nobody = (NOBODY, {"error": "no model server answers on serving-0, serving-1"})
-    assert Asked(cluster, serving_0=SILENT, serving_1=SILENT).ask("POST", PREDICT) == nobody
-    assert Asked(cluster, serving_0=SILENT, serving_1=HostError("x", "is gone")).ask("POST", PREDICT) == nobody
+    assert Asked(cluster, serving_0=SILENT, serving_1=LOADING).request("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=LOADING).request("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=UNHEARD, serving_1=LOADING).request("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=UNHEARD, serving_1=SILENT).request("POST", PREDICT) == UNHEARD, "all that answer say so"
+    nobody = (NO_SERVER, {"error": "no model server answers on serving-0, serving-1"})
+    assert Asked(cluster, serving_0=SILENT, serving_1=SILENT).request("POST", PREDICT) == nobody
+    assert Asked(cluster, serving_0=SILENT, serving_1=HostError("x", "is gone")).request("POST", PREDICT) == nobody
     with pytest.raises(HostError, match="serving-0 is gone"):
-        Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=HostError("x", "y")).ask("POST", PREDICT)
+        Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=HostError("x", "y")).request("POST", PREDICT)
 
 
 def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: ClusterClient, fleet: FakeFleet) -> None:
     servers = Asked(cluster, serving_0=DONE, serving_1=SILENT)
     servers.start()
-    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.request("POST", PREDICT) == DONE
     servers.finish_start()
     assert fleet.ran == [("serving-1", True), ("master-0", False)]
 
@@ -128,7 +128,7 @@ def test_it_is_waited_for_until_it_listens(cluster: ClusterClient, fleet: FakeFl
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     fleet.then = lambda name: servers.answers.update({name: DONE})
     servers.start()
-    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.request("POST", PREDICT) == DONE
     servers.finish_start()
     assert sorted(fleet.ran) == [("master-0", False), ("serving-0", True), ("serving-1", True)]
 
@@ -136,7 +136,7 @@ def test_it_is_waited_for_until_it_listens(cluster: ClusterClient, fleet: FakeFl
 def test_nobody_is_the_answer_of_one_that_never_listens(cluster: ClusterClient) -> None:
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     servers.start()
-    assert servers.ask("POST", PREDICT)[0] == NOBODY
+    assert servers.request("POST", PREDICT)[0] == NO_SERVER
 
 
 def test_why_it_could_not_be_started(cluster: ClusterClient, fleet: FakeFleet) -> None:
@@ -147,7 +147,7 @@ def test_why_it_could_not_be_started(cluster: ClusterClient, fleet: FakeFleet) -
     servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
     servers.start()
     with pytest.raises(HostError, match="serving-0 could not start its model server: no TensorFlow"):
-        servers.ask("POST", PREDICT)
+        servers.request("POST", PREDICT)
 
 
 def test_a_host_that_is_down_is_named(cluster: ClusterClient, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +250,7 @@ def test_it_is_asked_through_a_channel_and_no_port(
     monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("nobody may connect from here"))
     host, there = ssh
     thread = answered(there, SAID % more)
-    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH) == (200, 10)
+    assert ServingClient(cluster).request_from("serving-0", "GET", HEALTH) == (200, 10)
     thread.join(60)
     assert host.asked == ("127.0.0.1", 8501)
 
@@ -260,13 +260,13 @@ def test_nobody_answers_where_it_ends_meanwhile(
     cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], answer: bytes
 ) -> None:
     answered(ssh[1], answer)
-    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)[0] == NOBODY
+    assert ServingClient(cluster).request_from("serving-0", "GET", HEALTH)[0] == NO_SERVER
 
 
 def test_nobody_answers_where_nothing_listens(cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport]) -> None:
     ssh[0].listens = False
-    assert ServingClient(cluster).ask_one("serving-0", "GET", HEALTH) == (
-        NOBODY,
+    assert ServingClient(cluster).request_from("serving-0", "GET", HEALTH) == (
+        NO_SERVER,
         {"error": "no model server answers on serving-0"},
     )
 
@@ -276,7 +276,7 @@ def test_one_that_says_nothing_does_not_answer(
 ) -> None:
     monkeypatch.setattr(client, "_SECONDS", 0.1)
     with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
-        ServingClient(cluster).ask_one("serving-0", "GET", HEALTH)
+        ServingClient(cluster).request_from("serving-0", "GET", HEALTH)
 
 
 def test_held_for_as_long_as_a_host_can_be_reached(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:

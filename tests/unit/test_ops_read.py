@@ -20,7 +20,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
-from ops.logs.read import meant_by, selected
+from ops.logs.read import resolve_selection, select_replicas
 from ops.screen.logs import show_logs
 
 
@@ -47,7 +47,7 @@ def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     ],
 )
 def test_what_is_meant(cluster: ClusterClient, word: str | None, job: str | None, replicas: str, of: str | None) -> None:
-    assert meant_by(cluster, word, job) == (replicas, of)
+    assert resolve_selection(cluster, word, job) == (replicas, of)
 
 
 def test_a_word_that_is_neither(cluster: ClusterClient) -> None:
@@ -61,11 +61,11 @@ def test_a_word_that_is_neither(cluster: ClusterClient) -> None:
 
 def test_several_replicas(cluster: ClusterClient) -> None:
     record = JobRecord("job01", hosts=list(cluster.inventory.replicas))
-    assert selected(record, "worker, ps-replica-0") == ["ps-0", "worker-0", "worker-1"]
-    assert selected(record, "worker-1,all") == list(cluster.inventory.replicas)
-    assert meant_by(cluster, "worker-0,ps", None) == ("worker-0,ps", None)
+    assert select_replicas(record, "worker, ps-replica-0") == ["ps-0", "worker-0", "worker-1"]
+    assert select_replicas(record, "worker-1,all") == list(cluster.inventory.replicas)
+    assert resolve_selection(cluster, "worker-0,ps", None) == ("worker-0,ps", None)
     with pytest.raises(UsageError, match=r"job job01 has no replica 'ps-7'; did you mean ps-0[?]; valid are "):
-        selected(record, "worker,ps-7")
+        select_replicas(record, "worker,ps-7")
 
 
 class Gone:

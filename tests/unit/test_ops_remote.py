@@ -75,7 +75,7 @@ def fleet(cluster: Inventory) -> Iterator[Fleet]:
 
 def test_a_command_and_its_exit_code(fleet: Fleet) -> None:
     ran = fleet.run("master-0", "cat; echo out; echo err >&2; exit 3", b"in\n" * 100_000)
-    assert (ran.exited, ran.output) == (3, "in\n" * 100_000 + "out\nerr\n")
+    assert (ran.exit_code, ran.output) == (3, "in\n" * 100_000 + "out\nerr\n")
     assert fleet.must("master-0", "echo 'a  b'", "failed") == "a  b\n"
     with pytest.raises(HostError, match=r"^master-0 could not stop, it ended with exit code 1: no such unit$"):
         fleet.must("master-0", "echo no such unit; exit 1", "could not stop, it ended")
@@ -87,7 +87,7 @@ def test_a_command_and_its_exit_code(fleet: Fleet) -> None:
 
 
 def test_a_command_that_reads_nothing_of_much(fleet: Fleet) -> None:
-    assert fleet.run("master-0", "exit 5", b"x" * 5_000_000).exited == 5
+    assert fleet.run("master-0", "exit 5", b"x" * 5_000_000).exit_code == 5
     pieces = list[int]()
     assert fleet.run("master-0", "cat", (b"one ", b"two"), pieces.append).output == "one two"
     assert pieces == [4, 3]

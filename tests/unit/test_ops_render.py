@@ -21,7 +21,7 @@ from ops.cluster.inventory import parse
 from ops.package.package import Package
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.manifest import manifest
-from ops.submit.part import would_do
+from ops.submit.part import candidate_hosts
 from ops.submit.render import plan, secret_files
 from ops.submit.train import dry_run
 
@@ -38,7 +38,7 @@ def files(inventory: Inventory, host: str) -> dict[str, str]:
 
 def placed(inventory: Inventory, job: JobSpec) -> Plan:
     """Return a job's plan once it has the hosts that come first."""
-    return plan(inventory, job, "").with_hosts(place(would_do(job.counts, inventory), ()))
+    return plan(inventory, job, "").with_hosts(place(candidate_hosts(job.counts, inventory), ()))
 
 
 def tf_config(inventory: Inventory, job: JobSpec, host: str) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from ops.report.report import (
     Tuning,
 )
 from ops.submit.compare import differences
-from ops.submit.trials import Tuned
-from ops.submit.tuning import build_study, hyperparameters
+from ops.submit.trials import TuningResult
+from ops.submit.tuning import build_study, check_hyperparameters
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
@@ -229,8 +229,8 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
         Trial(4, {"rate": "far", "kind": "a"}, "not ours"),
     ]  # fmt: skip
     record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": given})
-    study = build_study(hyperparameters(given, "hyperparameters"), (), "", None)
-    report = make.make(evidence(record=record, tuned=Tuned(record, study, trials)))
+    study = build_study(check_hyperparameters(given, "hyperparameters"), (), "", None)
+    report = make.make(evidence(record=record, tuned=TuningResult(record, study, trials)))
     assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
     assert (report.chartsFrom, report.throughput) == ("trials", [])
     assert report.tuning == Tuning(
@@ -270,7 +270,7 @@ def test_more_curves_than_anybody_reads_are_counted() -> None:
     scalars = {f"tag{number}": [(1, 1.0), (2, 2.0)] for number in range(15)}
     made = make.make(evidence(logs={}, scalars=scalars))
     assert len(made.charts) == 12
-    assert made.notes == ["3 more curves are not shown: fab tensorboard job01 has all"]
+    assert made.notes == ["3 more curves not shown: fab tensorboard job01 has all"]
 
 
 def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
@@ -284,7 +284,9 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
             (40, train("master/0", 20, 1.0, 9.0, None)),  # and again
         )
     }
-    assert make.paces(JOB, REPLICAS, logs) == [ReplicaThroughput("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])]
+    assert make.replica_throughput(JOB, REPLICAS, logs) == [
+        ReplicaThroughput("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +362,7 @@ def test_differences_go_flag_by_flag() -> None:
     one = make.make(evidence())
     other = replace(one, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04)
     other = replace(other, inputs={**one.inputs, "env X": "z", "output": "elsewhere"}, cost=None)
-    found = {row.what: (row.values, row.same) for row in differences([make.inputs(one), make.inputs(other)])}
+    found = {row.what: (row.values, row.same) for row in differences([make.compared_inputs(one), make.compared_inputs(other)])}
     assert {what: values for what, (values, same) in found.items() if not same} == {
         "env X": ["y", "z"],
         "--a": ["1", "2"],
@@ -369,7 +371,7 @@ def test_differences_go_flag_by_flag() -> None:
     }
     assert found["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
     assert "output" not in found
-    assert [(row.what, row.values) for row in differences([make.results(one), make.results(other)])] == [
+    assert [(row.what, row.values) for row in differences([make.compared_results(one), make.compared_results(other)])] == [
         ("state", ["SUCCEEDED", "SUCCEEDED"]),
         ("steps", ["40", None]),
         ("loss", ["0.500", "0.4"]),

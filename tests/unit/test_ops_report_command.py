@@ -114,7 +114,7 @@ def test_what_a_plan_had_said(cluster: ClusterClient, tmp_path: Path, monkeypatc
         assert report(cluster, ["job01"], None, json=True) == 0
         return json.loads(capsys.readouterr().out)["planned"]
 
-    checked = planned.Checked({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
+    checked = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
     monkeypatch.setattr(planned, "compare", lambda *_: checked)
     assert told() is None, "no plan was ever made here"
     (tmp_path / "plans").mkdir()

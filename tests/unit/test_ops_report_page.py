@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ops.report import charts
-from ops.report.page import MARK, as_json, page, some
+from ops.report.page import MARK, as_json, page, sample
 from ops.report.report import (
     Chart,
     Curve,
@@ -155,12 +155,13 @@ def test_the_page_says_what_the_report_says() -> None:
         "steps 40 loss 0.500 took 36.0 s US dollars , 0.5000 an hour 0.0125 replicas 1 restarts 1",
         "curve step loss train 10 2 train 30 1 eval 15 1.5 eval 40 0.5",
         "Steps/s: each replica's own steps. Triangles are restarts of a replica.",
-        "says 20 steps/s on this cluster, a speed-up of 3.5 bound by processors; it was 25, so the prediction is 20 % too low.",
+        "predicts 20 steps/s on this cluster, a speed-up of 3.5 bound by processors; it was 25, so the prediction is "
+        "20 % too low.",
         "2026-01-31 12:00:04 UTC master-0 killed by SIGKILL 2.5",
         "Evaluation at step 40 Confusion matrix",
         "cat dog cat 3 1 dog 0 4",
         "replica state exit code restarts master-0 EXITED 0 1 What it was",
-        "cat taken for dog",
+        "cat predicted as dog",
         "--max-steps 40",
     ):
         assert re.sub(" ([,.])", r"\1", said) in re.sub(" ([,.])", r"\1", text), said
@@ -190,14 +191,14 @@ def test_trials_are_drawn_and_listed_the_best_first() -> None:
 
 def test_of_the_trials_the_best_so_far_is_a_line() -> None:
     assert TUNED.tuning
-    spec = charts.tried(TUNED.tuning)
+    spec = charts.trial_chart(TUNED.tuning)
     line, dots = (layer["data"]["values"] for layer in spec["layer"])
     assert dots == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     assert line == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     assert spec["encoding"]["y"]["scale"] == {"zero": False}
-    up = charts.tried(replace(TUNED.tuning, goal="MAXIMIZE"))
+    up = charts.trial_chart(replace(TUNED.tuning, goal="MAXIMIZE"))
     assert up["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
-    numbers = charts.by_parameter(TUNED.tuning, TunedParameter("rate", "log"))
+    numbers = charts.parameter_chart(TUNED.tuning, TunedParameter("rate", "log"))
     assert numbers["encoding"]["x"]["scale"]["type"] == "log"
     assert numbers["layer"][1]["data"]["values"] == [{"x": 0.5, "y": 0.25}], "the best in another colour"
     assert charts.svg(numbers).startswith("<svg")
@@ -260,30 +261,33 @@ def test_the_json_has_the_names_of_the_report() -> None:
 
 
 def test_a_curve_is_one_line_and_a_restart_begins_another() -> None:
-    assert list(charts.rising([(1, 5.0), (3, 4.0), (2, 4.5), (4, 3.0)])) == [[(1, 5.0), (3, 4.0)], [(2, 4.5), (4, 3.0)]]
-    assert list(charts.rising([])) == []
-    assert list(charts.rising([(1, 5.0), (2, 5.0), (9, 5.0)], [2.5])) == [[(1, 5.0), (2, 5.0)], [(9, 5.0)]]
+    assert list(charts.split_at_restarts([(1, 5.0), (3, 4.0), (2, 4.5), (4, 3.0)])) == [
+        [(1, 5.0), (3, 4.0)],
+        [(2, 4.5), (4, 3.0)],
+    ]
+    assert list(charts.split_at_restarts([])) == []
+    assert list(charts.split_at_restarts([(1, 5.0), (2, 5.0), (9, 5.0)], [2.5])) == [[(1, 5.0), (2, 5.0)], [(9, 5.0)]]
 
 
 def test_many_points_are_thinned_and_no_spike_is_lost() -> None:
     points = [(step, 1.0) for step in range(10_000)]
     points[4321] = (4321, 9.0)
-    kept = charts.thinned(points)
+    kept = charts.downsample(points)
     assert len(kept) <= 302
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert (4321, 9.0) in kept
-    assert charts.thinned(points[:300]) == points[:300]
+    assert charts.downsample(points[:300]) == points[:300]
 
 
 def test_a_table_has_a_few_points_the_first_and_the_last_among_them() -> None:
     points = [(step, 0.5) for step in range(100)]
-    assert [step for step, _ in some(points)] == [0, 9, 18, 27, 36, 45, 54, 63, 72, 81, 90, 99]
-    assert some(points[:3]) == points[:3]
+    assert [step for step, _ in sample(points)] == [0, 9, 18, 27, 36, 45, 54, 63, 72, 81, 90, 99]
+    assert sample(points[:3]) == points[:3]
 
 
 def test_a_loss_that_falls_by_far_is_drawn_by_its_logarithm() -> None:
     def scale(name: str, *values: float) -> dict[str, Any]:
-        spec = charts.curves(Chart(name, [Curve("train", list(enumerate(values)))]))
+        spec = charts.curve_chart(Chart(name, [Curve("train", list(enumerate(values)))]))
         found: dict[str, Any] = spec["layer"][0]["encoding"]["y"]
         return found
 
@@ -295,7 +299,7 @@ def test_a_loss_that_falls_by_far_is_drawn_by_its_logarithm() -> None:
 
 
 def test_colours_are_of_jobs_and_dashes_of_curves_where_jobs_are_compared() -> None:
-    spec = charts.compared("loss", [("a", REPORT.charts[0]), ("b", None), ("c", REPORT.charts[0])])
+    spec = charts.comparison_chart("loss", [("a", REPORT.charts[0]), ("b", None), ("c", REPORT.charts[0])])
     encoding = spec["layer"][0]["encoding"]
     assert encoding["color"]["scale"] == {
         "domain": ["a: train", "a: eval", "c: train", "c: eval"],
@@ -306,16 +310,16 @@ def test_colours_are_of_jobs_and_dashes_of_curves_where_jobs_are_compared() -> N
 
 def test_time_is_in_the_unit_that_suits() -> None:
     def title(end: float) -> str:
-        encoding = charts.time_line([TimelineSegment("job", "RUNNING", 0.0, end)])["encoding"]
+        encoding = charts.timeline_chart([TimelineSegment("job", "RUNNING", 0.0, end)])["encoding"]
         found: str = encoding["x"]["title"]
         return found
 
-    assert title(179) == "seconds since the job was made"
-    assert title(180) == "minutes since the job was made"
-    assert title(7200) == "hours since the job was made"
+    assert title(179) == "seconds since the job was created"
+    assert title(180) == "minutes since the job was created"
+    assert title(7200) == "hours since the job was created"
 
 
 def test_restarts_and_what_happened_to_the_job_are_marked() -> None:
     told = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
-    spec = charts.throughput(REPORT.throughput, told, [9.0, 4.0])
+    spec = charts.throughput_chart(REPORT.throughput, told, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]

@@ -171,7 +171,7 @@ def test_one_that_was_left_is_come_back_to(
     start(ledger, here)
     runs.state = JobState.RUNNING
     assert reproduce.reproduce(on(here), "job01", None, True, False) == DETACHED
-    assert "fab reproduce job01 --job job01_2 comes back to it, and compares" in capsys.readouterr().err
+    assert "fab reproduce job01 --job job01_2 continues with it, and compares" in capsys.readouterr().err
     runs.state = JobState.SUCCEEDED
     assert reproduce.reproduce(on(here), "job01", "job01_2", True, False) == DONE
     assert len(runs.submissions) == 1

@@ -17,8 +17,8 @@ from waiting import limit, wait_for
 from jobs import progress
 from ops.errors import OpsError, UsageError
 from ops.plan import processes, runs
-from ops.plan.learning import AccuracyTarget
 from ops.plan.processes import ProcessStart
+from ops.plan.time_to_target import AccuracyTarget
 
 # Learns by a thousandth a step, and half as well from a step where there are several; its children must go with it.
 TRAINER = """
@@ -46,9 +46,9 @@ time.sleep(600 if "--endless" in sys.argv else 0)
 """
 
 
-def course(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.Course:
+def course(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.RunSetup:
     (tmp_path / "mine.py").write_text(TRAINER)
-    return runs.Course(target, ["mine", *args], dict(os.environ), servers, limit())
+    return runs.RunSetup(target, ["mine", *args], dict(os.environ), servers, limit())
 
 
 def told(tmp_path: Path) -> dict[str, dict[str, object]]:
@@ -113,7 +113,7 @@ def test_who_sums_without_servers_has_none_and_every_process_its_own_port(
         return server
 
     monkeypatch.setattr(socket, "create_server", create)
-    found = runs.starts(course(tmp_path, AccuracyTarget("loss", 1)), 4)
+    found = runs.replica_commands(course(tmp_path, AccuracyTarget("loss", 1)), 4)
     assert [start.name for start in found] == ["master/0", "worker/0", "worker/1", "worker/2"]
     configs = [json.loads(start.env["TF_CONFIG"]) for start in found]
     (cluster,) = {json.dumps(config["cluster"]) for config in configs}
@@ -128,8 +128,8 @@ def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None
     made = course(tmp_path, AccuracyTarget("accuracy", 0.29), "--wait")
     found = runs.run(made, 3, tmp_path)
     assert found.late == 4
-    assert not runs.too_late(found.late, found.crossing.step)
-    assert runs.too_late(60, 200)
+    assert not runs.is_too_late(found.late, found.crossing.step)
+    assert runs.is_too_late(60, 200)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,9 @@ def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
-    with processes.running([ProcessStart(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2) as running:
+    with processes.start_processes(
+        [ProcessStart(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2
+    ) as running:
         lines = running.lines(lambda: time.monotonic() + limit())
         pids = [int(next(lines)), int(next(lines))]
         assert all(map(goes_on, pids))

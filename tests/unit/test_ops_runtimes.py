@@ -73,7 +73,7 @@ def test_it_can_be_read_by_all_whatever_the_umask(local: Inventory, index: Path,
     wheel(index)
     before = os.umask(0o077)
     try:
-        asked = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")
+        asked = runtimes.from_file(requirements(tmp_path, "far\n"), "--runtime")
         runtimes.build(local, asked)
     finally:
         os.umask(before)
@@ -84,16 +84,16 @@ def test_it_can_be_read_by_all_whatever_the_umask(local: Inventory, index: Path,
 
 @pytest.mark.usefixtures("unzipped")
 def test_the_same_lines_are_built_once(local: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")
+    first = runtimes.from_file(requirements(tmp_path, "far\n"), "--runtime")
     runtimes.build(local, first)
     monkeypatch.setattr(runtimes, "_install", None)  # not called again
-    assert runtimes.build(local, runtimes.of_file(requirements(tmp_path, "far  # the same\n"), "--runtime")) == {"far": "1.0"}
-    assert runtimes.of_file(requirements(tmp_path, "far==1.0\n"), "--runtime").key != first.key
+    assert runtimes.build(local, runtimes.from_file(requirements(tmp_path, "far  # the same\n"), "--runtime")) == {"far": "1.0"}
+    assert runtimes.from_file(requirements(tmp_path, "far==1.0\n"), "--runtime").key != first.key
 
 
 def test_what_breaks_off_leaves_nothing(local: Inventory, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be resolved for the hosts' Python 3\.11 .*: Because nowhere was not"):
-        runtimes.build(local, runtimes.of_file(requirements(tmp_path, "nowhere==9\n"), "--runtime"))
+        runtimes.build(local, runtimes.from_file(requirements(tmp_path, "nowhere==9\n"), "--runtime"))
     assert list((tmp_path / "runtimes").iterdir()) == []
 
 
@@ -102,13 +102,13 @@ def test_what_one_who_was_killed_left_goes(local: Inventory, tmp_path: Path) -> 
     dead, alive = tmp_path / "runtimes" / ".making-x-99999999", tmp_path / "runtimes" / ".making-x-1"
     for left in (dead, alive):
         (left / "lib").mkdir(parents=True)
-    runtimes.build(local, runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime"))
+    runtimes.build(local, runtimes.from_file(requirements(tmp_path, "far\n"), "--runtime"))
     assert (dead.exists(), alive.exists()) == (False, True)
 
 
 def test_a_wheel_for_another_python_is_refused(local: Inventory, tmp_path: Path) -> None:
     wheel(tmp_path, tags="cp312-cp312-manylinux_2_17_x86_64")
-    asked = runtimes.of_file(requirements(tmp_path, "./far-1.0-cp312-cp312-manylinux_2_17_x86_64.whl\n"), "--runtime")
+    asked = runtimes.from_file(requirements(tmp_path, "./far-1.0-cp312-cp312-manylinux_2_17_x86_64.whl\n"), "--runtime")
     with pytest.raises(UsageError, match=r"is not a wheel for the hosts' Python 3\.11"):
         runtimes.build(local, asked)
 
@@ -118,22 +118,22 @@ def test_a_wheel_for_another_python_is_refused(local: Inventory, tmp_path: Path)
     [("2.19", "tensorflow-cpu==2.19.*"), ("2.19.1", "tensorflow-cpu==2.19.1"), ("2.2", "tensorflow-cpu==2.2.*")],
 )
 def test_a_version_of_tensorflow(inventory: Inventory, text: str, line: str) -> None:
-    found = runtimes.of_version(text, "--runtime-version", inventory)
+    found = runtimes.from_version(text, "--runtime-version", inventory)
     assert found
     assert (found.name, sorted(found.lines)) == (f"tensorflow-{text}", ["fsspec", "numpy", "tensorboard", line])
 
 
 @pytest.mark.parametrize("text", ["2.21", "2.21.0"])
 def test_the_version_that_the_hosts_have_needs_nothing(inventory: Inventory, text: str) -> None:
-    assert runtimes.of_version(text, "--runtime-version", inventory) is None
-    assert runtimes.of_version(text, "--runtime-version", replace(inventory, tensorflow="2.20.0"))
-    assert runtimes.of_version("2.20", "--runtime-version", replace(inventory, tensorflow="2.20.0")) is None
+    assert runtimes.from_version(text, "--runtime-version", inventory) is None
+    assert runtimes.from_version(text, "--runtime-version", replace(inventory, tensorflow="2.20.0"))
+    assert runtimes.from_version("2.20", "--runtime-version", replace(inventory, tensorflow="2.20.0")) is None
 
 
 @pytest.mark.parametrize("text", ["3", "3.0", "2", "1.15", "2.x", "2.19.1.0", "", "2.19; rm"])
 def test_what_is_no_version(inventory: Inventory, text: str) -> None:
     with pytest.raises(UsageError, match=r"is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for 2.21.0"):
-        runtimes.of_version(text, "--runtime-version", inventory)
+        runtimes.from_version(text, "--runtime-version", inventory)
 
 
 def config(folder: Path, text: str) -> str:
@@ -216,14 +216,14 @@ def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, tm
     whole = manifest.manifest(local, job, package.build(root, "mine.task", installed=have))
     told = json.loads(manifest.to_json(whole))["runtime"]
     assert told == {"name": "requirements", "key": job.runtime.key, "sha256": ANY, "requirements": ["far==1.0"]}
-    assert manifest.short(whole)["runtime"] == {key: told[key] for key in ("name", "key", "sha256")}
+    assert manifest.summarize(whole)["runtime"] == {key: told[key] for key in ("name", "key", "sha256")}
     assert manifest.runtime_line(whole) == f"requirements sha256:{told['sha256'][:16]}"
     assert "runtime" not in whole["config"]
-    again = runtimes.again(local, told)
+    again = runtimes.from_manifest(local, told)
     assert again.key == job.runtime.key
     # Of other versions to this day, or gone: then of those that the job had.
-    assert runtimes.again(local, told | {"requirements": ["far==0.9"]}).lines == ("far==0.9",)
-    assert runtimes.again(local, told | {"key": "gone"}).key not in ("gone", job.runtime.key)
+    assert runtimes.from_manifest(local, told | {"requirements": ["far==0.9"]}).lines == ("far==0.9",)
+    assert runtimes.from_manifest(local, told | {"key": "gone"}).key not in ("gone", job.runtime.key)
     assert runtimes.python_of(local, whole) == f"{HOSTS_SEE}/{job.runtime.key}/bin/python"
     assert runtimes.python_of(local, {}) is None
 
@@ -241,7 +241,7 @@ def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, tm
 )
 def test_a_manifest_that_a_job_wrote_runs_no_uv_of_its_choice(local: Inventory, told: dict[str, object]) -> None:
     with pytest.raises(OpsError, match="a runtime that fab train would not have made"):
-        runtimes.again(local, {"name": "x", "key": "y", "requirements": ["far==1.0"]} | told)
+        runtimes.from_manifest(local, {"name": "x", "key": "y", "requirements": ["far==1.0"]} | told)
 
 
 def test_files_that_name_others_are_built_and_are_part_of_the_key(local: Inventory, index: Path, tmp_path: Path) -> None:
@@ -249,24 +249,24 @@ def test_files_that_name_others_are_built_and_are_part_of_the_key(local: Invento
     asked = requirements(tmp_path, "-r more.txt\n")
     (tmp_path / "more.txt").write_text("-r most.txt\n")
     (tmp_path / "most.txt").write_text("far\n")
-    first = runtimes.of_file(asked, "--runtime")
+    first = runtimes.from_file(asked, "--runtime")
     assert runtimes.build(local, first) == {"far": "1.0"}
     (tmp_path / "most.txt").write_text("far>=1\n")
-    assert runtimes.of_file(asked, "--runtime").key != first.key
+    assert runtimes.from_file(asked, "--runtime").key != first.key
 
 
 def test_a_folder_that_is_called_like_a_distribution_is_none(tmp_path: Path) -> None:
     asked = requirements(tmp_path, "far\n")
-    before = runtimes.of_file(asked, "--runtime").key
+    before = runtimes.from_file(asked, "--runtime").key
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "data").write_text("x")
-    assert runtimes.of_file(asked, "--runtime").key == before
+    assert runtimes.from_file(asked, "--runtime").key == before
 
 
 @pytest.mark.parametrize("line", ["-e .", "--editable ./lib", ".", "./"])
 def test_what_would_stay_a_folder_of_this_machine_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(UsageError, match="stays a folder of this machine: name a wheel of it"):
-        runtimes.of_file(requirements(tmp_path, f"{line}\n"), "--runtime")
+        runtimes.from_file(requirements(tmp_path, f"{line}\n"), "--runtime")
 
 
 def test_the_user_s_environment_is_not_taken_for_it(
@@ -276,7 +276,7 @@ def test_the_user_s_environment_is_not_taken_for_it(
     with zipfile.ZipFile(here) as opened:
         opened.extractall(tmp_path / "mine")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
-    assert runtimes.build(local, runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")) == {"far": "1.0"}
+    assert runtimes.build(local, runtimes.from_file(requirements(tmp_path, "far\n"), "--runtime")) == {"far": "1.0"}
 
 
 def test_programs_name_the_python_that_hosts_see(inventory: Inventory, index: Path, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_programs_name_the_python_that_hosts_see(inventory: Inventory, index: Pa
     local = replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=str(tmp_path / "link"))
     script = "#!python\nprint('hello')\n"
     wheel(index, files={"far/__init__.py": "", "far-1.0.data/scripts/far-tool": script})
-    made = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")
+    made = runtimes.from_file(requirements(tmp_path, "far\n"), "--runtime")
     runtimes.build(local, made)
     first = (tmp_path / "link" / made.key / "bin" / "far-tool").read_text().splitlines()[0]
     assert first == f"#!{HOSTS_SEE}/{made.key}/bin/python"
@@ -308,8 +308,8 @@ class _Cluster:
 def test_runtimes_are_listed_and_removed(local: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ops.submit.runtimes import runtimes as run
 
-    key = runtimes.of_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
-    runtimes.build(local, runtimes.of_file(asked, "--runtime"))
+    key = runtimes.from_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
+    runtimes.build(local, runtimes.from_file(asked, "--runtime"))
     cluster = _Cluster(local, JobRecord("j", manifest={"runtime": {"key": key}}))
     assert run(cluster, None, None, False, True) == 0  # type: ignore[arg-type]
     (told,) = json.loads(capsys.readouterr().out)

@@ -23,8 +23,8 @@ from ops import terminal
 from ops.logs.follow import TICK, Event, Note, Replicas
 from ops.logs.lines import LogLine
 from ops.screen import job as module
-from ops.screen.draw import Picture, columns, harmless, joined, leave
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
+from ops.screen.render import Picture, joined, layout_columns, print_picture, sanitize
 from ops.screen.series import CAPACITY, Series, StepRate, bar, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,12 +194,12 @@ def test_memory_is_bounded_however_much_is_printed(screen: JobScreen) -> None:
     kept = [kept_line for _, kept_line in (*screen._newest, *screen._warnings)]
     assert len(kept) == 2 * LINES_KEPT
     assert max(len(kept_line.message) for kept_line in kept) == 1000
-    assert len(screen._pace.rates.values) <= CAPACITY
+    assert len(screen._step_rate.rates.values) <= CAPACITY
 
 
 @given(st.text())
 def test_no_text_steers_a_terminal(text: str) -> None:
-    safe_text = harmless(text)
+    safe_text = sanitize(text)
     assert safe_text.isprintable()
     assert len(safe_text) <= 1000
 
@@ -213,7 +213,7 @@ def test_no_text_steers_a_terminal(text: str) -> None:
     ],
 )
 def test_escape_sequences_are_seen_and_not_obeyed(text: str, seen: str) -> None:
-    assert harmless(text) == seen
+    assert sanitize(text) == seen
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_left_has_whole_lines_and_takes_no_text_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    table = columns(("HEAD", "RIGHT"), [(Text("[bold]x[/bold]"), Text("1"))], {"RIGHT"})
-    leave([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
+    table = layout_columns(("HEAD", "RIGHT"), [(Text("[bold]x[/bold]"), Text("1"))], {"RIGHT"})
+    print_picture([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
     assert capsys.readouterr().out.splitlines() == [
         "[red]a[/red] :smile: " + "b" * 300,
         "",
@@ -306,14 +306,14 @@ def test_what_is_left_has_whole_lines_and_takes_no_text_for_markup(capsys: pytes
 def test_what_is_left_is_written_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    leave([Text("a bar ━ of é")])
+    print_picture([Text("a bar ━ of é")])
     stream.flush()
     assert stream.buffer.getvalue() == b"a bar ? of ?\n"  # type: ignore[attr-defined]
 
 
 def test_columns_are_as_wide_as_what_is_seen_in_them() -> None:
     cells = [[Text(text) for text in row] for row in (("漢字", "5"), ("a", "12345"))]
-    assert rows(columns(("A", "BC"), cells, {"BC"})) == ["A        BC", "漢字      5", "a     12345"]
+    assert rows(layout_columns(("A", "BC"), cells, {"BC"})) == ["A        BC", "漢字      5", "a     12345"]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_where_there_is_a_screen(
     monkeypatch.setattr(sys, "stdout", Stream(stdout))
     monkeypatch.setattr(sys, "stderr", Stream(stderr))
     monkeypatch.setenv("TERM", term) if term else monkeypatch.delenv("TERM", raising=False)
-    assert terminal.has_screen() is has
+    assert terminal.supports_screen() is has
 
 
 def test_plain_lines_do_not_wait_for_rich() -> None:

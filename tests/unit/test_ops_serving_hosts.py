@@ -23,7 +23,7 @@ from ops.show.overview import ClusterSnapshot, overview
 from ops.show.top import picture
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.manifest import cluster
-from ops.submit.part import counts, described, would_do
+from ops.submit.part import candidate_hosts, counts, describe_counts
 from ops.submit.render import plan
 
 FILES = {"mine/__init__.py": b""}
@@ -37,8 +37,8 @@ def build(inventory: Inventory, **flags: str) -> JobSpec:
 def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: Inventory, flags: dict[str, str]) -> None:
     without, beside = build(inventory, **flags), build(served, **flags)
     assert plan(served, beside, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
-    assert would_do(beside.counts, served) == would_do(without.counts, inventory)
-    assert would_do({}, served) == would_do({}, inventory)
+    assert candidate_hosts(beside.counts, served) == candidate_hosts(without.counts, inventory)
+    assert candidate_hosts({}, served) == candidate_hosts({}, inventory)
     assert served.part({}).hosts == inventory.hosts
     assert cluster(beside.part(served)) == cluster(without.part(inventory))
     assert beside.training_input == without.training_input
@@ -48,7 +48,7 @@ def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: In
 def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
     assert counts(served) == counts(inventory)
     named = replace(served, scale_tier="STANDARD_1")
-    assert described(counts(named), named) == {"scaleTier": "STANDARD_1"}
+    assert describe_counts(counts(named), named) == {"scaleTier": "STANDARD_1"}
     assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
     assert served.cluster() == inventory.cluster()
     assert {*get_args(LosableRole), Role.MASTER} == {*JOB_ROLES}

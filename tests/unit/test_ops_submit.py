@@ -32,12 +32,12 @@ from jobs.records import HostFile, JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.submitter import NOT_HANDED_OVER, Submitter
-from ops.cluster import waking
+from ops.cluster import start_hosts
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import newest_job
-from ops.cluster.remote import Ran
+from ops.cluster.remote import CommandResult
 from ops.errors import HostError, HostsError, OpsError, UsageError, explain
 from ops.package import package, push
 from ops.package.trainer_config import Data, TrainerConfig
@@ -53,27 +53,27 @@ TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 class FakeFleet:
     """Hosts that remember what they were told; `answers` says what becomes of a command."""
 
-    def __init__(self, inventory: Inventory, answers: Callable[[str, str], Ran | None] = lambda *_: None) -> None:
+    def __init__(self, inventory: Inventory, answers: Callable[[str, str], CommandResult | None] = lambda *_: None) -> None:
         self.inventory, self.answers = inventory, answers
         self.told: list[tuple[str, str]] = []
         self.sent: dict[str, bytes] = {}
         self.parts: list[tuple[bytes, ...]] = []
         self._lock = threading.Lock()
 
-    def run(self, name: str, command: str, stdin: bytes | tuple[bytes, ...] | None = None) -> Ran:
+    def run(self, name: str, command: str, stdin: bytes | tuple[bytes, ...] | None = None) -> CommandResult:
         with self._lock:
             self.told.append((name, command))
             if stdin is not None:
                 self.parts.append((stdin,) if isinstance(stdin, bytes) else stdin)
                 self.sent[name] = b"".join(self.parts[-1])
-        return self.answers(name, command) or Ran(name, 0, "")
+        return self.answers(name, command) or CommandResult(name, 0, "")
 
     def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
         ran = self.run(name, command, stdin)
         if sent:
             sent(len(self.sent.get(name, b"")))
-        if ran.exited:
-            raise HostError(name, what, ran.exited, ran.output)
+        if ran.exit_code:
+            raise HostError(name, what, ran.exit_code, ran.output)
         return ran.output
 
     def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
@@ -169,7 +169,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     fleet = FakeFleet(submission.inventory)
     assert submit(on(fleet, ledger), submission, may_wait=True) == []
     _, version = push.code(ROOT)
-    assert sorted(fleet.told) == sorted((name, push.take_in_command(version, "job01")) for name in submission.inventory.names)
+    assert sorted(fleet.told) == sorted((name, push.install_command(version, "job01")) for name in submission.inventory.names)
     record = found(ledger)
     assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
     assert record.lease.free, "the job is its replicas'"
@@ -245,8 +245,8 @@ def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Le
 
 
 def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
-    def answers(name: str, command: str) -> Ran | None:
-        return Ran(name, 2, "noise\nfailed: No space left\n") if name == "worker-1" and "take-in" in command else None
+    def answers(name: str, command: str) -> CommandResult | None:
+        return CommandResult(name, 2, "noise\nfailed: No space left\n") if name == "worker-1" and "take-in" in command else None
 
     fleet = FakeFleet(submission.inventory, answers)
     with pytest.raises(
@@ -270,7 +270,7 @@ def test_what_is_large_is_counted_by_bytes(
 ) -> None:
     submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
     assert re.match(r"job01: starting 5 hosts 5 of 5 \(", capsys.readouterr().err)
-    monkeypatch.setattr(module, "_LARGE", 1000)
+    monkeypatch.setattr(module, "_LARGE_BYTES", 1000)
     job = replace(submission.job, id="job02")
     submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
     said = re.match(r"job02: \w+ 5 hosts (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
@@ -395,7 +395,7 @@ def test_a_job_that_another_took_over_is_left_to_it(
             time.sleep(0.1)
             return
 
-    why = f"^job job01 went on without this fab train, and is FAILED: {NOT_HANDED_OVER}$"
+    why = f"^job job01 continued without this fab train, and is FAILED: {NOT_HANDED_OVER}$"
     with pytest.raises(OpsError, match=why):
         submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
     assert found(ledger).lease.holder == "bob@desk"
@@ -542,8 +542,8 @@ def test_a_fab_train_that_lives_keeps_its_hosts(
     assert [entry.jobId for entry in ledger.queue().entries] == ["job00"]
 
 
-def checks(room: int, lacking: str = "") -> Callable[[str, str], Ran | None]:
-    return lambda name, command: Ran(name, 0, f"ready\n{room}\n{room}\n{lacking}\n") if "; df " in command else None
+def checks(room: int, lacking: str = "") -> Callable[[str, str], CommandResult | None]:
+    return lambda name, command: CommandResult(name, 0, f"ready\n{room}\n{room}\n{lacking}\n") if "; df " in command else None
 
 
 def test_a_host_that_prepares_is_waited_for_with_a_word(
@@ -552,12 +552,12 @@ def test_a_host_that_prepares_is_waited_for_with_a_word(
     monkeypatch.setattr(train, "_AGAIN_SECONDS", 0.0)
     asked: list[str] = []
 
-    def answers(name: str, command: str) -> Ran | None:
+    def answers(name: str, command: str) -> CommandResult | None:
         if "; df " not in command:
             return None
         asked.append(name)
         early = name == "worker-0" and asked.count(name) < 3
-        return Ran(name, 0, "preparing: runtime\n") if early else checks(10**10)(name, command)
+        return CommandResult(name, 0, "preparing: runtime\n") if early else checks(10**10)(name, command)
 
     train.check_hosts(on(FakeFleet(submission.inventory, answers)), submission)
     assert asked.count("worker-0") == 3
@@ -575,9 +575,9 @@ def test_a_host_that_prepares_is_waited_for_with_a_word(
 def test_a_host_that_is_none_is_named(submission: Submission, monkeypatch: pytest.MonkeyPatch, said: str, words: str) -> None:
     monkeypatch.setattr(train, "_READY_SECONDS", 0.0)
 
-    def late(name: str, command: str) -> Ran | None:
+    def late(name: str, command: str) -> CommandResult | None:
         mine = name == "worker-0" and "; df " in command
-        return Ran(name, 0, f"{said}\n") if mine else checks(10**10)(name, command)
+        return CommandResult(name, 0, f"{said}\n") if mine else checks(10**10)(name, command)
 
     with pytest.raises(HostsError, match=words):
         train.check_hosts(on(FakeFleet(submission.inventory, late)), submission)
@@ -630,7 +630,7 @@ def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
     def away(*gone: str) -> Any:
         checked = checks(10**10)
 
-        def answer(name: str, command: str) -> Ran | None:
+        def answer(name: str, command: str) -> CommandResult | None:
             if name in gone:
                 raise HostError(name, "does not answer")
             return None if command == "connect" else checked(name, command)
@@ -655,7 +655,7 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
     off, started = {"ps-0", "worker-1"}, []
     checked = checks(10**10)
 
-    def answer(name: str, command: str) -> Ran | None:
+    def answer(name: str, command: str) -> CommandResult | None:
         if name in off:
             raise HostError(name, "does not answer")
         return None if command == "connect" else checked(name, command)
@@ -677,9 +677,9 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
         match=r"ps-0 does not answer; .*: fab train --wake \(or wake: true in config.yaml\) starts those that are stopped",
     ):
         train.check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
-    monkeypatch.setattr(waking, "_start", lambda _: start)
+    monkeypatch.setattr(start_hosts, "_start", lambda _: start)
     waked = replace(stopped, job=replace(submission.job, wake=True))
-    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked).dead == frozenset()
+    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
     off.add("ps-0")
     put_job(ledger, JobRecord(waked.job.id))

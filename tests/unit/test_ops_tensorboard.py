@@ -34,14 +34,14 @@ class FakeChannel:
     """A channel that has these pieces to say, None for a silence, and then has ended."""
 
     def __init__(self, *pieces: bytes | None, exited: int = 1, error: Exception | None = None, connected: bool = False) -> None:
-        self.pieces, self.sent, self.exited = list(pieces), b"", exited
+        self.pieces, self.sent, self.exit_code = list(pieces), b"", exited
         self.transport = SimpleNamespace(saved_exception=error, is_active=lambda: connected)
 
     def get_transport(self) -> SimpleNamespace:
         return self.transport
 
     def recv_exit_status(self) -> int:
-        return self.exited
+        return self.exit_code
 
     def settimeout(self, seconds: float) -> None:
         assert seconds > 0
@@ -101,7 +101,7 @@ def test_what_runs_there_ends_with_whoever_started_it(how: str, tmp_path: Path, 
     (tmp_path / "tensorboard" / "__init__.py").touch()
     serve = "def run_main():\n    print('up', flush=True)\n    import time\n    time.sleep(6000)\n"
     (tmp_path / "tensorboard" / "main.py").write_text(serve)
-    code = module._SERVE.replace(f"{module._SILENCE_SECONDS})", "0.5)")
+    code = module._SERVE.replace(f"{module._KEEPALIVE_TIMEOUT})", "0.5)")
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **pipes) as process:
@@ -132,7 +132,7 @@ def test_what_runs_there_stays_for_as_long_as_somebody_says_something() -> None:
     }
     exec("def watch" + module._SERVE.partition("def watch")[2].partition("threading.")[0], fakes)  # noqa: S102
     fakes["watch"]()  # type: ignore[operator]
-    assert waits == [module._SILENCE_SECONDS] * 10
+    assert waits == [module._KEEPALIVE_TIMEOUT] * 10
     assert killed == [7, 1]
 
 

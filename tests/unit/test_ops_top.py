@@ -21,7 +21,7 @@ from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
-from ops.screen.draw import Picture
+from ops.screen.render import Picture
 from ops.show import top as module
 from ops.show.overview import SnapshotReader, overview
 from ops.show.top import picture, top
@@ -235,9 +235,9 @@ def test_it_stays_until_ctrl_c_also_where_the_bucket_fails(
         if len(shown) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(terminal, "has_screen", lambda: True)
+    monkeypatch.setattr(terminal, "supports_screen", lambda: True)
     monkeypatch.setattr(module, "Screen", Screen)
-    monkeypatch.setattr(module, "leave", left.append)
+    monkeypatch.setattr(module, "print_picture", left.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
     assert [text.partition(":")[0] for text in shown] == ["", "the bucket does not answer (no answer)", ""]

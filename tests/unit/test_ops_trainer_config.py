@@ -17,7 +17,7 @@ from ops.package import package, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.plan import plan
 from ops.submit import render, train
-from ops.submit.arguments import steps
+from ops.submit.arguments import last_step
 from ops.submit.config import JobFlags
 from ops.submit.submit import Submission
 from scaletier import flags as library_flags
@@ -202,9 +202,9 @@ def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path)
         (tmp_path / "mine" / path).write_text("")
     (tmp_path / "mine" / FILE).write_text(ALL)
     built = package.build(tmp_path / "mine", "mine.task")
-    assert declared(built) == trainer_config.read_archive(built.archive, "mine") == read(ALL)
+    assert declared(built) == trainer_config.read_from_archive(built.archive, "mine") == read(ALL)
     assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == read(ALL)
-    assert trainer_config.read_archive(built.archive, "other") == TrainerConfig()
+    assert trainer_config.read_from_archive(built.archive, "other") == TrainerConfig()
 
 
 def test_the_shipped_declaration_is_true() -> None:
@@ -240,7 +240,7 @@ def test_the_shipped_declaration_is_true() -> None:
     ],
 )
 def test_the_step_at_which_a_trainer_ends(args: str, pace: PlanFlags, wanted: int | None) -> None:
-    assert steps(args.split(), pace) == wanted
+    assert last_step(args.split(), pace) == wanted
 
 
 def test_the_contract_shows_the_shipped_declaration() -> None:
@@ -299,7 +299,7 @@ def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: P
     assert declared(built) == LIBRARYS_OWN
     assert declared(built).chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
     assert declared(built).chosen("sync").end_keys == {"gracePeriod": 0}
-    assert trainer_config.read_archive(built.archive, "mine") == LIBRARYS_OWN
+    assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARYS_OWN
     assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARYS_OWN
 
 
@@ -441,10 +441,10 @@ def test_plan_prints_one_line_for_each_old_key(
 ) -> None:
     built = with_library(tmp_path, OLD_KEYS + "strategy: a")
     monkeypatch.setattr(plan.package, "build", lambda *_: built)
-    monkeypatch.setattr(plan, "_unpacked", lambda _: nullcontext(tmp_path))
-    monkeypatch.setattr(plan.rehearsal, "rehearse", lambda *_: [])
+    monkeypatch.setattr(plan, "_unpack", lambda _: nullcontext(tmp_path))
+    monkeypatch.setattr(plan.profile, "profile_job", lambda *_: [])
     with pytest.raises(UsageError, match="came no further"):
-        plan.plan(plan.Call(str(tmp_path / "mine"), None, None, None, (), 60, None), False)
+        plan.plan(plan.PlanRequest(str(tmp_path / "mine"), None, None, None, (), 60, None), False)
     assert [line for line in capsys.readouterr().err.splitlines() if "is called" in line] == renamed(
         f"mine/{FILE}", *PRESENT_KEYS
     )
@@ -453,7 +453,7 @@ def test_plan_prints_one_line_for_each_old_key(
 def test_an_old_key_in_a_stored_package_is_read_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     built = with_library(tmp_path, OLD_KEYS + "strategy: a")
     capsys.readouterr()
-    assert trainer_config.read_archive(built.archive, "mine").plan.defaultSteps == 7
+    assert trainer_config.read_from_archive(built.archive, "mine").plan.defaultSteps == 7
     assert not capsys.readouterr().err
 
 

@@ -35,7 +35,7 @@ from ops.errors import OpsError, UsageError
 from ops.submit import trials, tuning
 from ops.submit.config import JobFlags, build_job
 from ops.submit.render import plan
-from ops.submit.trials import Tuned
+from ops.submit.trials import TuningResult
 
 PARAMS: list[dict[str, Any]] = [
     {"parameterName": "rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": "0.1", "scaleType": "UNIT_LOG_SCALE"},
@@ -242,12 +242,12 @@ def test_going_on_from_an_earlier_study() -> None:
     given = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
     told = tuning.build_study(given, (), "/o", None)
     before = tuning.build_study({"params": [ONE]}, (), "", None)
-    found = tuning.resumed(told, before, [trial(1, 0.5), trial(2, None)])
+    found = tuning.add_prior_results(told, before, [trial(1, 0.5), trial(2, None)])
     assert found.earlier == [PriorTrial({"x": "1"}, 0.5)]
-    again = tuning.resumed(told, found, [trial(3, 0.75)])
+    again = tuning.add_prior_results(told, found, [trial(3, 0.75)])
     assert again.earlier == [PriorTrial({"x": "1"}, 0.5), PriorTrial({"x": "3"}, 0.75)], "and what that one knew"
     with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
-        tuning.resumed(told, before, [trial(2, None)])
+        tuning.add_prior_results(told, before, [trial(2, None)])
     for earlier, said in (
         (None, "tuned no hyperparameters"),
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
@@ -257,10 +257,10 @@ def test_going_on_from_an_earlier_study() -> None:
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
         with pytest.raises(UsageError, match=said):
-            tuning.resumed(told, tuning.build_study(earlier, (), "", None) if earlier else None, [])
+            tuning.add_prior_results(told, tuning.build_study(earlier, (), "", None) if earlier else None, [])
     grid = tuning.build_study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
-        tuning.resumed(grid, before, [trial(number, 0.5) for number in range(1, 10)])
+        tuning.add_prior_results(grid, before, [trial(number, 0.5) for number in range(1, 10)])
 
 
 def test_the_best_comes_first() -> None:
@@ -295,9 +295,9 @@ def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     study = tuning.build_study(HYPERPARAMETERS, (), "", None)
     tried = [trial(1, 0.5), trial(2, None, errorMessage="it reported no score: how"), trial(3, 0.75, restarts=2)]
-    tuned = Tuned(record, study, tried)
+    tuned = TuningResult(record, study, tried)
     assert tuned.summary() == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
-    assert Tuned(record, study, []).summary() == "0 of 3 done"
+    assert TuningResult(record, study, []).summary() == "0 of 3 done"
     tuned.show()
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert lines[0][:5] == ["TRIAL", "STATE", "SCORE", "STEP", "x"]
@@ -316,8 +316,8 @@ def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
     running = Trial(1, {"x": "1"}, "master-0")
     study, record = Study([]), JobRecord("job01")
-    assert Tuned(record, study, [running]).state(running) == "RUNNING"
-    assert Tuned(record.ended("", cancelled=True), study, [running]).state(running) == "CANCELLED"
+    assert TuningResult(record, study, [running]).state(running) == "RUNNING"
+    assert TuningResult(record.ended("", cancelled=True), study, [running]).state(running) == "CANCELLED"
 
 
 def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
@@ -338,11 +338,11 @@ def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
 def test_the_best_trial_is_that_of_the_study(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
-    assert trials.best_of(ledger, JobRecord("job01")) is None
+    assert trials.best_trial(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):
-        trials.best_of(ledger, record)
+        trials.best_trial(ledger, record)
     for each in (trial(1, 0.5), trial(2, 0.75)):
         ledger.create_trial("job01", each)
-    best_trial = trials.best_of(ledger, record)
+    best_trial = trials.best_trial(ledger, record)
     assert best_trial
     assert best_trial.trialId == 2

@@ -24,7 +24,7 @@ from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
-from ops.cluster.remote import Ran
+from ops.cluster.remote import CommandResult
 from ops.errors import HostError, UsageError
 from ops.show import views
 from ops.show.views import describe, hosts, jobs
@@ -252,14 +252,14 @@ def test_a_job_that_did_not_fail_has_no_first_error(
 
 def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Fleet:
-        def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
+        def each(self, names: Any, work: Any, seconds: float) -> Outcome[CommandResult]:
             gone = {"ps-0": HostError("ps-0", "does not answer")}
             return Outcome({name: work(name) for name in names if name not in gone}, gone)
 
-        def run(self, name: str, command: str) -> Ran:
+        def run(self, name: str, command: str) -> CommandResult:
             unit = "scaletier-serving.service" if name.startswith("serving") else "scaletier.service"
             assert command == f"systemctl is-active {unit}"
-            return Ran(name, 3, "inactive\n")
+            return CommandResult(name, 3, "inactive\n")
 
     ledger = Ledger(FolderBucket(tmp_path))
     part = QueueEntry("one", [], candidates={"master-0": ["worker-1", "master-0"]})
@@ -281,7 +281,7 @@ def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsy
 
 def test_hosts_of_which_none_answers(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     class Fleet:
-        def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
+        def each(self, names: Any, work: Any, seconds: float) -> Outcome[CommandResult]:
             return Outcome({}, {name: HostError(name, "does not answer") for name in names})
 
     for as_json in (False, True):

@@ -69,26 +69,26 @@ LOOKED = UnsavedFiles()
     ],
 )
 def test_what_the_end_waits_for(state: JobState, records: dict[str, ReplicaRecord], reading: set[str], said: str) -> None:
-    assert waits.at_the_end(replace(JOB, state=state), records, NAMES, reading) == said
+    assert waits.waiting_at_end(replace(JOB, state=state), records, NAMES, reading) == said
 
 
 def test_what_the_start_waits_for() -> None:
-    assert waits.at_the_start(JOB, replicas(RUNNING, RUNNING, RUNNING), NAMES) == "", "a program that thinks"
+    assert waits.waiting_at_start(JOB, replicas(RUNNING, RUNNING, RUNNING), NAMES) == "", "a program that thinks"
     found = replicas(RUNNING, PREPARING)
     found["master-0"] = replace(found["master-0"], connections=["connecting to worker-0:2222", "listening on 2222"])
-    assert waits.at_the_start(JOB, found, NAMES) == (
+    assert waits.waiting_at_start(JOB, found, NAMES) == (
         "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 is not heard of"
     )
     many = [f"worker-{n}" for n in range(9)]
-    assert waits.at_the_start(JOB, {}, many).endswith("worker-5 is not heard of; and 3 more")
+    assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 is not heard of; and 3 more")
     for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=3600.0)):
-        assert waits.at_the_start(job, {}, NAMES) == ""
+        assert waits.waiting_at_start(job, {}, NAMES) == ""
 
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Return the ledger of a job that runs, with everything due at once."""
-    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "END_QUIET_SECONDS", 0.0)
     for name in ("_POLL_SECONDS", "_LAST_POLL_SECONDS", "_RETRY_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)
     ledger = Ledger(FolderBucket(tmp_path))
@@ -122,7 +122,7 @@ def test_a_follower_says_what_the_end_waits_for_as_it_changes(inventory: Invento
 def test_a_follower_says_once_what_the_start_waits_for(
     inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "START_SECONDS", 0.05)
+    monkeypatch.setattr(waits, "START_QUIET_SECONDS", 0.05)
     fleet: Any = NoHosts(inventory)
     write(ledger, replicas(PREPARING, RUNNING, RUNNING))
     seen: list[str] = []

@@ -136,9 +136,9 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
 
     monkeypatch.setattr(run, "set_up", lambda _: None)
     monkeypatch.setattr(run.Run, "shards", shards)
-    run.test_all(run.Run(lock), ["jobs", "security", "rehearsal-cluster", "story", "examples"])
+    run.test_all(run.Run(lock), ["jobs", "security", "gcp-cluster", "story", "examples"])
     assert calls[0] == (["story"], False)
-    assert sorted(calls[1:]) == [(["jobs", "security", "examples"], False), (["rehearsal-cluster"], True)]
+    assert sorted(calls[1:]) == [(["gcp-cluster"], True), (["jobs", "security", "examples"], False)]
     assert capfd.readouterr().out.strip() == "of others"
 
 

@@ -44,7 +44,7 @@ def test_outside_a_terminal_it_is_told_from_time_to_time(
 def test_on_a_terminal_it_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [100.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(terminal, "colourful", lambda _: True)
+    monkeypatch.setattr(terminal, "supports_colour", lambda _: True)
     drawn = Drawn(capsys)
     with terminal.Step("connecting"):
         now[0] += 1.5
@@ -126,5 +126,5 @@ def test_nothing_that_is_written_steers_a_terminal(text: str, is_terminal: bool)
     ],
 )
 def test_what_a_trainer_prints(text: str, plain: str, coloured: str) -> None:
-    assert terminal.harmless(text) == plain
-    assert terminal.harmless(text, colours=True) == coloured
+    assert terminal.sanitize(text) == plain
+    assert terminal.sanitize(text, colours=True) == coloured

@@ -487,18 +487,18 @@ def test_the_screen_of_fab_parses_the_lines(world: World, capsys: pytest.Capture
     said = capsys.readouterr()
     screen = TrialScreen({"goal": "MAXIMIZE"})
     for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
-        screen.line(line, "master-0", float(at), float(at))
+        screen.add_line(line, "master-0", float(at), float(at))
     shown = [row.plain for row in screen.rows(False, 10.0)]
     assert shown[0].startswith("trials   4 of 4  ")
     x = world.trials()[2].hyperparameters["x"]
     assert shown[1].startswith("score ")
     assert shown[2] == f"best     0.75, trial 3: --x={x}"
     assert screen.of("master-0") is None, "it has ended"
-    screen.line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
+    screen.add_line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
     assert screen.of("master-0") == 5
     less = TrialScreen({"goal": "MINIMIZE"})
     for line in said.out.splitlines():
-        less.line(line, "master-0", 0.0, 0.0)
+        less.add_line(line, "master-0", 0.0, 0.0)
     assert less.rows(True, 1.0)[-1].plain.startswith("best     0.25, trial 4")
 
 

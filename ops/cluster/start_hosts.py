@@ -23,13 +23,13 @@ SECONDS = 300.0
 """The most seconds from a host's start until it answers."""
 
 
-def startable(inventory: Inventory, names: Collection[str]) -> list[str]:
+def startable_hosts(inventory: Inventory, names: Collection[str]) -> list[str]:
     """Return those of these hosts that can be started from here."""
     power = inventory.start_requests()
     return [name for name in names if power and name in power.starts]
 
 
-def wake(
+def start_and_wait(
     fleet: Fleet,
     names: Collection[str],
     start: Callable[[str], None] | None = None,
@@ -48,30 +48,30 @@ def wake(
     """
     ask = start or _start(fleet.inventory)
     with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
-        until, again, away, unheard = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _ask(names, ask)
-        if refused := {name: error for name, error in unheard.items() if not _unanswered(error)}:
+        until, again, pending, unanswered = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _request_all(names, ask)
+        if refused := {name: error for name, error in unanswered.items() if not _is_unanswered(error)}:
             raise HostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
-        for name, error in unheard.items():
+        for name, error in unanswered.items():
             terminal.note(f"{name} may not be started: {error}; it is asked for again")
         while True:
-            failures = fleet.connect_each(away).failures
-            away = [name for name in away if name in failures]
-            step.count = f"{len(names) - len(away)} of {len(names)}"
-            if not away or clock() >= until:
+            failures = fleet.connect_each(pending).failures
+            pending = [name for name in pending if name in failures]
+            step.count = f"{len(names) - len(pending)} of {len(names)}"
+            if not pending or clock() >= until:
                 return failures
-            due = away if clock() >= again else [name for name in away if name in unheard]
+            due = pending if clock() >= again else [name for name in pending if name in unanswered]
             if clock() >= again:
                 again += _AGAIN_SECONDS
-            unheard = {name: error for name, error in _ask(due, ask).items() if _unanswered(error)}
+            unanswered = {name: error for name, error in _request_all(due, ask).items() if _is_unanswered(error)}
             sleep(_PAUSE_SECONDS)
 
 
-def _ask(names: Collection[str], ask: Callable[[str], None]) -> Mapping[str, Exception]:
+def _request_all(names: Collection[str], ask: Callable[[str], None]) -> Mapping[str, Exception]:
     """Request the start of all of these hosts at once; return the failures by host."""
     return fan_out(names, ask, _ASK_SECONDS).failures
 
 
-def _unanswered(error: Exception) -> bool:
+def _is_unanswered(error: Exception) -> bool:
     return isinstance(error, (NoAnswerError, HostError))  # the latter is of fan_out, whose time was over
 
 

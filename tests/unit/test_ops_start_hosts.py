@@ -11,7 +11,7 @@ from replicahosts import Clock
 
 from infra.inventory import Inventory, PowerAccess
 from jobs.host_start import NoAnswerError, PowerError
-from ops.cluster import waking
+from ops.cluster import start_hosts
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError
 
@@ -38,12 +38,12 @@ class Fleet:
 
 def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
     clock = Clock()
-    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + waking.SECONDS + 10)
-    assert waking.wake(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
+    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + start_hosts.SECONDS + 10)
+    assert start_hosts.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
     assert clock() == 1040.0
     clock.time = 1000.0
-    failures = waking.wake(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
-    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + waking.SECONDS)
+    failures = start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
+    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + start_hosts.SECONDS)
 
 
 def test_who_stays_away_is_asked_for_again_each_minute_whatever_the_answer() -> None:
@@ -55,7 +55,7 @@ def test_who_stays_away_is_asked_for_again_each_minute_whatever_the_answer() -> 
             raise PowerError("HTTP 400, not ready")
 
     fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
-    assert waking.wake(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
+    assert start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
     assert sorted(asked) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
 
 
@@ -68,7 +68,7 @@ def test_a_start_without_an_answer_is_asked_for_until_there_is_one(capsys: pytes
             raise NoAnswerError("api does not answer (timed out)")
 
     fleet: Any = Fleet(clock, worker=1040.0)
-    assert waking.wake(fleet, ["worker-0"], start, clock.pass_, clock) == {}
+    assert start_hosts.start_and_wait(fleet, ["worker-0"], start, clock.pass_, clock) == {}
     assert asked == [0.0, 0.0, 5.0], "and then it is started"
     said = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
     assert said in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_a_start_that_is_refused_is_one_line() -> None:
         raise PowerError("HTTP 403, no right")
 
     with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
-        waking.wake(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
+        start_hosts.start_and_wait(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
     assert error.value.code == 2
 
 
@@ -89,9 +89,9 @@ def test_a_start_that_is_refused_is_one_line() -> None:
 )
 def test_a_token_that_is_not_to_be_had_is_one_line(command: str, said: str) -> None:
     with pytest.raises(PowerError) as error:
-        waking._token(replace(POWER, token_command=command))
+        start_hosts._token(replace(POWER, token_command=command))
     assert str(error.value) == f"`{command}` gives no token ({said})"
-    assert waking._token(POWER) == "t1"
+    assert start_hosts._token(POWER) == "t1"
 
 
 def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) -> None:
@@ -104,6 +104,6 @@ def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) ->
     assert own.starts["worker-0"] == "http://own/worker-0/start"
     assert "ps-0" not in power.starts
     assert (power.token, power.preempted, power.headers) == ("http://token", "http://preempted", {"Flavor": "G"})
-    assert waking.startable(stack, ["ps-0", "worker-1"]) == ["worker-1"]
+    assert start_hosts.startable_hosts(stack, ["ps-0", "worker-1"]) == ["worker-1"]
     assert inventory.start_requests() is None
-    assert waking.startable(inventory, ["worker-1"]) == []
+    assert start_hosts.startable_hosts(inventory, ["worker-1"]) == []

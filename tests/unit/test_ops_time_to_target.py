@@ -11,9 +11,9 @@ from hypothesis import strategies as some
 
 from jobs.progress import MetricPoint
 from ops.errors import UsageError
-from ops.plan import learning
-from ops.plan.learning import AccuracyTarget, Learned, StepsModel
+from ops.plan import time_to_target
 from ops.plan.scaling import Prediction
+from ops.plan.time_to_target import AccuracyTarget, StepsModel, TargetModel
 
 ACCURACY, LOSS = AccuracyTarget("accuracy", 0.9), AccuracyTarget("loss", 0.2)
 counts = some.lists(some.integers(1, 16), min_size=2, max_size=6, unique=True)
@@ -38,7 +38,7 @@ def evaluations(metric: str, *points: tuple[int, float]) -> list[MetricPoint]:
     ],
 )
 def test_a_target_names_a_metric_and_a_value(text: str, metric: str, value: float, smaller: bool) -> None:
-    found = learning.target(text)
+    found = time_to_target.parse_target(text)
     assert found == AccuracyTarget(metric, value)
     assert found.smaller is smaller
 
@@ -56,14 +56,14 @@ def test_a_target_names_a_metric_and_a_value(text: str, metric: str, value: floa
 )
 def test_a_target_that_is_none(text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
-        learning.target(text)
+        time_to_target.parse_target(text)
     assert str(error.value) == says
 
 
 @given(some.text(max_size=20))
 def test_any_text_is_a_target_or_one_error(text: str) -> None:
     try:
-        found = learning.target(text)
+        found = time_to_target.parse_target(text)
     except UsageError:
         return
     assert found.metric
@@ -71,8 +71,8 @@ def test_any_text_is_a_target_or_one_error(text: str) -> None:
 
 
 def test_numbers_of_replicas_are_sorted_and_each_is_tried_once() -> None:
-    assert learning.replicas("5, 1,2,2") == [1, 2, 5]
-    assert learning.replicas(learning.REPLICAS) == [1, 2, 5]
+    assert time_to_target.parse_replicas("5, 1,2,2") == [1, 2, 5]
+    assert time_to_target.parse_replicas(time_to_target.REPLICAS) == [1, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -88,45 +88,47 @@ def test_numbers_of_replicas_are_sorted_and_each_is_tried_once() -> None:
 )
 def test_numbers_of_replicas_that_tell_nothing(text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
-        learning.replicas(text)
+        time_to_target.parse_replicas(text)
     assert str(error.value) == says
 
 
 def test_a_target_is_crossed_in_proportion_between_two_evaluations() -> None:
-    up = learning.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.8), (300, 0.84), (400, 0.96), (500, 0.99)))
+    up = time_to_target.crossing(
+        ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.8), (300, 0.84), (400, 0.96), (500, 0.99))
+    )
     assert up
     assert up.step == pytest.approx(350)
     assert (up.before.step, up.after.step) == (300, 400)
-    down = learning.crossing(LOSS, evaluations("loss", (0, 1.0), (100, 0.3), (200, -0.1)))
+    down = time_to_target.crossing(LOSS, evaluations("loss", (0, 1.0), (100, 0.3), (200, -0.1)))
     assert down
     assert down.step == pytest.approx(125)
     assert LOSS.reached(0.2)
     assert not LOSS.reached(0.201)
-    exactly = learning.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.9), (300, 0.1)))
+    exactly = time_to_target.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.9), (300, 0.1)))
     assert exactly
     assert exactly.step == 200
 
 
 def test_what_does_not_cross() -> None:
-    assert learning.crossing(ACCURACY, []) is None
-    assert learning.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.89))) is None
-    assert learning.crossing(ACCURACY, evaluations("accuracy", (100, 0.9), (200, 0.5), (300, 0.95))) is None
-    assert learning.crossing(ACCURACY, evaluations("loss", (100, 0.5), (200, 0.95))) is None
+    assert time_to_target.crossing(ACCURACY, []) is None
+    assert time_to_target.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.89))) is None
+    assert time_to_target.crossing(ACCURACY, evaluations("accuracy", (100, 0.9), (200, 0.5), (300, 0.95))) is None
+    assert time_to_target.crossing(ACCURACY, evaluations("loss", (100, 0.5), (200, 0.95))) is None
 
 
 def test_the_best_is_the_nearest_to_the_target() -> None:
-    assert learning.best(ACCURACY, evaluations("accuracy", (1, 0.5), (2, 0.8), (3, 0.7))) == MetricPoint(
+    assert time_to_target.nearest(ACCURACY, evaluations("accuracy", (1, 0.5), (2, 0.8), (3, 0.7))) == MetricPoint(
         2, {"accuracy": 0.8, "other": 1}
     )
-    nearest = learning.best(LOSS, evaluations("loss", (1, 0.5), (2, 0.8), (3, 0.7)))
+    nearest = time_to_target.nearest(LOSS, evaluations("loss", (1, 0.5), (2, 0.8), (3, 0.7)))
     assert nearest
     assert nearest.step == 1
-    assert learning.best(LOSS, evaluations("accuracy", (1, 0.5))) is None
+    assert time_to_target.nearest(LOSS, evaluations("accuracy", (1, 0.5))) is None
 
 
 @given(some.lists(some.tuples(some.integers(1, 1000), some.floats(0, 1)), min_size=2, max_size=20, unique_by=lambda at: at[0]))
 def test_a_crossing_lies_between_its_evaluations(points: list[tuple[int, float]]) -> None:
-    found = learning.crossing(ACCURACY, evaluations("accuracy", *sorted(points)))
+    found = time_to_target.crossing(ACCURACY, evaluations("accuracy", *sorted(points)))
     if found:
         assert found.before.step < found.step <= found.after.step
         assert found.before.values["accuracy"] < 0.9 <= found.after.values["accuracy"]
@@ -135,7 +137,7 @@ def test_a_crossing_lies_between_its_evaluations(points: list[tuple[int, float]]
 @given(counts, some.floats(0, 1e5), some.floats(0, 1e5))
 def test_a_law_is_found_again(replicas: Sequence[int], least: float, noise: float) -> None:
     law = StepsModel(least + 1, noise)
-    found = learning.fit([(count, law.steps(count)) for count in replicas])
+    found = time_to_target.fit([(count, law.steps(count)) for count in replicas])
     assert [found.steps(count) for count in replicas] == pytest.approx([law.steps(count) for count in replicas], rel=1e-6)
 
 
@@ -154,13 +156,13 @@ def test_the_law_is_the_best_of_all_that_are_not_negative(replicas: list[int], s
         np.array([0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()]),
     ]
     expected = min((law for law in [free, *edges] if (law >= 0).all()), key=squares)
-    found = learning.fit(points)
+    found = time_to_target.fit(points)
     assert min(found.least, found.noise) >= 0
     assert squares(np.array([found.least, found.noise])) == pytest.approx(squares(expected), rel=1e-4, abs=1e-7)
 
 
 def test_how_far_a_law_is_off() -> None:
-    assert learning.largest_error(StepsModel(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
+    assert time_to_target.largest_error(StepsModel(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
 
 
 @given(some.floats(0, 1e4), some.floats(0, 1e4), some.integers(1, 100))
@@ -179,7 +181,7 @@ def test_seconds_to_a_target_by_hand() -> None:
         "noiseSteps": 350,
         "runs": [{"replicas": 5}],
     }
-    learned = Learned.of(made)
+    learned = TargetModel.of(made)
     assert (learned.target, learned.most) == (ACCURACY, 5)
     found = Prediction(rate=120.0, alone=20.0, replicas=10, bound="compute")
     assert learned.seconds(found) == pytest.approx((10 * 50 + 350) / 120)

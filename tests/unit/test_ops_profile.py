@@ -15,7 +15,7 @@ from waiting import limit, wait_for
 from jobs import progress
 from jobs.progress import TrainPoint
 from ops.errors import OpsError, UsageError
-from ops.plan import processes, rehearsal
+from ops.plan import processes, profile
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
 
@@ -27,13 +27,13 @@ def log(*points: tuple[int, float]) -> list[str]:
 @pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
 def test_the_warm_up_does_not_count(replica: str) -> None:
     lines = log((4, 2.5), (20, 3.5), (40, 4.5), (60, 5.5))
-    assert rehearsal.marks(line.replace("master/0", replica) for line in lines) == [TrainPoint(40, 4.5), TrainPoint(60, 5.5)]
-    assert rehearsal.marks(log((4, 2.5), (20, 3.5))) == []
+    assert profile.marks(line.replace("master/0", replica) for line in lines) == [TrainPoint(40, 4.5), TrainPoint(60, 5.5)]
+    assert profile.marks(log((4, 2.5), (20, 3.5))) == []
 
 
 def test_only_the_last_start_counts() -> None:
     lines = log((4, 2.5), (20, 3.5), (40, 4.5), (30, 1.0), (50, 2.0), (70, 3.0), (90, 4.0))
-    assert rehearsal.marks(lines) == [TrainPoint(70, 3.0), TrainPoint(90, 4.0)]
+    assert profile.marks(lines) == [TrainPoint(70, 3.0), TrainPoint(90, 4.0)]
 
 
 def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
@@ -43,16 +43,16 @@ def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
         TrainPoint(40, 2.0),
         TrainPoint(45, 3.0),
     ]  # an evaluation took most of the last second
-    assert rehearsal.step_seconds(found) == pytest.approx(0.05)
-    assert rehearsal.mean_rate(found) == pytest.approx(15)
+    assert profile.step_seconds(found) == pytest.approx(0.05)
+    assert profile.mean_rate(found) == pytest.approx(15)
     for few in ([], [TrainPoint(1, 1.0)], [TrainPoint(1, 1.0), TrainPoint(1, 1.0)]):
-        assert rehearsal.step_seconds(few) is None
-        assert rehearsal.mean_rate(few) is None
+        assert profile.step_seconds(few) is None
+        assert profile.mean_rate(few) is None
 
 
 def rehearse(tmp_path: Path, code: str, seconds: float = 0.0) -> list[str]:
     (tmp_path / "mine.py").write_text(code)
-    return rehearsal.rehearse(["mine", "--a", "b c"], dict(os.environ), tmp_path, seconds or limit())
+    return profile.profile_job(["mine", "--a", "b c"], dict(os.environ), tmp_path, seconds or limit())
 
 
 PRINTS = "import sys, time\nfor n in range(6):\n    print(f'Train [master/0], step {n}: x ({n}.0 sec) y', flush=True)\n"
@@ -71,7 +71,7 @@ def test_one_that_goes_on_is_ended_with_its_children(
     monkeypatch.setattr(progress, "parse_train_point", seen)
     code = "import subprocess\nchild = subprocess.Popen(['sleep', '6000'])\nprint(child.pid)\n" + PRINTS + "time.sleep(6000)\n"
     lines = rehearse(tmp_path, code)
-    assert len(rehearsal.marks(lines)) == 4
+    assert len(profile.marks(lines)) == 4
     wait_for(lambda: not runs(int(lines[0])), "the child's end")
 
 
@@ -92,19 +92,19 @@ def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypat
         def lines(self, until: Callable[[], float]) -> Iterator[str]:
             yield "importing"
             now[0] += 400
-            assert until() == 1000 + rehearsal._START_SECONDS + 30
+            assert until() == 1000 + profile._START_SECONDS + 30
             for step in range(4):
                 yield LINE.format(step, step)
                 assert until() == 1400 + 30
                 now[0] += 5
 
-    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(rehearsal, "running", lambda *_: nullcontext(Slow()))
-    assert len(rehearsal.rehearse(["mine"], {}, tmp_path, 30.0)) == 5
+    monkeypatch.setattr(profile, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(profile, "start_processes", lambda *_: nullcontext(Slow()))
+    assert len(profile.profile_job(["mine"], {}, tmp_path, 30.0)) == 5
 
 
 def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
-    assert len(rehearsal.marks(rehearse(tmp_path, PRINTS + "print(sys.argv[1:])"))) == 4
+    assert len(profile.marks(rehearse(tmp_path, PRINTS + "print(sys.argv[1:])"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_bad_input_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, seconds: float, kind: type[OpsError], says: str
 ) -> None:
     if "0 lines" in says:
-        monkeypatch.setattr(rehearsal, "_START_SECONDS", 0.0)
+        monkeypatch.setattr(profile, "_START_SECONDS", 0.0)
     with pytest.raises(OpsError, match=says) as error:
         rehearse(tmp_path, code, seconds)
     assert type(error.value) is kind
@@ -137,10 +137,10 @@ def test_no_checkpoint_to_count_in(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('it is no table')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"left no checkpoint below its --job-dir .*: give --parameters-mb"):
-        rehearsal.parameter_bytes(tmp_path)
+        profile.parameter_bytes(tmp_path)
     (tmp_path / "model-1.index").write_bytes(b"x")
     with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read \(it is no table\): give --parameters-mb"):
-        rehearsal.parameter_bytes(tmp_path)
+        profile.parameter_bytes(tmp_path)
 
 
 def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from jobs import progress
 from jobs.progress import TrainPoint
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.plan.processes import ProcessStart, Running, python_here, running
+from ops.plan.processes import ProcessGroup, ProcessStart, python_here, start_processes
 
 # The first lines include tracing and cold caches.
 _WARM_UP_LINES = 2
@@ -58,7 +58,7 @@ def mean_rate(train_marks: Sequence[TrainPoint]) -> float | None:
     return (train_marks[-1].step - train_marks[0].step) / (train_marks[-1].seconds - train_marks[0].seconds)
 
 
-def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
+def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
     """Run the trainer's module in `folder` for some seconds from its first Train line on; its lines.
 
     Raises:
@@ -72,12 +72,12 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
     def deadline() -> float:
         return until
 
-    with running([ProcessStart("master/0", argv, env)], folder) as process:
+    with start_processes([ProcessStart("master/0", argv, env)], folder) as process:
         with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
             for line in process.lines(deadline):
                 lines.append(line)
                 if mark := progress.parse_train_point(line):
-                    step.count = f"{mark.step} steps"
+                    step.count = terminal.plural(mark.step, "step")
                     until, trains = (until if trains else time.monotonic() + seconds), True
         took, ended = time.monotonic() - began, time.monotonic() < until
     if process.failed:
@@ -85,17 +85,19 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
     if len(marks(lines)) < 2:
         printed = sum(1 for line in lines if progress.parse_train_point(line))
         fix = "give it more steps" if ended else "give --seconds more"
-        what = f"{printed} lines of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
+        what = f"{terminal.plural(printed, 'line')} of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
         raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(took)}: {fix}")
     return lines
 
 
-def failure(module: str, process: Running, seconds: float) -> str:
+def failure(module: str, process: ProcessGroup, seconds: float) -> str:
     """Describe the failure of a trainer's process after `seconds`."""
     assert process.failed
     name, code = process.failed
-    who = module if name == "master/0" else f"{module} as {name}"
-    return f"{who} ended with {code} after {terminal.duration(seconds)} here: {process.last.get(name, 'it printed nothing')}"
+    program = module if name == "master/0" else f"{module} as {name}"
+    return (
+        f"{program} ended with {code} after {terminal.duration(seconds)} here: {process.last.get(name, 'it printed nothing')}"
+    )
 
 
 def parameter_bytes(folder: Path) -> int:
@@ -118,5 +120,5 @@ def parameter_bytes(folder: Path) -> int:
 
 
 def _exported(index: Path) -> bool:
-    """Tell whether variables are those of a SavedModel."""
+    """Return whether variables are those of a SavedModel."""
     return (index.parent.parent / "saved_model.pb").exists()

@@ -25,11 +25,11 @@ _GAP = "  "
 SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBUG": "dim"}
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return the text on one line without colours, cut to 1000 characters; replace invisible characters by a dot."""
     if text.isprintable():  # as nearly all are
         return text[:_MAX_LENGTH]
-    text = terminal.harmless(text[: 4 * _MAX_LENGTH]).replace("\t", "    ")[:_MAX_LENGTH]
+    text = terminal.sanitize(text[: 4 * _MAX_LENGTH]).replace("\t", "    ")[:_MAX_LENGTH]
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -37,17 +37,17 @@ def _visible(character: str) -> str:
     return character if character.isprintable() else " " if character.isspace() else _HIDDEN
 
 
-def cell(value: object, style: str = "") -> Text:
+def format_cell(value: object, style: str = "") -> Text:
     """Return a cell with its text made harmless; `-` for an unknown value."""
-    return Text("-", "dim") if value is None or value == "" else Text(harmless(str(value)), style)
+    return Text("-", "dim") if value is None or value == "" else Text(sanitize(str(value)), style)
 
 
 def state(text: str) -> Text:
     """Return a state in its colour."""
-    return Text(harmless(text), terminal.STATES.get(text, ""))
+    return Text(sanitize(text), terminal.STATES.get(text, ""))
 
 
-def columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:
+def layout_columns(heads: Sequence[str], rows: Iterable[Sequence[Text]], right: Collection[str] = ()) -> Picture:
     """Return the lines of a table; the columns whose heads are in `right` are aligned right."""
     cells = [[Text(head, "bold") for head in heads], *rows]
     widths = [max(row[place].cell_len for row in cells) for place in range(len(heads))]
@@ -77,7 +77,7 @@ def joined(picture: Picture) -> Text:
     return Text("\n", no_wrap=True, overflow="ellipsis", end="").join(picture)
 
 
-def leave(picture: Picture) -> None:
+def print_picture(picture: Picture) -> None:
     """Print a picture to stay, long lines whole."""
     console = _console()
     with console.capture() as captured:

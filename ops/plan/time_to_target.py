@@ -71,7 +71,7 @@ class StepsModel:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TargetModel:
     """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas.
 
     `until` is what a plan has of it.
@@ -84,13 +84,13 @@ class Learned:
     until: Mapping[str, Any]
 
     @classmethod
-    def of(cls, until: Mapping[str, Any]) -> Learned:
+    def of(cls, until: Mapping[str, Any]) -> TargetModel:
         """Parse a plan's `until`."""
         law = StepsModel(until["leastSteps"], until["noiseSteps"])
         most = max(run["replicas"] for run in until["runs"])
         return cls(AccuracyTarget(until["metric"], until["value"]), until["strategy"], law, most, until)
 
-    def by(self, strategy: str) -> Learned | None:
+    def by(self, strategy: str) -> TargetModel | None:
         """Return this for the strategy that was measured, else None."""
         return self if strategy == self.strategy else None
 
@@ -103,7 +103,7 @@ class Learned:
         return self.law.seconds(1, prediction.alone) / self.seconds(prediction)
 
 
-def target(text: str) -> AccuracyTarget:
+def parse_target(text: str) -> AccuracyTarget:
     """Parse `accuracy=0.97`.
 
     Raises:
@@ -121,7 +121,7 @@ def target(text: str) -> AccuracyTarget:
     return AccuracyTarget(metric, value)
 
 
-def replicas(text: str) -> list[int]:
+def parse_replicas(text: str) -> list[int]:
     """Parse `1,2,5`, and sort it.
 
     Raises:
@@ -148,17 +148,17 @@ def crossing(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> Crossi
         None if they do not reach it, or if the first one is there already, since when is then unknown.
     """
     points = [point for point in evaluations if goal.metric in point.values]
-    for before, after in pairwise(points):
-        low, high = before.values[goal.metric], after.values[goal.metric]
+    for lower, upper in pairwise(points):
+        low, high = lower.values[goal.metric], upper.values[goal.metric]
         if goal.reached(low):
             return None
         if goal.reached(high):
             part = (goal.value - low) / (high - low)
-            return Crossing(before.step + part * (after.step - before.step), before, after)
+            return Crossing(lower.step + part * (upper.step - lower.step), lower, upper)
     return None
 
 
-def best(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
+def nearest(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
     """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
     points = [point for point in evaluations if goal.metric in point.values]
     sign = -1 if goal.smaller else 1
