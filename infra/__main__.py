@@ -16,7 +16,7 @@ from infra.connection import FOLDER
 from infra.guard import Change, check, removed_hosts, same_target
 from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
-from infra.spec import SpecError, TargetError
+from infra.scale_tiers import SpecError, TargetError
 from infra.target import Target
 from infra.templates import ROOT
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
-from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
+from infra.scale_tiers import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
 from infra.validation import Section, one_line
 
 _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from infra.spec import Accelerator, Role
+from infra.scale_tiers import Accelerator, Role
 
 PRICES = Path(__file__).with_name("prices.yaml")
 _HOURS_A_MONTH = 730

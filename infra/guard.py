@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pulumi
 
-from infra.spec import ClusterSpec, TargetError
+from infra.scale_tiers import ClusterSpec, TargetError
 from jobs.paths import QUEUE, cancel, plan
 from jobs.queue import Queue, place
 from jobs.records import CancelRequest, Plan

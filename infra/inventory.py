@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from infra.spec import PYTHON, TENSORFLOW_PORT, Role, parse_replica
+from infra.ports import TENSORFLOW_PORT
+from infra.scale_tiers import PYTHON, Role, parse_replica
 from jobs import records
 from jobs.serialization import Record
 

@@ -10,7 +10,7 @@ from typing import Any
 import pulumi
 
 from infra.dynamic import Props, plain
-from infra.spec import TargetError
+from infra.scale_tiers import TargetError
 
 # Seconds before each attempt: the engine may be writing the state, and a file that is half there is no state.
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)

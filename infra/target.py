@@ -12,7 +12,7 @@ from pulumi import Input, Output, Resource
 
 from infra.config import ClusterConfig
 from infra.inventory import Host, Inventory, to_plain
-from infra.spec import ClusterSpec, Replica
+from infra.scale_tiers import ClusterSpec, Replica
 from infra.state import StackState
 
 

@@ -61,7 +61,7 @@ def one_line(error: BaseException) -> str:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Return the line and the exit code of an error of any library that a command uses."""
-    from infra.spec import SpecError
+    from infra.scale_tiers import SpecError
     from jobs.bucket import BucketError, Conflict
     from jobs.serialization import RecordError
 

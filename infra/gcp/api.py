@@ -19,7 +19,7 @@ import google.oauth2.credentials
 import requests
 from google.auth.transport.requests import AuthorizedSession
 
-from infra.spec import TargetError
+from infra.scale_tiers import TargetError
 
 Get = Callable[[str], str | None]
 COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")

@@ -25,7 +25,7 @@ from infra.gcp.runtime import RuntimeArchive
 from infra.gcp.storage import Storage
 from infra.inventory import PowerAccess
 from infra.runtime.recipe import Recipe, recipe
-from infra.spec import Replica, Role
+from infra.scale_tiers import Replica, Role
 from infra.target import ClusterResources
 
 # Requests cost money here: 31 hosts that poll the bucket each second and send heartbeats each 5 s cost 20 cents an hour.

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from infra.config import ClusterConfig, matches, private_range
 from infra.gcp.machines import gpu_name
 from infra.gcp.names import MAX_REPLICAS
-from infra.spec import ClusterSpec, Role, SpecError
+from infra.scale_tiers import ClusterSpec, Role, SpecError
 
 _LEAST_IDLE = 300
 _MAX_LABELS = 56

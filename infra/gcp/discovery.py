@@ -19,7 +19,7 @@ from infra.gcp.api import COMPUTE, ApiError, GcpError, Get, UnreachableError, en
 from infra.gcp.machines import MACHINES, MachineType, machine, paired
 from infra.gcp.names import GoogleNames
 from infra.gcp.zones import GPU_ZONES, Place, check_gpu
-from infra.spec import Accelerator, ClusterSpec, SpecError
+from infra.scale_tiers import Accelerator, ClusterSpec, SpecError
 
 _LINK = re.compile(r"projects/([^/]+)/(?:global/networks|regions/([^/]+)/subnetworks)/([^/]+)$")
 _MACHINE = "items(name,guestCpus,memoryMb,accelerators),nextPageToken"

@@ -10,7 +10,8 @@ from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, FirewallLogConfigArgs
 
 from infra.gcp.names import GoogleNames
-from infra.spec import FIREWALL, ClusterSpec, Role
+from infra.ports import FIREWALL, allowed
+from infra.scale_tiers import ClusterSpec, Role
 
 # Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
 # Private Google Access", private.googleapis.com.
@@ -61,7 +62,7 @@ class ClusterFirewall(ComponentResource):
                 source_ranges=None if row.source else [str(operator)],
                 target_service_accounts=[accounts[row.destination]],
             )
-            for row in spec.allows()
+            for row in allowed(spec)
         ]
         # What hosts may reach: answers need no rule, and the metadata server is always reachable.
         if inside is not None:

@@ -19,7 +19,7 @@ from pulumi_gcp.serviceaccount import Account
 from pulumi_gcp.storage import BucketIAMMember
 
 from infra.gcp.names import GoogleNames
-from infra.spec import Role
+from infra.scale_tiers import Role
 
 # Objects: read, write, list, delete. The bucket: that it exists, which TensorFlow asks before it makes a folder.
 # Source: Cloud Storage documentation, "IAM roles for Cloud Storage".

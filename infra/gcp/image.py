@@ -13,7 +13,7 @@ import yaml
 
 from infra.gcp.firewall import GOOGLE_RANGE
 from infra.runtime.recipe import Recipe
-from infra.spec import PYTHON, PYTHON_WITH_GPUS, Accelerator
+from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
 from infra.templates import ROOT, render
 
 DEBIAN = "projects/debian-cloud/global/images/family/debian-12"

@@ -22,7 +22,7 @@ from pulumi_gcp.compute import (
 from infra.gcp.config import GcpConfig
 from infra.gcp.names import GoogleNames, address
 from infra.gcp.zones import Place
-from infra.spec import Accelerator, Replica, RoleSpec
+from infra.scale_tiers import Accelerator, Replica, RoleSpec
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.spec import Accelerator, SpecError
+from infra.scale_tiers import Accelerator, SpecError
 
 
 @dataclass(frozen=True)

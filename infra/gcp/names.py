@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.spec import Replica, Role
+from infra.scale_tiers import Replica, Role
 
 # Where each role's block begins in the stack's /20 (4,096 addresses); Google keeps the first two and the last two of a subnet.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 16, Role.PS: 1024, Role.WORKER: 2048, Role.SERVING: 4048}

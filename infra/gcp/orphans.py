@@ -24,7 +24,7 @@ from infra import backend
 from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, Get, endpoint, get_all, get_json, session
 from infra.gcp.names import names
 from infra.gcp.zones import project
-from infra.spec import SpecError
+from infra.scale_tiers import SpecError
 from infra.templates import ROOT
 
 # The kinds in the order of deletion, by the path below a project.

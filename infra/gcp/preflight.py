@@ -17,7 +17,7 @@ from infra.gcp.discovery import Discovery, ExistingHost
 from infra.gcp.machines import MACHINES, MachineType
 from infra.gcp.zones import Place
 from infra.runtime.recipe import FOLDER
-from infra.spec import Accelerator, ClusterSpec
+from infra.scale_tiers import Accelerator, ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")

@@ -21,7 +21,7 @@ from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import has_content, preflight
 from infra.gcp.zones import Place, places
-from infra.spec import ClusterSpec, TargetError
+from infra.scale_tiers import ClusterSpec, TargetError
 from infra.state import StackState
 from infra.target import ClusterResources, Target
 

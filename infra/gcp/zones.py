@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.spec import SpecError
+from infra.scale_tiers import SpecError
 
 _ZONE = re.compile(r"^([a-z]+-[a-z]+\d+)-[a-z]$")
 _REGION = re.compile(r"^[a-z]+-[a-z]+\d+$")

@@ -14,7 +14,7 @@ import pylxd
 import pylxd.exceptions
 import requests
 
-from infra.spec import TargetError
+from infra.scale_tiers import TargetError
 
 SOCKETS = (
     "/var/lib/lxd/unix.socket",

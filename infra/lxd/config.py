@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from infra.config import ClusterConfig, private_range
-from infra.spec import Role
+from infra.scale_tiers import Role
 
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 DISK = 4 * 2**30

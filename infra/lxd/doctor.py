@@ -20,7 +20,7 @@ from infra.lxd.host import unrecorded
 from infra.lxd.layout import LxdNames
 from infra.lxd.orphans import orphans, own
 from infra.lxd.preflight import BRIDGED
-from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier
+from infra.scale_tiers import ClusterSpec, Role, RoleSpec, ScaleTier
 from infra.templates import ROOT
 
 Inventory = Mapping[str, Any] | None

@@ -10,7 +10,8 @@ from pathlib import Path
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import nft
 from infra.lxd.layout import address, block, port
-from infra.spec import FIREWALL, Allow, ClusterSpec, Role
+from infra.ports import FIREWALL, Allow, allowed
+from infra.scale_tiers import ClusterSpec, Role
 from infra.templates import render
 
 REPLACE = frozenset({"table"})
@@ -28,7 +29,7 @@ def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Net
     for replica in spec.replicas:
         members.setdefault(replica.role, []).append(str(address(network, replica)))
     ports = {port(bridge, replica): str(address(network, replica)) for replica in spec.replicas}
-    return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=spec.allows())
+    return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=allowed(spec))
 
 
 def host_rules(network: ipaddress.IPv4Network, role: Role) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from infra.spec import ClusterSpec, Replica, Role
+from infra.scale_tiers import ClusterSpec, Replica, Role
 
 # Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128, Role.SERVING: 192}

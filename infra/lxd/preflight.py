@@ -18,7 +18,7 @@ from infra.lxd.identity import names_of
 from infra.lxd.layout import LxdNames
 from infra.lxd.network import choose_range
 from infra.lxd.nft import list_chains
-from infra.spec import ClusterSpec
+from infra.scale_tiers import ClusterSpec
 from infra.state import StackState
 from infra.templates import ROOT
 

@@ -17,7 +17,7 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props
 from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
-from infra.spec import SSH_PORT
+from infra.ports import SSH_PORT
 
 REPLACE = frozenset({"project"})
 _HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"

@@ -27,7 +27,7 @@ from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
 from infra.lxd.seal import BucketGuard, running
-from infra.spec import ClusterSpec, Replica, TargetError
+from infra.scale_tiers import ClusterSpec, Replica, TargetError
 from infra.state import StackState
 from infra.target import ClusterResources, Target
 from infra.templates import ROOT

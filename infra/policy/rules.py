@@ -24,7 +24,7 @@ from pulumi_policy import (
 
 from infra.cost import HostShape, hourly, price_list
 from infra.gcp.machines import MACHINES
-from infra.spec import Accelerator, Role
+from infra.scale_tiers import Accelerator, Role
 
 Props = Mapping[str, Any]
 Check = Callable[[str, Props, Props], Iterator[str]]

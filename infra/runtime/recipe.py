@@ -9,7 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from infra.spec import PYTHON, Accelerator
+from infra.scale_tiers import PYTHON, Accelerator
 from infra.templates import ROOT
 
 FOLDER = "runtimes"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.inventory import SCHEMA, Host, Inventory
-from infra.spec import JOB_ROLES, Role, SpecError, parse_replica
+from infra.scale_tiers import JOB_ROLES, Role, SpecError, parse_replica
 from infra.templates import ROOT as HERE
 from jobs.serialization import RecordError
 from ops import terminal

@@ -12,7 +12,7 @@ from hosts.serving.download import MODEL_FILE
 from hosts.serving.records import Model, Version, VersionState, folder_of
 from hosts.serving.signatures import read_signatures
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from infra.templates import ROOT as HERE
 from jobs.bucket import Bucket
 from jobs.folder import open_bucket

@@ -12,7 +12,7 @@ from typing import Any
 
 import paramiko
 
-from infra.spec import SERVING_PORT
+from infra.ports import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import NoReturn
 
-from infra.spec import SERVING_PORT
+from infra.ports import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.forward import Forward, local_ports

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from infra import templates
 from infra.inventory import SERVING_UNIT, Host, Inventory
-from infra.spec import SERVING_PORT, Role
+from infra.ports import SERVING_PORT
+from infra.scale_tiers import Role
 from infra.templates import ROOT as HERE
 from ops.cluster import root_helper
 from ops.cluster.cluster import ClusterClient

@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from infra.runtime.atomic_dir import key, making
-from infra.spec import PYTHON
+from infra.scale_tiers import PYTHON
 from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError

@@ -12,7 +12,7 @@ from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from infra.spec import PYTHON
+from infra.scale_tiers import PYTHON
 from infra.templates import ROOT as HERE
 from ops.errors import UsageError
 

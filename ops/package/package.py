@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from infra.spec import PYTHON
+from infra.scale_tiers import PYTHON
 from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.errors import UsageError

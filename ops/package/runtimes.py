@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key, making
 from infra.runtime.uv import make_venv, open_to_all
-from infra.spec import PYTHON
+from infra.scale_tiers import PYTHON
 from ops import terminal
 from ops.cluster.inventory import Runtimes, require_runtimes
 from ops.errors import OpsError, UsageError

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from infra.spec import Role
+from infra.scale_tiers import Role
 from infra.validation import Section
 from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
 from ops.errors import UsageError

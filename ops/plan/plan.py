@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
+from infra.scale_tiers import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
 from jobs import progress
 from jobs.times import now
 from ops import terminal

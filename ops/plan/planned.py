@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from infra.inventory import Host, Inventory
-from infra.spec import Role, network_gbits
+from infra.scale_tiers import Role, network_gbits
 from jobs import progress
 from jobs.chunks import LogFilter
 from ops import terminal

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs import progress
 from jobs.progress import MetricPoint
 from ops import terminal

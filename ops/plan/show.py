@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from infra.spec import Role, ScaleTier, preset
+from infra.scale_tiers import Role, ScaleTier, preset
 from ops import terminal
 from ops.plan import runs
 from ops.plan.scaling import Prediction, Work

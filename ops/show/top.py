@@ -7,7 +7,7 @@ import time
 
 from rich.text import Text
 
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs.bucket import BucketError
 from jobs.records import Usage
 from jobs.serialization import RecordError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
 from jobs.study import Study

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.inventory import Host, Inventory
-from infra.spec import TENSORFLOW_PORT, Role
+from infra.ports import TENSORFLOW_PORT
+from infra.scale_tiers import Role
 from jobs import variables
 from jobs.records import STOP_FILE
 from jobs.variables import JAX_COORDINATOR, MASTER_ADDR

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from infra.inventory import Inventory
-from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
+from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, SpecError, preset
 from ops.errors import UsageError, suggest
 from ops.submit.arguments import STRATEGY
 from ops.terminal import plural

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra import templates
 from infra.inventory import Host, Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs import paths, variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs.study import METRIC_TAG, Algorithm, Goal, Parameter, ParameterType, PriorTrial, ScaleType, Study, Trial
 from ops.errors import UsageError
 from ops.submit import arguments

@@ -12,7 +12,7 @@ from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.serving import MODEL, deployed, stop_server
 from benchmarks.stack import BenchStack, job_id, say
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs.paths import PYTHON
 
 _HOST = "master-0"

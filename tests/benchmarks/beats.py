@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from infra.spec import ScaleTier, preset
+from infra.scale_tiers import ScaleTier, preset
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry

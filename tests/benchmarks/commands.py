@@ -7,7 +7,7 @@ import sys
 from benchmarks.measure import first_byte, must, peak_memory
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, TINY, BenchStack, job_id, say
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 
 @benchmark(

@@ -12,7 +12,7 @@ from benchmarks.measure import Lines, MeasureError, end, percentile, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
 from infra.inventory import JOBS_UNIT, Inventory
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs.paths import PYTHON
 
 _STEP_SECONDS = 180.0

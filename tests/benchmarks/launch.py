@@ -27,7 +27,7 @@ from infra.lxd.layout import names
 from infra.lxd.network import choose_range
 from infra.lxd.preflight import PreflightResult
 from infra.lxd.target import host_props
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6])
 

@@ -22,7 +22,7 @@ from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, say
 from benchmarks.trained import Trained, alone, fetched, seconds_to, step_to, together
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 # The same grid for all, and enough steps that each reaches the target well before its learning rate is near 0.
 _CURVE = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.measure import high_water, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import ROOT, BenchStack, say
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs.chunks import LARGEST, Chunk, ChunkFolder, LogFilter, newest
 from jobs.records import Plan
 from ops.logs import follow

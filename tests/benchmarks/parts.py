@@ -11,7 +11,7 @@ from benchmarks.jobs import in_parallel
 from benchmarks.measure import Lines, MeasureError, first_byte, must, running
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs.paths import PYTHON
 
 _HELLO = "print('hello', flush=True)\n"

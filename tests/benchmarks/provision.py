@@ -10,7 +10,7 @@ from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, BenchStack, say
 from infra.lxd.api import client
 from infra.lxd.orphans import own
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 _CGROUPS = Path("/sys/fs/cgroup")
 

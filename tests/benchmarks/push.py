@@ -18,7 +18,7 @@ from benchmarks.measure import must, run
 from benchmarks.registry import Benchmark, Figure, add, in_turn
 from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.inventory import JOBS_UNIT, Inventory
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from ops.cluster.shell import USER
 from ops.package.push import code, install_command
 

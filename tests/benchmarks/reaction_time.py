@@ -29,7 +29,7 @@ from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import NAME, ROOT, TINY, BenchStack, job_id, login, say
 from infra.lxd.api import client
 from infra.lxd.orphans import own
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs import paths
 from jobs.lease import Lease
 from jobs.paths import PYTHON, STATE_DIR

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.stack import BenchStack
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack
 from hosts.agent.agent import Agent
 from infra.gcp.cluster import POLL_SECONDS
-from infra.spec import ScaleTier, preset
+from infra.scale_tiers import ScaleTier, preset
 from jobs.bucket import Conflict, Item
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry

@@ -17,7 +17,7 @@ from benchmarks.measure import MeasureError, running
 from benchmarks.pty import Watched, watch
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
-from infra.spec import ScaleTier, preset
+from infra.scale_tiers import ScaleTier, preset
 from jobs.paths import CODE_DIR, PYTHON
 from jobs.records import Plan
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.measure import LIMIT_SECONDS, MeasureError
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, job_id, say
-from infra.spec import Role, ScaleTier
+from infra.scale_tiers import Role, ScaleTier
 from jobs.background import Background
 from jobs.paths import PYTHON
 

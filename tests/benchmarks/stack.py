@@ -18,7 +18,7 @@ from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
 from infra.lxd.orphans import own
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from ops.cluster.inventory import parse
 from ops.cluster.shell import USER
 

@@ -18,7 +18,7 @@ from typing import Self
 from benchmarks.job_events import log_of
 from benchmarks.measure import Lines, MeasureError, high_water, must, run, running
 from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 BATCH = 100
 _LIMIT_SECONDS = 580.0

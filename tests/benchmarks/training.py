@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import BenchStack, say
 from benchmarks.trained import BATCH, Trained, alone, process, seconds_a_step, together
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 # Neither evaluations nor checkpoints while speed is measured.
 _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"

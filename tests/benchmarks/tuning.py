@@ -13,7 +13,7 @@ import yaml
 from benchmarks.measure import must, run
 from benchmarks.registry import Figure, benchmark, in_turn
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from jobs.paths import PYTHON
 
 _TRIALS, _AT_ONCE = 16, 5

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from stacks import Stack
 from waiting import limit
 
-from infra.spec import FIREWALL, Role
+from infra.ports import FIREWALL
+from infra.scale_tiers import Role
 
 CONNECT = """
 import json, socket, sys

@@ -13,7 +13,7 @@ from stacks import ROOT, Stack
 from waiting import limit, wait_for
 
 from infra.lxd import nft
-from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
+from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 _OTHER_PORT = 8080
 _ADDRESS = re.compile(r"\d+(?:\.\d+){3}")

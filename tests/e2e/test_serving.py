@@ -22,7 +22,7 @@ from reaching import listening, mistakes
 from stacks import Result, Stack
 from waiting import limit, wait_for
 
-from infra.spec import SERVING_PORT
+from infra.ports import SERVING_PORT
 
 # What the page of examples/draw shows: each version's name, whether it is the default, and its answer.
 CARDS = """

@@ -22,7 +22,7 @@ from hosts.serving.signatures import read_signatures
 from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
-from infra.spec import SpecError, parse_replica
+from infra.scale_tiers import SpecError, parse_replica
 from jobs import chunks, notification
 from jobs.progress import ProgressFinder
 from jobs.queue import Queue

@@ -19,7 +19,7 @@ from records import Records, upload
 from world import Hosts, World
 
 from infra.runtime.recipe import recipe
-from infra.spec import PYTHON, PYTHON_WITH_GPUS, Accelerator
+from infra.scale_tiers import PYTHON, PYTHON_WITH_GPUS, Accelerator
 
 GPU = Accelerator("nvidia-tesla-t4")
 SPOT = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stackmocks import PROJECT, Recorded, Stack
 from test_firewall_answers import CUSTOM, SERVING, TIERS
 
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 GPUS = {
     **CUSTOM,

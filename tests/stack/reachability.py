@@ -13,15 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role
+from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
+from infra.scale_tiers import ClusterSpec, Role
 
 PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, 1, 8080, 65535)
 Reach = frozenset[tuple[Role | None, Role, int]]
 
 
 def by_table(spec: ClusterSpec) -> Reach:
-    """Compute the reachability of hosts of one job by the table in infra/spec.py."""
-    return frozenset((row.source, row.destination, port) for row in spec.allows() for port in PORTS if row.has(port))
+    """Compute the reachability of hosts of one job by the table in infra/ports.py."""
+    return frozenset((row.source, row.destination, port) for row in allowed(spec) for port in PORTS if row.has(port))
 
 
 def by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:

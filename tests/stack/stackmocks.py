@@ -19,7 +19,7 @@ from pulumi.runtime.settings import get_root_resource, set_root_resource
 from infra.connection import files
 from infra.gcp.discovery import Discovery, local_catalogue
 from infra.gcp.zones import Place
-from infra.spec import ClusterSpec
+from infra.scale_tiers import ClusterSpec
 from infra.state import READ
 from infra.templates import ROOT
 

@@ -8,7 +8,7 @@ from stackmocks import PROJECT, Program
 from infra.cost import HostShape, hourly, price_list
 from infra.gcp.machines import MACHINES
 from infra.gcp.zones import GPU_ZONES
-from infra.spec import Accelerator, Role
+from infra.scale_tiers import Accelerator, Role
 
 
 def test_the_list_names_its_source_and_prices_everything() -> None:

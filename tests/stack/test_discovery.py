@@ -17,7 +17,7 @@ from infra.gcp.machines import MachineType
 from infra.gcp.names import names
 from infra.gcp.preflight import preflight
 from infra.gcp.zones import Place, places
-from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
+from infra.scale_tiers import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
 
 PROJECT = "my-project-1"
 A, B = (Place(PROJECT, "us-central1", f"us-central1-{letter}") for letter in "ab")

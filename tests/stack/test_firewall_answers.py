@@ -15,7 +15,8 @@ from infra.config import ClusterConfig
 from infra.lxd.config import MAX_REPLICAS_PER_ROLE
 from infra.lxd.firewall import host_rules, rules
 from infra.lxd.layout import address, block, port
-from infra.spec import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Replica, Role, ScaleTier
+from infra.ports import FIREWALL, SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, allowed
+from infra.scale_tiers import ClusterSpec, Replica, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 CUSTOM = {
@@ -79,7 +80,7 @@ def test_the_table_the_vpc_rules_and_the_nft_rules_agree(program: Program, confi
 
 def test_hosts_of_other_jobs_reach_nothing_of_a_jobs_host() -> None:
     spec = ClusterConfig.parse(SERVING[1]).spec()
-    rows = {(row.source, row.destination, port) for row in spec.allows() for port in PORTS if row.has(port) and not row.peers}
+    rows = {(row.source, row.destination, port) for row in allowed(spec) for port in PORTS if row.has(port) and not row.peers}
     assert {row[2] for row in rows} == {SSH_PORT, SERVING_PORT}
     assert walls(spec, sends=()) == walls(spec, takes=()) == walls(spec, sends=(), takes=()) == rows
     (worker, *_) = addresses(spec)[Role.WORKER]

@@ -14,7 +14,7 @@ from test_bad_input import GOOD, refusal
 from infra.gcp import target as gcp_target
 from infra.gcp.discovery import Discovery, Subnet
 from infra.gcp.zones import Place
-from infra.spec import ClusterSpec
+from infra.scale_tiers import ClusterSpec
 
 LINK = "projects/the-host/regions/us-central1/subnetworks/shared"
 NETWORK = "projects/the-host/global/networks/net"

@@ -13,7 +13,7 @@ from stackmocks import KEY, SHA256, STACK, Program, Recorded, Stack
 from test_firewall_answers import CUSTOM, TIERS
 
 from infra.gcp.image import UBUNTU
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 
 def test_every_host_is_as_safe_as_it_can_be(stack: Stack) -> None:

@@ -8,7 +8,8 @@ from gcpcases import email, role_of
 from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
-from infra.spec import SERVING_PORT, Role
+from infra.ports import SERVING_PORT
+from infra.scale_tiers import Role
 
 LEGAL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 

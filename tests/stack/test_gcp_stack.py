@@ -15,7 +15,7 @@ from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.cluster import _warn
-from infra.spec import TargetError
+from infra.scale_tiers import TargetError
 from infra.state import StackState
 
 

@@ -15,7 +15,7 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, local_catalogue
 from infra.gcp.preflight import has_content, preflight, quota_needs
 from infra.gcp.zones import Place
-from infra.spec import Accelerator, ClusterSpec, Role, ScaleTier, preset
+from infra.scale_tiers import Accelerator, ClusterSpec, Role, ScaleTier, preset
 
 PLACE = Place("my-project-1", "us-central1", "us-central1-a")
 REGION = "/compute/v1/projects/my-project-1/regions/us-central1"

@@ -16,7 +16,7 @@ from infra.dynamic import plain
 from infra.guard import Change
 from infra.lxd.firewall import host_rules
 from infra.lxd.host import REPLACE, definition
-from infra.spec import Role
+from infra.scale_tiers import Role
 
 
 @pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])

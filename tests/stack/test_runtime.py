@@ -13,7 +13,7 @@ import pytest
 from infra.gcp import ready
 from infra.runtime import atomic_dir, build, uv
 from infra.runtime.recipe import Recipe, recipe
-from infra.spec import Accelerator
+from infra.scale_tiers import Accelerator
 
 SMALL = Recipe("3.11", ("a==1",), ("b==2",))
 

@@ -13,7 +13,7 @@ import pytest
 
 from infra.gcp.image import ImageArchive, startup_script, version
 from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
-from infra.spec import Accelerator
+from infra.scale_tiers import Accelerator
 
 GPU = Accelerator("nvidia-l4")
 NETWORK = ipaddress.IPv4Network("10.64.0.0/20")

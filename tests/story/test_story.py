@@ -15,7 +15,7 @@ from reaching import listening, mistakes
 from stacks import TINY, Stack
 from waiting import limit, wait_for
 
-from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
+from infra.ports import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 HOSTS = ["ps-0", "master-0", "worker-0"]
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")

@@ -21,7 +21,7 @@ from benchmarks.trained import Trained, _follow, seconds_a_step
 from benchmarks.training import times
 
 from infra.lxd.config import LxdConfig
-from infra.spec import Role, ScaleTier
+from infra.scale_tiers import Role, ScaleTier
 from trainer import flags, task
 
 WORKERS = ("worker-0", "worker-1", "worker-2", "worker-3")

@@ -19,7 +19,7 @@ from benchmarks.stack import job_id
 
 from infra.inventory import Inventory
 from infra.lxd import image
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 from ops.cluster.host_files import RemoteFile
 
 HERE = Path("/")

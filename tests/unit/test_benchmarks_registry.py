@@ -18,7 +18,7 @@ from benchmarks.measure import MeasureError
 from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
 from benchmarks.trained import _Memory, step_with
 
-from infra.spec import ScaleTier
+from infra.scale_tiers import ScaleTier
 
 WANTED = {
     "fab-list", "up", "up-premium",

@@ -12,7 +12,7 @@ from pylxd.exceptions import NotFound
 
 from infra import guard
 from infra.guard import AffectedJob, Change
-from infra.spec import ScaleTier, TargetError, preset
+from infra.scale_tiers import ScaleTier, TargetError, preset
 from jobs import paths
 from jobs.paths import QUEUE
 from jobs.queue import Queue, QueueEntry

@@ -9,7 +9,7 @@ import pulumi
 import pytest
 
 from infra import state
-from infra.spec import TargetError
+from infra.scale_tiers import TargetError
 
 
 @pytest.fixture

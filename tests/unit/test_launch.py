@@ -34,7 +34,7 @@ from hosts.agent.process import Child, ProcessRun, TrainerStart
 from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
-from infra.spec import PEER_PORTS
+from infra.ports import PEER_PORTS
 from jobs import paths
 from jobs.records import Plan
 

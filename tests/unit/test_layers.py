@@ -27,7 +27,8 @@ WITHIN = {
         "ops",
         "jobs",
         "infra.backend",
-        "infra.spec",
+        "infra.scale_tiers",
+        "infra.ports",
         "infra.templates",
         "infra.connection",
         "infra.findings",
@@ -128,7 +129,7 @@ def imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1], node.module or ""]) if node.level else node.module or ""
-            # `from infra import spec` imports infra.spec.
+            # `from infra import ports` imports infra.ports.
             top = (ROOT / base.replace(".", "/")).is_dir() and base.partition(".")[0] in OURS
             yield from (f"{base}.{alias.name}" for alias in node.names) if top else (base,)
 

@@ -21,7 +21,7 @@ from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
 from infra.lxd.layout import LxdNames, address
 from infra.lxd.project import Owner
-from infra.spec import ScaleTier, preset
+from infra.scale_tiers import ScaleTier, preset
 
 NAMES = LxdNames("scaletier-local-abcdef")
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infra.dynamic import ModuleProvider
 from infra.lxd import firewall, nft
 from infra.lxd.api import LxdError
-from infra.spec import ScaleTier, preset
+from infra.scale_tiers import ScaleTier, preset
 
 TABLE = "scaletier_abcdef"
 RULES = firewall.rules(preset(ScaleTier.STANDARD_1), TABLE, "stabcdef", ipaddress.IPv4Network("10.77.0.0/24"))

@@ -19,7 +19,7 @@ from infra.lxd.api import LxdError
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import forward_drops
 from infra.lxd.layout import LxdNames
-from infra.spec import ClusterSpec, ScaleTier, preset
+from infra.scale_tiers import ClusterSpec, ScaleTier, preset
 from infra.state import StackState
 
 NAMES = LxdNames("scaletier-local-abcdef")

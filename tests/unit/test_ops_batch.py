@@ -13,7 +13,7 @@ import pytest
 from hosts.batch.request import FILE, Request
 from hosts.serving.records import Version
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import ClusterClient

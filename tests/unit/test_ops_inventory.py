@@ -11,7 +11,7 @@ import pytest
 from opsdata import inventory_json
 
 from infra.inventory import Inventory
-from infra.spec import SpecError
+from infra.scale_tiers import SpecError
 from ops.cluster import state
 from ops.cluster.inventory import choose_stack, connect, load, parse, select
 from ops.errors import OpsError, UsageError

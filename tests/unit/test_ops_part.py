@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from ops.errors import UsageError
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.part import candidate_hosts

@@ -12,7 +12,7 @@ import pytest
 from opsdata import put_job
 
 from infra.inventory import Inventory
-from infra.spec import SpecError
+from infra.scale_tiers import SpecError
 from jobs.folder import open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import ClusterClient

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from infra.spec import ScaleTier, SpecError, network_gbits, preset, vcpus
+from infra.scale_tiers import ScaleTier, SpecError, network_gbits, preset, vcpus
 from ops.plan.plan import tier_shape
 from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
 

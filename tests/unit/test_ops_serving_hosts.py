@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from infra.inventory import Inventory
-from infra.spec import JOB_ROLES, Role, ScaleTier, preset
+from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
 from ops.checks import LosableRole
 from ops.cluster.host_files import render

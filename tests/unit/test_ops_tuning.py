@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from infra.inventory import Inventory
-from infra.spec import Role
+from infra.scale_tiers import Role
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
