@@ -197,7 +197,7 @@ class Client:
     def logs(
         self, job_id: str | None = None, replicas: str = "all", *, lines: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """Read what replicas print, merged in the order of time.
+        """Read the logs of replicas, merged by time.
 
         Args:
             replicas: such as master-0,worker-1, a role, or all.
@@ -219,7 +219,7 @@ class Client:
                 yield from merge(read.read_logs(cluster, record, names, LogFilter(lines)).values())
 
     def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> JobHandle:
-        """Cancel a job, the only one that goes on if none is named, and wait until it is CANCELLED."""
+        """Cancel a job, by default the only one that has not ended, and wait until it is CANCELLED."""
         with _as_ops_error():
             record = existing_job(self._cluster.ledger, job_id or self._only_job())
             if record.final:
@@ -230,10 +230,10 @@ class Client:
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def _only_job(self) -> str:
-        """Return the job that goes on, if that needs no choice."""
+        """Return the only job that has not ended."""
         jobs = [entry.jobId for entry in self._cluster.ledger.queue().entries]
         if len(jobs) != 1:
-            raise UsageError(f"cancel which? There are {', '.join(jobs)}" if jobs else "no job goes on: nothing to cancel")
+            raise UsageError(f"cancel which? There are {', '.join(jobs)}" if jobs else "every job has ended: nothing to cancel")
         return jobs[0]
 
     def _await_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
@@ -254,7 +254,7 @@ class Client:
                 return record
             if time.monotonic() > deadline:
                 raise OpsError(
-                    f"job {job_id} is {record.state} after {seconds:.0f} s; its replicas know that they are to stop, "
+                    f"job {job_id} is {record.state} after {seconds:.0f} s; its replicas were asked to stop, "
                     f"look again with fab describe {job_id}"
                 )
             if on_poll:

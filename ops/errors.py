@@ -21,7 +21,7 @@ class UsageError(OpsError):
 
 
 class HostError(OpsError):
-    """One host did not do what it was asked; `exit_code` and `output` are there where a command ran."""
+    """One host failed; `exit_code` and `output` are set if a command ran."""
 
     def __init__(self, host: str, why: str, exit_code: int | None = None, output: str = "") -> None:
         self.host, self.why, self.exit_code, self.output = host, why, exit_code, output

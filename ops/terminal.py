@@ -228,10 +228,10 @@ class Step:
                 wait = _AGAIN_SECONDS
 
 
-def list_some(items: Sequence[str], count: int | None = None, most: int = 5) -> str:
-    """List the first `most` items, and how many more there are of `count`, by default of these."""
+def list_some(items: Sequence[str], count: int | None = None, most: int = 5, separator: str = ", ") -> str:
+    """List the first `most` items, and the number of further ones of `count`, by default of these."""
     more = (len(items) if count is None else count) - len(items[:most])
-    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def plural(count: int, what: str) -> str:

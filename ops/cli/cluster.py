@@ -1,23 +1,22 @@
-"""Tasks on the cluster: who is there, what it does, what it costs."""
+"""Tasks on the cluster: its hosts, their load, their cost."""
 
 import sys
 from typing import Any
 
 from ops.cli.commandline import after_dashes
-from ops.cli.task import JSON, task
+from ops.cli.task import JSON, load_cluster, task
 
 
 @task(help={"json": JSON})
 def hosts(_: Any, json: bool = False) -> int:
-    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does.
+    """List the hosts of the cluster, and whether each of them answers; exit code 1 if none does.
 
     fab hosts
     fab hosts --json
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.views import hosts as run
 
-    return run(ClusterClient.load(), json)
+    return run(load_cluster(), json)
 
 
 @task(help={"json": JSON})
@@ -32,7 +31,7 @@ def connect(_: Any, json: bool = False) -> int:
     return run(json)
 
 
-@task(help={"fix": "do what is safe: the firewall, hosts that are off, keys' modes", "json": JSON})
+@task(help={"fix": "apply safe fixes: the firewall, stopped hosts, modes of keys", "json": JSON})
 def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
     """Look for problems: versions, limits, keys, clocks, disks, firewall, hosts, units, and orphans.
 
@@ -40,27 +39,26 @@ def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
     fab doctor --fix
     fab doctor --json
 
-    A line each, ok, warning or broken, with the command that mends it; exit code 1 where one is broken. It works with half
-    of the cluster down, and without a stack. Nothing is ever deleted: of what is in no stack it says the command.
+    A line each, ok, warning or broken, with the command that fixes it; exit code 1 if one is broken. It works with half of
+    the cluster down, and without a stack. Nothing is ever deleted: for orphans it prints the command.
     """
     from ops.show.doctor import doctor as run
 
     return run(fix, json)
 
 
-@task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
+@task(help={"once": "print it once, also on a terminal", "json": f"{JSON}, once"})
 def top(_: Any, once: bool = False, json: bool = False) -> int:
     """Show the whole cluster until Ctrl-C: each host's job and usage, running and waiting jobs, the cost.
 
     fab top
     fab top --once
 
-    One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
+    Without a terminal, one table. The figures are from the last reports of the replicas: no host is queried.
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.top import top as run
 
-    return run(ClusterClient.load(), once, json)
+    return run(load_cluster(), once, json)
 
 
 @task(help={"json": JSON})
@@ -70,19 +68,18 @@ def cost(_: Any, json: bool = False) -> int:
     fab cost
     fab cost --json
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.cost import cost as run
 
-    return run(ClusterClient.load(), json)
+    return run(load_cluster(), json)
 
 
 @task(
     words=["replica"],
     rest="COMMAND",
-    help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
+    help={"replica": "a host, such as worker-2 (default: the master's); fab describe lists the host of each replica"},
 )
 def shell(_: Any, replica: str | None = None) -> int:
-    """Open a shell on a host, or run a command there, as `admin`, who has sudo, unlike the rest of fab.
+    """Open a shell on a host, or run a command there, as `admin`, which has sudo, unlike the rest of fab.
 
     fab shell worker-2
     fab shell worker-2 -- df -h

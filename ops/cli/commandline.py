@@ -45,9 +45,9 @@ _REPLACED = {
 # The modules of tasks, each with its topic.
 TOPICS = {
     "jobs": "Jobs",
-    "results": "What a job made",
-    "models": "Models that answer",
-    "inputs": "What jobs need",
+    "results": "Results of jobs",
+    "models": "Served models",
+    "inputs": "Inputs of jobs",
     "cluster": "The cluster",
 }
 
@@ -249,7 +249,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         _print(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
         self.load_collection()
         self.list_flat()
-        _print(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
+        _print(f"{self.leading_indent}{self.binary} TASK --help shows the rest. Before or after a task:\n")
         self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
 
     def list_flat(self) -> None:

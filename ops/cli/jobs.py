@@ -1,10 +1,10 @@
-"""Tasks on jobs: run one, see how it does, end it, clear it away."""
+"""Tasks on jobs: run, observe, end and delete them."""
 
 import sys
 from typing import Any
 
 from ops.cli.commandline import after_dashes
-from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, task
+from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
 
 
 @task(
@@ -21,22 +21,22 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, task
         "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
-        "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
-        "replicas": "take these replicas: worker=2,ps=1 for so many, worker for all workers; there is always a master",
+        "scale-tier": "use no more of the cluster than this tier, such as BASIC (default: all that --strategy uses)",
+        "replicas": "use these replicas: worker=2,ps=1 for counts, worker for all workers; a master is always included",
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
-        "labels": "labels of the job, key=value,key=value; may be given more than once",
+        "labels": "labels of the job, key=value,key=value; may be repeated",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
-        "resume": "id of a job that has ended: go on in its output, from its checkpoints, by the package and arguments of now",
-        "env": "NAME=VALUE for the trainer's environment; may be given more than once, and is written down",
+        "resume": "id of an ended job: continue in its output from its checkpoints, with the present package and arguments",
+        "env": "NAME=VALUE for the trainer's environment; may be repeated, and is recorded",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
-        "secret": "NAME of a variable of this shell for the trainer's environment; its value is written down nowhere",
+        "secret": "NAME of a variable of this shell for the trainer's environment; its value is recorded nowhere",
         "secret-file": "file with a NAME=VALUE on each line, all of them secrets",
-        "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
-        "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
+        "priority": "whole number: of the waiting jobs, the one with the highest starts next (default: 0)",
+        "queue": "wait if another job has the hosts; --no-queue refuses instead",
         "wake": "start hosts that are stopped, and wait until they are up",
-        "notify": "where the job's end is reported: a URL, which gets its record by POST, or a command on a host of it",
+        "notify": "target of the report on the job's end: a URL, which gets its record by POST, or a command on a host of it",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
-        "plain": "on a terminal too, lines that stay, and no screen",
+        "plain": "print plain lines, also on a terminal",
         "dry-run": "show the files, their size, the plan and each TF_CONFIG, and send nothing",
         "json": f"{JSON}: the job's record; logs go to stderr",
     },
@@ -84,24 +84,23 @@ def train(
     fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
-    On a terminal it is followed on a screen: how far it is, every replica, and the newest lines of the logs. Ctrl-C leaves the
-    job running and says how to come back to it.
+    On a terminal a screen shows its progress, every replica, and the newest lines of the logs. Ctrl-C leaves the job running
+    and prints how to follow it again.
     """
     options = locals()
-    from ops.cluster.cluster import ClusterClient
     from ops.submit import train as run
     from ops.submit.config import JobFlags
 
     flags = JobFlags.of(options, after_dashes(sys.argv))
     if dry_run:
-        return run.dry_run(ClusterClient.load(), flags, package, json)
-    return run.train(ClusterClient.load(), flags, package, queue, follow, json, plain)
+        return run.dry_run(load_cluster(), flags, package, json)
+    return run.train(load_cluster(), flags, package, queue, follow, json, plain)
 
 
 @task(
     help={
         "filter": "only those with state=FAILED, by=ann or label=value, several with commas; or a part of the id",
-        "limit": "only so many of the newest",
+        "limit": "only the newest N",
         "json": JSON,
     },
 )
@@ -111,10 +110,9 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
     fab jobs --limit 5
     fab jobs --filter state=FAILED,owner=ann
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.views import jobs as run
 
-    return run(ClusterClient.load(), filter, limit, json)
+    return run(load_cluster(), filter, limit, json)
 
 
 @task(words=["job"], help={"job": JOB, "json": JSON})
@@ -124,10 +122,9 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
     fab describe
     fab describe job01 --json
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.views import describe as run
 
-    return run(ClusterClient.load(), job, json)
+    return run(load_cluster(), job, json)
 
 
 @task(
@@ -136,12 +133,12 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
         "replica": "replicas such as master-0,worker-1, a role such as worker, or all, which is the default; or a job's id",
         "job": JOB,
         "follow": "show lines as they come, until the job ends",
-        "lines": "how many of the last lines of each replica, or all (default: 100; all where one of the next four is said)",
-        "since": "only what was printed from then on: 10m or 2h ago, 14:30:05 today, or 2026-01-31T12:00:00Z",
-        "until": "only what was printed until then, said alike",
-        "grep": "only lines in which this regular expression is found",
+        "lines": "number of last lines of each replica, or all (default: 100; all with one of the next four)",
+        "since": "only lines printed since then: 10m or 2h ago, 14:30:05 today, or 2026-01-31T12:00:00Z",
+        "until": "only lines printed until then, in the same forms",
+        "grep": "only lines that match this regular expression",
         "severity": "only lines of that severity and above: DEBUG, INFO, WARNING, ERROR or CRITICAL",
-        "plain": "with --follow on a terminal too, lines that stay, and no screen",
+        "plain": "with --follow, print plain lines, also on a terminal",
         "json": "print each line as JSON with the full time, for programs",
     },
 )
@@ -158,7 +155,7 @@ def logs(
     plain: bool = False,
     json: bool = False,
 ) -> int:
-    """Show what replicas print, merged in the order of time.
+    """Show the logs of replicas, merged by time.
 
     fab logs
     fab logs job01
@@ -171,12 +168,11 @@ def logs(
     Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
     only if the job SUCCEEDED.
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.logs.filters import parse_filter
     from ops.screen.logs import show_logs
 
     filters = parse_filter(lines, since, until, grep, severity)
-    return show_logs(ClusterClient.load(), replica, job, filters, follow, json, plain)
+    return show_logs(load_cluster(), replica, job, filters, follow, json, plain)
 
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
@@ -185,15 +181,14 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
 
     fab wait job01
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import wait as run
 
-    return run(ClusterClient.load(), job, json)
+    return run(load_cluster(), job, json)
 
 
 @task(
     words=["job"],
-    help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
+    help={"job": "id of the job (default: the only one that has not ended)", "json": f"{JSON}: its record"},
 )
 def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer.
@@ -201,10 +196,9 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     fab cancel
     fab cancel job01
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import cancel as run
 
-    return run(ClusterClient.load(), job, json)
+    return run(load_cluster(), job, json)
 
 
 @task(
@@ -217,15 +211,14 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     },
 )
 def reproduce(_: Any, original: str | None = None, job: str | None = None, follow: bool = True, json: bool = False) -> int:
-    """Run a past job again from the bucket alone, as its manifest says, and say what differs.
+    """Run a past job again from the bucket alone, by its manifest, and report the differences.
 
     fab reproduce job01
     fab reproduce job01 --job again --no-follow
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.submit.reproduce import reproduce as run
 
-    return run(ClusterClient.load(), original, job, follow, json)
+    return run(load_cluster(), original, job, follow, json)
 
 
 @task(
@@ -235,11 +228,11 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
-        "seconds": "how long the job trains here, from its first Train line on (default: 60)",
+        "seconds": "seconds of training here, from the first Train line on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
-        "until": "also say the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
-        "replicas": "with --until: for which numbers of replicas the job runs here to the target (default: 1,2,5)",
-        "until-seconds": "with --until: how long each of these runs may take (default: 300)",
+        "until": "also predict the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
+        "replicas": "with --until: the numbers of replicas with which the job runs here to the target (default: 1,2,5)",
+        "until-seconds": "with --until: the time limit of each of these runs (default: 300)",
         "job": "id of a job that ran: compare it with its plan, and run nothing",
         "json": JSON,
     },
@@ -258,17 +251,16 @@ def plan(
     job: str | None = None,
     json: bool = False,
 ) -> int:
-    """Predict what STANDARD_1 and PREMIUM_1 would make of a job, from a minute of it as one process here.
+    """Predict a job's speed on STANDARD_1 and PREMIUM_1, from a minute of it as one process here.
 
     fab plan --args "--model cnn"
     fab plan --args "--model mlp" --until accuracy=0.95
     fab plan --job job01
     """
     if job is not None:
-        from ops.cluster.cluster import ClusterClient
         from ops.plan.planned import check
 
-        return check(ClusterClient.load(), job, json)
+        return check(load_cluster(), job, json)
     from ops.plan.plan import PlanRequest, number, parse_target_flags
     from ops.plan.plan import plan as run
 
@@ -285,19 +277,17 @@ def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False
     fab delete job01
     fab delete job01 --yes
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import delete as run
 
-    return run(ClusterClient.load(), job, yes, json)
+    return run(load_cluster(), job, yes, json)
 
 
-@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
+@task(help={"keep": "number of the newest ended jobs to keep", "yes": "do not ask", "json": JSON})
 def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete all jobs that have ended but the newest. Asks first.
 
     fab prune --keep 10
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.submit.end import prune as run
 
-    return run(ClusterClient.load(), keep, yes, json)
+    return run(load_cluster(), keep, yes, json)

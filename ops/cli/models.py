@@ -1,16 +1,16 @@
-"""Tasks on models: versions that the cluster's server answers for, and asking them."""
+"""Tasks on models: deploy their versions, and request predictions."""
 
 from typing import Any
 
-from ops.cli.task import JSON, NEW_JOB, task
+from ops.cli.task import JSON, NEW_JOB, load_cluster, task
 
-MODEL = "name of the model (default: the only one that there is)"
+MODEL = "name of the model (default: the only one)"
 
 
 @task(
     help={
         "model": "name of the model: a letter, then letters, digits and _",
-        "version": "name of the version, used once",
+        "version": "name of the version; never used again",
         "job": "id of the job whose newest exported model it is",
         "origin": "folder of a SavedModel on this machine, instead of a job's",
         "json": JSON,
@@ -28,12 +28,11 @@ def deploy(
 
     fab deploy --job job01 --model mnist --version v1
     fab deploy --origin export/job01/1700000000 --model mnist --version v2
-    fab deploy --model mnist --version v1          # once more, where it was undeployed, or did not come to be served
+    fab deploy --model mnist --version v1          # again, after it was undeployed or failed
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.deploy import deploy as run
 
-    return run(ClusterClient.load(), model, version, job, origin, json)
+    return run(load_cluster(), model, version, job, origin, json)
 
 
 @task(help={"json": JSON})
@@ -43,10 +42,9 @@ def models(_: Any, json: bool = False) -> int:
     fab models
     fab models --json
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import models as run
 
-    return run(ClusterClient.load(), json)
+    return run(load_cluster(), json)
 
 
 @task(words=["model"], help={"model": MODEL, "json": JSON})
@@ -56,34 +54,31 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
     fab versions
     fab versions mnist --json
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import versions as run
 
-    return run(ClusterClient.load(), model, json)
+    return run(load_cluster(), model, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Make a version the one that answers where none is named. No request fails meanwhile.
+    """Make a version the default for requests that name none. No request fails meanwhile.
 
     fab set-default mnist v2
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import set_default as run
 
-    return run(ClusterClient.load(), model, version, json)
+    return run(load_cluster(), model, version, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Take a version off the model server. It is kept, and fab deploy brings it back.
+    """Remove a version from the model server. It is kept, and fab deploy restores it.
 
     fab undeploy mnist v1
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import undeploy as run
 
-    return run(ClusterClient.load(), model, version, json)
+    return run(load_cluster(), model, version, json)
 
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
@@ -93,10 +88,9 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
     fab delete-version mnist v1
     fab delete-version mnist v1 --yes
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.versions import delete_version as run
 
-    return run(ClusterClient.load(), model, version, yes, json)
+    return run(load_cluster(), model, version, yes, json)
 
 
 @task(
@@ -110,7 +104,7 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
         "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
         "output": "with --batch: folder in the bucket for the predictions, new or empty",
         "job": f"with --batch: {NEW_JOB} (default: predict and the time)",
-        "replicas": "with --batch: how many of the master and the workers predict (default: as many as the input is worth)",
+        "replicas": "with --batch: number of replicas that predict (default: by the size of the input)",
         "follow": "with --batch: show the logs until the job ends; --no-follow starts it and returns",
         "json": f"{JSON}; with --batch the job's record",
     },
@@ -129,13 +123,12 @@ def predict(
     follow: bool = True,
     json: bool = False,
 ) -> int:
-    """Ask a model, and print what it says of each instance; or predict a batch.
+    """Print a model's prediction for each instance; or predict a batch.
 
     fab predict --model mnist --json-instances request.json
     fab predict mnist --version v2 --json-instances - < request.json
     fab predict mnist --batch --input '/bucket/data/mnist/test*' --output /bucket/predictions/test
     """
-    from ops.cluster.cluster import ClusterClient
 
     with_batch = {"--input": input_, "--output": output, "--job": job, "--replicas": replicas, "--no-follow": not follow}
     if batch or any(with_batch.values()):
@@ -143,10 +136,10 @@ def predict(
 
         batches.check_flags(batch, json_instances, with_batch)
         request = batches.BatchOptions(model, version, input_, output, signature, job, replicas)
-        return batches.batch(ClusterClient.load(), request, follow, json)
+        return batches.batch(load_cluster(), request, follow, json)
     from ops.models.predict import predict as run
 
-    return run(ClusterClient.load(), model, version, json_instances, signature, json)
+    return run(load_cluster(), model, version, json_instances, signature, json)
 
 
 @task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
@@ -156,7 +149,6 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     fab serve
     fab serve mnist --port 8600
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.serve import serve as run
 
-    return run(ClusterClient.load(), model, port)
+    return run(load_cluster(), model, port)

@@ -1,16 +1,16 @@
-"""Tasks on what a job made: its output, a report, its curves."""
+"""Tasks on the results of jobs: output, report, curves."""
 
 from typing import Any
 
-from ops.cli.task import JOB, JSON, task
+from ops.cli.task import JOB, JSON, load_cluster, task
 
 
 @task(
     words=["job", "path", "dest"],
     help={
         "job": JOB,
-        "path": "file or folder of the job's output (default: all of it); a word that is none there is DEST",
-        "dest": "where to put it, a new or empty directory, or for a file a new name (default: ID, or the name of PATH)",
+        "path": "file or folder of the job's output (default: all of it); any other word is DEST",
+        "dest": "a new or empty directory, or for a file a new name (default: ID, or the name of PATH)",
         "json": JSON,
     },
 )
@@ -21,17 +21,16 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     fab get job01 export/Servo model
     fab get job01 --dest /tmp/job01
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.show.fetch import get as run
 
-    return run(ClusterClient.load(), job, path, dest, json)
+    return run(load_cluster(), job, path, dest, json)
 
 
 @task(
     words=["job", "dest"],
     help={
         "job": JOB,
-        "dest": "directory to make of it (default: export/ID/TIMESTAMP)",
+        "dest": "the directory to create (default: export/ID/TIMESTAMP)",
         "json": JSON,
     },
 )
@@ -41,10 +40,9 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
     fab export job01
     fab export job01 /tmp/model
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.export import export as run
 
-    return run(ClusterClient.load(), job, dest, json)
+    return run(load_cluster(), job, dest, json)
 
 
 @task(
@@ -52,7 +50,7 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
     iterable=["job"],
     help={
         "job": f"{JOB}; several are compared",
-        "output": "the file to write (default: report-ID.html); one that this command has made is replaced, no other",
+        "output": "the file to write (default: report-ID.html); only a page of this command is overwritten",
         "json": "print the content of the report as JSON, for programs",
     },
 )
@@ -62,13 +60,11 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     fab report job01
     fab report job01 job02 --output compared.html
 
-    The page is one file that opens anywhere without a network, on a phone and on paper, too. Of a running job it has what there
-    is so far.
+    The page is one file that needs no network and suits phones and paper. For a running job it shows the state so far.
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.report.command import report as run
 
-    return run(ClusterClient.load(), job, output, json)
+    return run(load_cluster(), job, output, json)
 
 
 @task(
@@ -76,7 +72,7 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     help={
         "job": JOB,
         "dest": "the file to write (default: ID-bundle.tar.gz)",
-        "force": "write over a file that is there",
+        "force": "overwrite an existing file",
         "json": JSON,
     },
 )
@@ -86,12 +82,11 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
     fab bundle job01
     fab bundle job01 /tmp/job01.tar.gz --force
 
-    Its summary.txt begins with the job's first error. What a trainer printed is in it.
+    Its summary.txt begins with the job's first error. It includes what the trainer printed.
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.report.bundle import bundle as run
 
-    return run(ClusterClient.load(), job, dest, force, json)
+    return run(load_cluster(), job, dest, force, json)
 
 
 @task(
@@ -103,12 +98,11 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
     },
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
-    """Show a job in TensorBoard, also while it runs; it is started where the data is. Ctrl-C ends it.
+    """Show a job in TensorBoard, also while it runs, on the host with the data. Ctrl-C ends it.
 
     fab tensorboard job01
     fab tensorboard --all
     """
-    from ops.cluster.cluster import ClusterClient
     from ops.models.tensorboard import tensorboard as run
 
-    return run(ClusterClient.load(), job, all, port)
+    return run(load_cluster(), job, all, port)

@@ -7,16 +7,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import fabric
 
 from ops.cli.commandline import CommandTask
 from ops.errors import DETACHED, DONE, explain
 
+if TYPE_CHECKING:
+    from ops.cluster.cluster import ClusterClient
+
 sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
-JOB = "id of the job, one that fab jobs lists (default: the one that has the hosts, or had them last)"
+JOB = "id of the job, as in fab jobs (default: the one that has the hosts, or had them last)"
 TRAINER = "ARGUMENTS OF THE TRAINER"
 NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
 JSON = "print JSON, for programs"
@@ -52,16 +55,23 @@ def command(body: Callable[..., int | None]) -> Callable[..., None]:
     return run
 
 
+def load_cluster() -> ClusterClient:
+    """Load the cluster of the stack in use."""
+    from ops.cluster.cluster import ClusterClient
+
+    return ClusterClient.load()
+
+
 def _interrupt(*_: object) -> NoReturn:
     """Handle SIGHUP and SIGTERM, of a closed terminal or `timeout`, like Ctrl-C: undo or detach."""
     raise KeyboardInterrupt
 
 
 def report(error: BaseException) -> int:
-    """Say what went wrong in one line on stderr; the exit code."""
+    """Print an error in one line on stderr; return the exit code."""
     from ops import terminal
 
-    if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: `fab logs all | head`
+    if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: `fab logs all | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     if isinstance(error, KeyboardInterrupt):

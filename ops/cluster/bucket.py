@@ -1,4 +1,4 @@
-"""Channels to the bucket on a host, and files that are uploaded unless they are there."""
+"""Channels to the bucket on a host, and uploads of missing files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class SshChannel:
-    """A command on a host, spoken to in lines."""
+    """A command on a host with a protocol of lines."""
 
     def __init__(self, connection: Any, command: str) -> None:
         with _as_os_error():
@@ -39,8 +39,8 @@ class SshChannel:
         """Return the next line.
 
         Raises:
-            TimeoutError: after so many seconds.
-            EOFError: if there will be none.
+            TimeoutError: after `seconds`.
+            EOFError: if the command has ended.
         """
         deadline = time.monotonic() + seconds
         pieces = [self._rest]
@@ -79,7 +79,7 @@ class SshChannel:
 
 @contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Raise paramiko's own errors as what they are: the connection's."""
+    """Raise paramiko's own errors as OSError."""
     try:
         yield
     except paramiko.SSHException as error:

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to one of a host, through an SSH connection that is there already."""
+"""A local port forwarded to one of a host through an open SSH connection."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _TASKS, _TASKS_A_CPU = 512, 256
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a host. Whose it is there, and who may read it, the host knows as well, and goes by that."""
+    """A file of a host. The host itself sets its owner and mode."""
 
     path: str
     content: str

@@ -12,6 +12,7 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
+from jobs.times import now, seconds_between
 from ops import terminal
 from ops.errors import OpsError, UsageError, suggest
 
@@ -45,8 +46,7 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
     if record := find_job(ledger, job_id):
         return record
     job_ids = [record.jobId for record in ledger.jobs()[0]]
-    more = f", and {len(job_ids) - 5} more (fab jobs)" if len(job_ids) > 5 else ""
-    listed = f"there are {', '.join(job_ids[:5])}{more}" if job_ids else "none was started yet"
+    listed = f"fab jobs lists {terminal.list_some(job_ids)}" if job_ids else "none was started yet"
     raise UsageError(f"there is no job {job_id!r}{suggest(job_id, job_ids)}; {listed}")
 
 
@@ -61,6 +61,11 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs
     return started[0].jobId if started else None
+
+
+def format_elapsed(record: JobRecord) -> str | None:
+    """Format the time since a job's start, until now or its end; None if it never started."""
+    return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
 def failure_hint(record: JobRecord) -> str:

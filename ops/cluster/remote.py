@@ -80,7 +80,7 @@ class Stream:
 
     def finish(self) -> None:
         """Close its stdin."""
-        with contextlib.suppress(*_BREAKS):  # who reads it will hear of that
+        with contextlib.suppress(*_BREAKS):  # the reader gets the error
             self._channel.shutdown_write()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def connection_loss(channel: Any) -> str | None:
 
 
 def _no_exit_code(channel: Any) -> str:
-    """Say why a command has no exit code."""
+    """Return why a command has no exit code."""
     return connection_loss(channel) or "says that the command was killed, as where memory is short"
 
 
@@ -162,7 +162,7 @@ class Fleet:
         with self._lock:
             opening = self._opening[name]
             previous_failure = self._failed.get(name)
-        with opening:  # whoever wants the same host meanwhile gets the same connection, or hears the same of it
+        with opening:  # concurrent callers for this host get the same connection or the same error
             with self._lock:
                 existing = self._open.get(name)
                 if existing is not None and existing.is_connected:
@@ -215,7 +215,7 @@ class Fleet:
                 why, cause = _no_exit_code(channel), None
         except _BREAKS as error:
             why, cause = describe_break(error), error
-        with self._lock:  # paramiko may take it for open a moment longer
+        with self._lock:  # paramiko may report it as open a moment longer
             if self._open.get(name) is connection:
                 del self._open[name]
         raise HostError(name, f"({self._addresses[name]}) {why}") from cause

@@ -1,4 +1,4 @@
-"""`fab shell`: OpenSSH itself, with the stack's ssh_config, as the one user who may become root."""
+"""`fab shell`: OpenSSH itself, with the stack's ssh_config, as the only user with sudo."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ class Channel(Protocol):
         """Write all of the data to its stdin."""
 
     def line(self, seconds: float) -> bytes:
-        """Return the next line of its stdout, which may take so long."""
+        """Return the next line of its stdout, after at most `seconds`."""
 
     def read(self, size: int, seconds: float) -> bytes:
-        """Return some of the next bytes of its stdout, at most as many."""
+        """Return some of the next bytes of its stdout, at most `size`."""
 
     def close(self) -> None:
         """End it."""
@@ -215,7 +215,7 @@ def _plain(result: Any, _: _Reader) -> Any:
 
 
 def _send(channel: Channel, content: bytes | Path, size: int, progress: Progress) -> None:
-    """Send just so many bytes of content."""
+    """Send exactly `size` bytes of content."""
     for whole in pieces(content):
         piece = whole[:size]
         channel.send(piece)

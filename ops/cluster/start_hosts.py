@@ -1,4 +1,4 @@
-"""Starts stopped hosts from here: as the operator, by a token that the cloud's own tool prints."""
+"""Start stopped hosts as the operator, by a token that the cloud's own tool prints."""
 
 from __future__ import annotations
 

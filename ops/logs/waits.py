@@ -50,5 +50,4 @@ def waiting_at_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], name
         ", ".join([f"{name} is {replica.state}", *replica.connections]) if replica else f"{name} is not heard of"
         for name, replica in records.items()
     ]
-    more = len(lines) - _SHOWN
-    return "; ".join(lines[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return terminal.list_some(lines, most=_SHOWN, separator="; ")

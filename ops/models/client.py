@@ -22,7 +22,7 @@ from ops.models import server
 from ops.models.server import LOOPBACK
 
 NO_SERVER = 0
-"""The status of an answer that did not come, as nobody listens."""
+"""The status of a request that no server answered."""
 HEALTH = "/health"
 # Another server may have what this one lacks: a process, a version that it knows or has loaded, room for one more request.
 # If none has, the last of these statuses is the most specific.

@@ -179,7 +179,7 @@ def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, t
                 digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
     try:
         change_model(catalog, name, lambda record: record.set_files(version, token, digests, size))
-    except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
+    except UsageError:  # it was deleted meanwhile: remove what was uploaded since
         cluster.bucket.remove(folder_of(name, version))
         raise
 

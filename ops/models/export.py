@@ -36,7 +36,7 @@ cd "$home"
 
 
 def export(cluster: ClusterClient, job_id: str | None, dest: str | None, as_json: bool) -> int:
-    """Fetch a job's newest SavedModel, and say what it takes and gives."""
+    """Download a job's newest SavedModel, and print its signatures."""
     record = existing_job(cluster.ledger, job_id)
     job_id = record.jobId
     if dest is not None:

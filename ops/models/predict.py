@@ -1,4 +1,4 @@
-"""`fab predict`: ask the cluster's model server, as gcloud asked Cloud ML's."""
+"""`fab predict`: send instances to the cluster's model server, as gcloud did to Cloud ML's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_BYTES = 16_000_000
 def predict(
     cluster: ClusterClient, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
 ) -> int:
-    """Print what the model says of each instance of a file: a JSON value on each line."""
+    """Print the model's prediction for each instance of a file, a JSON value on each line."""
     inputs = read_instances(instances)
     record = served_model(catalog_of(cluster), model)
     name = record.name

@@ -1,4 +1,4 @@
-"""`fab serve`: a port of this machine that leads to the cluster's model server, whichever answers."""
+"""`fab serve`: a local port that leads to a model server of the cluster that answers."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def hold(servers: ServingClient) -> NoReturn:
         except HostError as error:
             raise OpsError("the connection to the host broke off: run fab serve again") from error
         except OpsError:
-            pass  # it is busy, and may be quicker next time
+            pass  # it is busy, and may answer next time
         time.sleep(1.0)

@@ -79,7 +79,7 @@ def format_ready(states: Sequence[OnServer]) -> str:
 
 
 def problems(states: ServerStates) -> list[str]:
-    """Return a line for each silent server, and each version that a server is loading or could not load."""
+    """Return a line for each unreachable server, and each version that a server is loading or could not load."""
     listed = [(model, version, each) for (model, version), servers in states.items() for each in servers]
     silent = {each.errorMessage for _, _, each in listed if each.state == NO_ANSWER}
     failed = [
@@ -136,7 +136,7 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
         elif now - last_answer > _DOWN_SECONDS:
             raise HostError(host, f"has no model server that answers ({journal})")
         elif now - started > _AGAIN_SECONDS:
-            server.start(cluster, [host])  # it had nothing to serve for long, and ended just when something came
+            server.start(cluster, [host])  # an idle server ends, which may coincide with a deployment
             started = now
         current = _on_server(host, version, answer)
         if current.state == LoadState.AVAILABLE:

@@ -179,5 +179,5 @@ class _Server:
             raise HostError(self.name, "has killed TensorBoard, as where memory is short")
         if received:
             self._output = (self._output + received.decode("utf-8", "replace"))[-2000:]
-        with contextlib.suppress(OSError):  # the next turn says that it has ended
+        with contextlib.suppress(OSError):  # the next call reports that it has ended
             self._channel.sendall(b"\n")

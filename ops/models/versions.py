@@ -1,4 +1,4 @@
-"""Models and their versions that were deployed: listed, made the default, taken away."""
+"""List deployed models and versions, set the default, undeploy and delete them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts' Python: its packages, which are never pushed, and what a requirements.txt asks for besides."""
+"""The hosts' Python: its packages, which are never sent, and the further ones of a requirements.txt."""
 
 from __future__ import annotations
 

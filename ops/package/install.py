@@ -1,4 +1,4 @@
-"""uv, run here for the hosts: its progress, and one line for what it says if it fails."""
+"""uv, run here for the hosts: its progress, and its failure in one line."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
 
 
 def _note_requirements(root: Path) -> None:
-    """Say that a requirements.txt is passed over, unless what builds the project speaks of it."""
+    """Note that a requirements.txt is ignored, unless the project's build refers to it."""
     builds = [root / name for name in _METADATA if (root / name).is_file()]
     if (root / "requirements.txt").is_file() and not any(b"requirements.txt" in file.read_bytes() for file in builds):
         how = f"what {builds[0].name} names as dependencies goes along"

@@ -1,4 +1,4 @@
-"""A job's own Python, for a program that needs another TensorFlow than the hosts', or none at all.
+"""A job's own Python runtime, for a program that needs another TensorFlow than the hosts', or none.
 
 It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. Its folder is
 named by a hash of the request, and a job that asks for the same uses it as long as it is kept.

@@ -76,7 +76,7 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
 
 
 def show_notes(tree: Tree, what: str) -> None:
-    """Say what of a folder a reader would not expect to be sent, or to be left out."""
+    """Print a note for each unexpected file that is sent or left out."""
     for line in tree.notes:
         terminal.note(f"{what}: {line}")
     if paths := tree.ignored.get(GIT_IGNORE_FILE):

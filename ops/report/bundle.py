@@ -24,13 +24,14 @@ from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
+from ops.cluster.ledger import format_elapsed
 from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import LogLine
 from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock
-from ops.show.views import describe_to_stdout, format_elapsed
+from ops.show.views import describe_to_stdout
 
 LINES = 200
 _FULL_PERCENT = 90

@@ -15,8 +15,8 @@ from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
+from ops.cluster.ledger import format_elapsed
 from ops.errors import DONE
-from ops.show.views import format_elapsed
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
 

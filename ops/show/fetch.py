@@ -1,9 +1,8 @@
-"""`fab get`: what a job wrote, fetched, and nothing written over."""
+"""`fab get`: download a job's output; overwrite nothing."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
 from pathlib import Path
 
 from ops import terminal
@@ -27,7 +26,7 @@ def get(cluster: ClusterClient, job_id: str | None, path: str | None, dest: str 
         if dest is not None:
             tops = sorted({name.partition("/")[0] for name in output.files})
             what = f"job {record.jobId} has no {path} in its output{suggest(path, output.files)}"
-            raise UsageError(f"{what}; there are {_few(tops)}")
+            raise UsageError(f"{what}; there are {terminal.list_some(tops, most=_SHOWN)}")
         path, dest = None, path
     path = path.strip("/") if path else None
     files = _files_at(output, path) if path else list(output.files)
@@ -56,7 +55,3 @@ def _files_at(output: JobOutput, path: str) -> list[str]:
 def _paths(output: JobOutput) -> set[str]:
     """Return every file, and every folder that has one."""
     return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -14,11 +14,11 @@ from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
-from jobs.times import now, seconds_between
+from jobs.times import seconds_between
 from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.ledger import failure_hint, first_error
+from ops.cluster.ledger import failure_hint, first_error, format_elapsed
 from ops.cluster.remote import COMMAND_SECONDS
 from ops.errors import DONE, FAILED, OpsError, UsageError, suggest
 from ops.submit import manifest, outcome, trials
@@ -209,11 +209,6 @@ def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[obje
     events += [(replica.name, event) for replica in replicas for event in replica.events]
     events.sort(key=lambda source_and_event: source_and_event[1].time)
     return [(terminal.local_time(event.time), source, event.cause, event.seconds) for source, event in events]
-
-
-def format_elapsed(record: JobRecord) -> str | None:
-    """Return how long a job has run, or None if it never did."""
-    return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
 def _format_value(value: Any) -> str:

@@ -68,7 +68,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
     queue = cluster.ledger.queue()
     ended = [record.jobId for record in records if record.final and not queue.entry(record.jobId)]
     chosen = ended[int(keep) :]
-    while users := _users(cluster, records, chosen):  # who stays may itself be used by one that was to go
+    while users := _users(cluster, records, chosen):  # a kept job may itself use another one
         for job_id, user in users.items():
             terminal.note(f"{job_id} stays, as {user} has its output there")
         chosen = [job_id for job_id in chosen if job_id not in users]
@@ -142,7 +142,7 @@ def _delete(cluster: ClusterClient, job_ids: Sequence[str], sure: bool, as_json:
     what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
     if not sure:
         terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
-        _check(cluster, job_ids)  # the answer may have taken its time
+        _check(cluster, job_ids)  # the confirmation may have taken long
     for job_id, size in sizes.items():
         with terminal.Step(f"deleting {job_id}"):
             _remove(cluster, job_id)

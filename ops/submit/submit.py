@@ -125,7 +125,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         if submission.data and (data := submission.job.declared.data):
             _upload_data(cluster.bucket, submission, data)
         cluster.ledger.create_plan(plan)
-        ahead = submitter.ahead()  # its turn may have come meanwhile
+        ahead = submitter.ahead()  # it may be first by now
         if not ahead:
             renewal.check()
             submitter.prepare()
@@ -149,7 +149,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
     try:
         return submitter.ahead()
     except BucketError:
-        return ahead  # the job is its hosts' by now, whatever becomes of us
+        return ahead  # the hosts have taken over the job
 
 
 def _involved_hosts(inventory: Inventory, submitter: Submitter) -> list[str]:

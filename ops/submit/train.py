@@ -19,11 +19,10 @@ from jobs.paths import DATA
 from jobs.queue import QueueEntry, place
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
-from ops.cluster.ledger import existing_job, failure_hint, find_job, replica_names
+from ops.cluster.ledger import existing_job, failure_hint, find_job, format_elapsed, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.start_hosts import start_and_wait, startable_hosts
@@ -182,7 +181,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     """
     candidates_by_replica = submission.candidates
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in candidates_by_replica.values())]
-    lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    lookup = Background(lambda: _expected_hosts(cluster.ledger, submission))  # concurrently with the checks of hosts
     expected = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
     checked: set[str] = set()
     unreachable: dict[str, Exception] = {}
@@ -249,7 +248,7 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
         except ValueError as error:
             failure = HostError(name, f"could not be checked ({error})", output=output)
             raise HostsError({name: failure}, ADVICE, UsageError.code) from None
-        missing = [module for module in modules if module in submission.package.imports]  # a runtime may print, too
+        missing = [module for module in modules if module in submission.package.imports]  # a runtime may print other lines
         _check_host(name, free, missing, submission.package)
 
 
@@ -306,7 +305,7 @@ def _check_output(cluster: ClusterClient, submission: Submission) -> None:
     records = cluster.ledger.jobs_named(entry.jobId for entry in entries)
     for entry in entries:
         if not isinstance(stored := records.get(entry.jobId), Stored):
-            continue  # it is being made, or cannot be read
+            continue  # it is being created, or is unreadable
         record = stored.record
         folder = str(record.trainingInput.get("jobDir", ""))
         if overlap(folder, submission.job.job_dir) and entry.required_hosts().isdisjoint(mine.required_hosts()):
@@ -347,11 +346,7 @@ def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
 
 def _report_end(cluster: ClusterClient, record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
-    took = (
-        f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"
-        if record.startTime and record.endTime
-        else ""
-    )
+    took = f" after {elapsed}" if (elapsed := format_elapsed(record)) else ""
     if state == JobState.SUCCEEDED:
         first, *others = outcome.read(cluster, record) or [""]
         terminal.note(f"{job_id} {state}{took}" + (f": {first}" if first else ""))

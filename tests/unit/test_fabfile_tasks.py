@@ -75,7 +75,7 @@ def test_the_list(fab: Fab, argv: list[str]) -> None:
     listed = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
     assert sorted(listed) == TASKS
     titles = [line for line in ran.stdout.splitlines() if line and line[0] != " "]
-    assert titles == ["Jobs:", "What a job made:", "Models that answer:", "What jobs need:", "The cluster:"]
+    assert titles == ["Jobs:", "Results of jobs:", "Served models:", "Inputs of jobs:", "The cluster:"]
 
 
 @pytest.mark.parametrize(

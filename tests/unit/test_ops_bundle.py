@@ -333,7 +333,7 @@ def test_a_place_that_is_none(job: Job, dest: str, says: str, force: bool) -> No
 
 
 def test_a_job_that_is_not_there(job: Job) -> None:
-    with pytest.raises(UsageError, match=r"^there is no job .jb01.; did you mean job01[?]; there are job01$"):
+    with pytest.raises(UsageError, match=r"^there is no job .jb01.; did you mean job01[?]; fab jobs lists job01$"):
         bundle(job.cluster, "jb01", None, False, False)
 
 

@@ -174,7 +174,7 @@ def test_replicas_that_live_but_do_not_stop_are_told_of(cluster: ClusterClient, 
         ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
 
     clock.ticks.append(beat)
-    says = r"^job job01 is RUNNING after 150 s; its replicas know that they are to stop, look again with fab describe job01$"
+    says = r"^job job01 is RUNNING after 150 s; its replicas were asked to stop, look again with fab describe job01$"
     with pytest.raises(OpsError, match=says):
         cancel(cluster, "job01")
     assert ledger.cancel_requested("job01")
@@ -200,7 +200,7 @@ def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: ClusterClient, ledger
 def test_the_only_job_that_goes_on_needs_no_name(
     cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match=r"^no job goes on: nothing to cancel$"):
+    with pytest.raises(UsageError, match=r"^every job has ended: nothing to cancel$"):
         cancel(cluster, None)
     put(ledger, job(JobState.RUNNING))
     with pytest.raises(UsageError, match=r"^cancel which\? There are job01, job02$"):

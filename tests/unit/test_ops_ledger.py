@@ -88,7 +88,7 @@ def test_a_job_that_is_not_there(ledger: Ledger) -> None:
     for n in range(7):
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z"))
     assert existing_job(ledger, "job03").jobId == "job03"
-    with pytest.raises(UsageError, match=r"there are job06, job05, job04, job03, job02, and 2 more \(fab jobs\)"):
+    with pytest.raises(UsageError, match=r"fab jobs lists job06, job05, job04, job03, job02 and 2 more"):
         existing_job(ledger, "nope")
 
 

@@ -140,7 +140,7 @@ def test_the_newest_job_is_described_where_none_is_named(
     put_job(ledger, JobRecord("job01", JobState.CANCELLED, createTime=NOON.format(1)))
     assert describe(cluster, None, as_json=False) == 0
     assert capsys.readouterr().err == ""
-    with pytest.raises(UsageError, match=r"there is no job .jb01.; did you mean job01[?]; there are job01, job00"):
+    with pytest.raises(UsageError, match=r"there is no job .jb01.; did you mean job01[?]; fab jobs lists job01, job00"):
         describe(cluster, "jb01", as_json=False)
 
 

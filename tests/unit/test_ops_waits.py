@@ -80,7 +80,7 @@ def test_what_the_start_waits_for() -> None:
         "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 is not heard of"
     )
     many = [f"worker-{n}" for n in range(9)]
-    assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 is not heard of; and 3 more")
+    assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 is not heard of and 3 more")
     for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=3600.0)):
         assert waits.waiting_at_start(job, {}, NAMES) == ""
 
