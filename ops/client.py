@@ -190,7 +190,7 @@ class Client:
                     failing = False
                 except (BucketError, HostsError) as error:
                     if not failing:
-                        terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
+                        terminal.note(f"the bucket does not answer ({error}); the job continues, still waiting")
                     failing = True
             return JobHandle(record, tuple(replicas_of(self._cluster.ledger, record)))
 

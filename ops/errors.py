@@ -81,7 +81,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, BucketError):
         return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
     if isinstance(error, RecordError):
-        return f"what the bucket says cannot be read: {one_line(error)}", FAILED
+        return f"a record in the bucket cannot be read: {one_line(error)}", FAILED
     if isinstance(error, Conflict):
         return f"{one_line(error)} again and again: try again", FAILED
     if isinstance(error, OSError):

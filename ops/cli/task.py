@@ -17,7 +17,7 @@ from ops.errors import DETACHED, DONE, explain
 if TYPE_CHECKING:
     from ops.cluster.cluster import ClusterClient
 
-sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
+sys.dont_write_bytecode = False  # invoke sets it, and every command would compile ops again
 
 JOB = "id of the job, as in fab jobs (default: the one that has the hosts, or had them last)"
 TRAINER = "ARGUMENTS OF THE TRAINER"

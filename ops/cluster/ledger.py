@@ -70,7 +70,7 @@ def format_elapsed(record: JobRecord) -> str | None:
 
 def failure_hint(record: JobRecord) -> str:
     """Return the command that collects why a job FAILED; empty for any other job."""
-    return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
+    return f"fab bundle {record.jobId} collects the evidence in one file" if record.state is JobState.FAILED else ""
 
 
 def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[str, FirstError] | None:

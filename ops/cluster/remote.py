@@ -106,7 +106,7 @@ def connection_loss(channel: Any) -> str | None:
 
 def _no_exit_code(channel: Any) -> str:
     """Return why a command has no exit code."""
-    return connection_loss(channel) or "says that the command was killed, as where memory is short"
+    return connection_loss(channel) or "reports that the command was killed, as when memory is short"
 
 
 def describe_break(error: BaseException | None) -> str:
@@ -294,11 +294,11 @@ class Fleet:
             _set_keepalive(connection.transport)
         except paramiko.BadHostKeyException:
             raise HostError(
-                name, f"{where} has another host key than is recorded here: where somebody else ran pulumi up, fab connect"
+                name, f"{where} has another host key than is recorded here: if another user ran pulumi up, run fab connect"
             ) from None
         except paramiko.AuthenticationException:
             raise HostError(
-                name, f"{where} refuses the stack's key: where somebody else made the stack anew, fab connect"
+                name, f"{where} refuses the stack's key: if another user recreated the stack, run fab connect"
             ) from None
         except paramiko.SSHException as error:
             if "not found in known_hosts" in str(error):

@@ -64,12 +64,12 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
 
     for line in filter(None, (backend.note(root), backend.unused(root))):
         terminal.note(line)
-    with terminal.Step("asking Pulumi who is where"):
+    with terminal.Step("asking Pulumi for the hosts"):
         output = _pulumi(root, *_OUTPUTS)
     try:
         outputs: Any = json.loads(output)
     except ValueError:
-        raise OpsError("Pulumi cannot say who is where: its answer is no JSON") from None
+        raise OpsError("Pulumi's list of hosts is no JSON") from None
     if not outputs:
         name = named_stack() or selected_stack(root)
         if name and _other_state(root, name):
@@ -106,7 +106,7 @@ def _pulumi(root: Path, *arguments: str) -> str:
             argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OpsError(f"Pulumi cannot be asked who is where ({error})") from None
+        raise OpsError(f"Pulumi cannot list the hosts ({error})") from None
     if ran.returncode:
         why = backend.reason(ran.stderr)
         if not re.search(r"no stack (selected|named)|not found", why):

@@ -367,7 +367,7 @@ class Follower:
                 failing = False
             except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
                 if not failing:
-                    self._merge.put_event(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
+                    self._merge.put_event(Note(f"the bucket does not answer ({error}); the job continues, trying again"))
                 failing = True
             if record and record.placement:
                 self._placement = record.placement

@@ -98,7 +98,7 @@ def read_logs(
         if record.final:
             why = record.errorMessage.partition("\n")[0].rstrip(".")
             problem = f"job {job_id} is {record.state}{f' ({why})' if why else ''}"
-            raise OpsError(f"{problem}, and left no log of {', '.join(replicas)}{reasons}: fab describe {job_id} says more")
+            raise OpsError(f"{problem}, and left no log of {', '.join(replicas)}{reasons}: fab describe {job_id} shows more")
         raise OpsError(f"job {job_id} has no log of {', '.join(replicas)} yet{reasons}")
     return logs
 

@@ -88,7 +88,7 @@ class ServingClient:
                 response = connection.getresponse()
                 return response.status, json.loads(response.read())
             except (TimeoutError, ValueError) as error:
-                raise OpsError(f"the model server on {name} does not answer: {str(error) or 'it says nothing'}") from error
+                raise OpsError(f"the model server on {name} does not answer: {str(error) or 'it sent nothing'}") from error
             except (OSError, EOFError, http.client.HTTPException):  # a channel that ended raises a plain OSError
                 return no_answer
 

@@ -176,7 +176,7 @@ class _Server:
                 raise HostError(self.name, "has ended TensorBoard", output=self._output)
             if why := connection_loss(self._channel):
                 raise _CutOffError(self.name, why)
-            raise HostError(self.name, "has killed TensorBoard, as where memory is short")
+            raise HostError(self.name, "has killed TensorBoard, as when memory is short")
         if received:
             self._output = (self._output + received.decode("utf-8", "replace"))[-2000:]
         with contextlib.suppress(OSError):  # the next call reports that it has ended

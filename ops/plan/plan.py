@@ -97,7 +97,7 @@ def parse_target_flags(target: str | None, replicas: str | None, seconds: str | 
     """
     if target is None:
         if alone := [name for name, value in (("--replicas", replicas), ("--until-seconds", seconds)) if value is not None]:
-            raise UsageError(f"{alone[0]} says how a target is measured: give --until, such as --until accuracy=0.97")
+            raise UsageError(f"{alone[0]} needs a target: give --until, such as --until accuracy=0.97")
         return None
     counts = time_to_target.parse_replicas(time_to_target.REPLICAS if replicas is None else replicas)
     most = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")

@@ -79,7 +79,7 @@ def compare(
     messages = [message for message in read_messages() if progress.is_progress_line(message)]
     measured = profile.mean_rate(profile.marks(messages))
     if measured is None:
-        raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
+        raise UsageError(f"{job_id} logged too few Train lines to measure its speed: compare a job of more steps")
     planned = Work(**content["work"])
     # A period that was chosen while the job ran is only in its log.
     work = replace(planned, period=sync_period(manifest_content["args"], messages, declared.plan))

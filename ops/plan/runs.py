@@ -147,7 +147,7 @@ def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]
     if len(evaluations) == 1 and goal.reached(point.values[goal.metric]):
         value = f"{point.values[goal.metric]:g}"
         raise UsageError(
-            f"--until {goal} is too easy to tell: the first evaluation, at step {point.step}, has {goal.metric} {value}"
+            f"--until {goal} is too easy to measure: the first evaluation, at step {point.step}, has {goal.metric} {value}"
         )
 
 

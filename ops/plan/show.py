@@ -77,7 +77,7 @@ def _note_late(until: Mapping[str, Any]) -> None:
         if runs.is_too_late(run["lateSteps"], run["steps"]):
             terminal.note(
                 f"of {run['replicas']} replicas the last one began at step {run['lateSteps']}: "
-                "a target that takes more steps tells more of so many"
+                "a target that takes more steps is measured better"
             )
 
 

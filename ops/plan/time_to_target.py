@@ -135,9 +135,7 @@ def parse_replicas(text: str) -> list[int]:
         raise UsageError(f"--replicas {text!r}: {wrong!r} is no whole number from 1 to {_MOST_REPLICAS}")
     counts = sorted({int(word) for word in words})
     if len(counts) < 2:
-        raise UsageError(
-            f"--replicas {text!r}: two different numbers at least tell what more replicas gain, such as {REPLICAS}"
-        )
+        raise UsageError(f"--replicas {text!r}: at least two different numbers are needed, such as {REPLICAS}")
     return counts
 
 

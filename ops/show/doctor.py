@@ -36,9 +36,9 @@ _COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "
 
 def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Run all checks and print their findings; FAILED if something is broken."""
-    before = _look(root, fix=True, what="mending what is safe") if fix else []
+    before = _look(root, fix=True, what="applying safe fixes") if fix else []
     fixed = [finding for finding in before if finding.fixed]
-    findings = [*fixed, *_look(root, fix=False, what="looking")]
+    findings = [*fixed, *_look(root, fix=False, what="checking")]
     still = [finding for finding in findings if finding.severity is Severity.BROKEN and not finding.fixed]
     if as_json:
         terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in findings]})

@@ -236,7 +236,7 @@ def _version_ignored(config: Mapping[str, Any], inventory: Inventory) -> str:
     """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
     if str(config.get("runtimeVersion", "")).startswith("1."):
         return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
-    return "the stack says what its hosts have" if "runtimeVersion" in config and inventory.runtimes is None else ""
+    return "the stack defines the hosts' Python" if "runtimeVersion" in config and inventory.runtimes is None else ""
 
 
 def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
@@ -247,7 +247,7 @@ def _ignored_notes(config: Mapping[str, Any], inventory: Inventory, where: str, 
         yield f"runtimeVersion in {where}: ignored, {why}"
     if tuned := config.get("hyperparameters"):
         if shape := [key for key in ROLE_KEYS if key in config and config[key] not in _SINGLE_HOST_VALUES]:
-            yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials says how many"
+            yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials sets their number"
         if few := tuning.limit_note(tuned, inventory):
             yield few
     if typed and config.get("args"):
@@ -285,9 +285,11 @@ def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventor
     """
     for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
         if value is not None:
-            raise UsageError(f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials says how many")
+            raise UsageError(
+                f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials sets their number"
+            )
     if flags.resume is not None:
-        raise UsageError(f"--resume goes on with one training, and {where} tunes hyperparameters: resumePreviousJobId goes on")
+        raise UsageError(f"--resume continues one training, and {where} tunes hyperparameters: use resumePreviousJobId")
     return tuning.required_counts(tuned, inventory)
 
 
@@ -318,7 +320,7 @@ def _check_variables(words: Sequence[str], environment_values: Mapping[str, str]
             like = suggest(unknown.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
             how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
-            raise UsageError(f"{where} has {unknown}, which nobody fills in{like}: {how}")
+            raise UsageError(f"{where} has {unknown}, which no host fills in{like}: {how}")
 
 
 def build_job(

@@ -90,7 +90,7 @@ def _records(cluster: ClusterClient) -> list[JobRecord]:
     with terminal.Step("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     if unreadable:
-        raise UsageError(f"nothing can be deleted while it is not known whose output is where: {'; '.join(unreadable)}")
+        raise UsageError(f"nothing can be deleted while records are unreadable: {'; '.join(unreadable)}")
     return records
 
 
@@ -106,7 +106,7 @@ def _check(cluster: ClusterClient, job_ids: Sequence[str]) -> None:
     for job_id in job_ids:
         record = records_by_id.get(job_id)
         if record is None:
-            raise UsageError(f"job {job_id} is gone: somebody else has deleted it")
+            raise UsageError(f"job {job_id} is gone: another user has deleted it")
         if not record.final:
             raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
         if queue.entry(job_id):

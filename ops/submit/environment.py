@@ -120,9 +120,7 @@ def _check(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {name!r} is no name of a variable: letters, digits and _, and no digit first")
     if name in _RESERVED:
-        raise UsageError(
-            f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(_RESERVED)}"
-        )
+        raise UsageError(f"{where}: {name} is set by the cluster, and cannot be changed; nor can {', '.join(_RESERVED)}")
 
 
 def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:

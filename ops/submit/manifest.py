@@ -14,7 +14,7 @@ from infra.runtime.atomic_dir import key
 from ops import terminal
 from ops.submit.part import ROLE_KEYS
 
-if TYPE_CHECKING:  # who reads a manifest needs none of it
+if TYPE_CHECKING:  # readers of a manifest need none of these
     from ops.package.package import Package
     from ops.package.runtimes import Runtime
     from ops.submit.config import JobSpec

@@ -95,7 +95,7 @@ def _script(folder: str | None, script: str) -> JobProgram:
 def _check_python(content: bytes, script: str) -> None:
     first = content.partition(b"\n")[0]
     if first.startswith(b"#!") and b"python" not in first:
-        raise UsageError(f"--script {script} is no Python, as its first line says: --command ./{Path(script).name}")
+        raise UsageError(f"--script {script} is no Python, by its first line: --command ./{Path(script).name}")
 
 
 def _command(folder: str | None, text: str) -> JobProgram:

@@ -93,7 +93,7 @@ def _parameter_name(name: str) -> str:
     if not _PARAMETER_NAME.fullmatch(name):
         raise ValueError("it is no name of a flag. Valid: letters, digits, _ and -, such as learning-rate")
     if arguments.has_output_flag([f"--{name}"]):
-        raise ValueError("it is where a trial's output goes, which is told to each trial: tune something else")
+        raise ValueError("it is a trial's output, which each trial gets by itself: tune something else")
     return name
 
 
@@ -140,7 +140,7 @@ class HyperparameterSpec(Section):
             if broken := [each for each in (low, high) if not each.is_integer()]:
                 raise refusal(f"is of type INTEGER, and {broken[0]:g} is no whole number; DOUBLE has such")
             if max(abs(low), abs(high)) > _LARGEST_INTEGER:
-                raise refusal(f"has a number above {_LARGEST_INTEGER}, which no trial could be told exactly: scale it")
+                raise refusal(f"has a number above {_LARGEST_INTEGER}, which cannot be passed exactly: scale it")
         if low >= high:
             raise refusal(f"{low:g} is not below maxValue {high:g}: turn them round, or take the parameter out", "minValue")
         if self.scaleType in _LOGS and low <= 0:

@@ -252,7 +252,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
                 how = (
                     "nothing runs; the next job needs another id"
                     if record.final
-                    else f"it goes on: fab cancel {job_id} ends it"
+                    else f"it continues: fab cancel {job_id} ends it"
                 )
                 terminal.note(f"{job_id} is {record.state}, and {how}")
         except Exception as second:  # noqa: BLE001  the first error is the one to report

@@ -79,25 +79,23 @@ def resume_flags(cluster: ClusterClient, flags: JobFlags, folder: str | None = N
         UsageError: if there are none, or if no `folder` is named and the trainer would be another package.
     """
     if flags.job_dir is not None:
-        raise UsageError("--resume goes on in the output of that job, and --job-dir names another: leave one of them out")
+        raise UsageError("--resume continues in the output of that job, and --job-dir names another: leave one of them out")
     record = existing_job(cluster.ledger, flags.resume)
     if not record.final:
         raise UsageError(
             f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
         )
     if "hyperparameters" in record.trainingInput:
-        raise UsageError(
-            f"job {record.jobId} tuned hyperparameters: --job-dir with the folder of a trial goes on with that one"
-        )
+        raise UsageError(f"job {record.jobId} tuned hyperparameters: --job-dir with the folder of a trial continues that one")
     ran = str(record.trainingInput.get("pythonModule") or " ".join(record.trainingInput.get("command", ())))
     if ran and not (folder or flags.script or flags.command) and ran.partition(".")[0] != program.SHIPPED.name:
         raise UsageError(
-            f"job {record.jobId} ran {ran}, and package {program.SHIPPED.name} would go on with it: name its own by --package, "
+            f"job {record.jobId} ran {ran}, and package {program.SHIPPED.name} would continue it: name its own by --package, "
             "--script or --command"
         )
     output = find(cluster, record)
     if not output.checkpoints:
-        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to go on from")
+        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to resume from")
     return replace(flags, job_dir=output.job_dir)
 
 
@@ -337,7 +335,7 @@ def watch(cluster: ClusterClient, job: JobRecord, plain: bool = True) -> int:
         record = follow_job(cluster, job, names, LogFilter(), False, plain)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
-        terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")
+        terminal.note(f"\n{job_id} continues, or waits for its turn: {how}")
         return DETACHED
     if record is None:
         raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")

@@ -33,7 +33,7 @@ class TuningResult:
 
     @property
     def best(self) -> Trial | None:
-        """The best; None while none has come to a value."""
+        """The best trial; None if none has a value yet."""
         return best(self.study, self.trials)
 
     def state(self, trial: Trial) -> str:

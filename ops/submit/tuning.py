@@ -82,7 +82,7 @@ def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
     if limit <= available:
         return ""
     hosts_of_it = f"stack {inventory.stack} has {plural(available, 'host')} for trials"
-    return f"maxParallelTrials is {limit}, and {hosts_of_it}: so many run at once"
+    return f"maxParallelTrials is {limit}, and {hosts_of_it}: that many run at once"
 
 
 def add_prior_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:

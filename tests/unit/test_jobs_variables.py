@@ -79,11 +79,11 @@ def test_a_shell_that_runs_a_file_is_no_exception(argv: list[str]) -> None:
     [
         (
             JobFlags("j", args="--out '${JOBDIR}/x'"),
-            "an argument has ${JOBDIR}, which nobody fills in; did you mean JOB_DIR?: ",
+            "an argument has ${JOBDIR}, which no host fills in; did you mean JOB_DIR?: ",
         ),
-        (JobFlags("j", more_args=["${JOB_DIR:-x}"]), "an argument has ${JOB_DIR:-x}, which nobody fills in"),
-        (JobFlags("j", more_args=["${}"]), "an argument has ${}, which nobody fills in"),
-        (JobFlags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which nobody fills in"),
+        (JobFlags("j", more_args=["${JOB_DIR:-x}"]), "an argument has ${JOB_DIR:-x}, which no host fills in"),
+        (JobFlags("j", more_args=["${}"]), "an argument has ${}, which no host fills in"),
+        (JobFlags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which no host fills in"),
     ],
 )
 def test_an_unknown_name_is_refused(inventory: Inventory, flags: JobFlags, says: str) -> None:
@@ -166,6 +166,6 @@ def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: P
     with pytest.raises(OpsError) as error:
         read_logs(cluster, record, ["master-0"], LogFilter())
     why = (
-        "job job01 is FAILED (master-0 could not start its replica), and left no log of master-0: fab describe job01 says more"
+        "job job01 is FAILED (master-0 could not start its replica), and left no log of master-0: fab describe job01 shows more"
     )
     assert str(error.value) == why

@@ -205,12 +205,12 @@ def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
         ({"env": ["A"]}, "--env 'A' is not of the form NAME=VALUE"),
         ({"env": ["1A=x"]}, "--env: '1A' is no name of a variable"),
         ({"env": ["=x"]}, "--env: '' is no name of a variable"),
-        ({"env": ["TF_CONFIG={}"]}, "--env: TF_CONFIG is what the cluster tells the trainer, and cannot be set"),
+        ({"env": ["TF_CONFIG={}"]}, "--env: TF_CONFIG is set by the cluster, and cannot be changed"),
         ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
         ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
         ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
         ({"secret": ["TOKEN=hunter2"]}, "--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN"),
-        ({"secret": ["RANK"]}, "--secret: RANK is what the cluster tells the trainer"),
+        ({"secret": ["RANK"]}, "--secret: RANK is set by the cluster"),
         ({"secret_file": "nowhere"}, "--secret-file nowhere cannot be read"),
         ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is a secret and a variable that is written down"),
     ],
@@ -499,7 +499,7 @@ def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None
         ),
         (
             "notify: ./done.sh ${JOBID}",
-            "notify has ${JOBID}, which nobody fills in; did you mean JOB_ID?",
+            "notify has ${JOBID}, which no host fills in; did you mean JOB_ID?",
         ),
     ],
 )

@@ -221,7 +221,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     assert seen[2:] == [
         "job02 is QUEUED behind job01",
         "PREPARING",
-        "the bucket does not answer (no answer within 30 s); the job goes on, trying again",
+        "the bucket does not answer (no answer within 30 s); the job continues, trying again",
         "the bucket answers again",
         "SUCCEEDED",
         "SUCCEEDED",

@@ -199,7 +199,7 @@ def test_a_run_that_was_hardly_one_of_so_many_replicas_is_told(capsys: pytest.Ca
     found = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
     show._note_late({"runs": [{**found, "lateSteps": 99}, found]})
     said = capsys.readouterr().err.splitlines()
-    assert said == ["of 2 replicas the last one began at step 101: a target that takes more steps tells more of so many"]
+    assert said == ["of 2 replicas the last one began at step 101: a target that takes more steps is measured better"]
 
 
 def test_who_says_how_often_to_evaluate_is_heard(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +228,7 @@ def test_what_a_target_is_asked_by() -> None:
     with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
         plan.parse_target_flags("accuracy=0.9", None, "x")
     for given in (("1,2", None), (None, "5")):
-        with pytest.raises(UsageError, match=r"^--(replicas|until-seconds) says how a target is measured: give --until"):
+        with pytest.raises(UsageError, match=r"^--(replicas|until-seconds) needs a target: give --until"):
             plan.parse_target_flags(None, *given)
 
 
@@ -381,7 +381,7 @@ def test_what_cannot_be_compared_is_one_line(
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
         planned.check(ClusterClient(here, NOBODY), "job01", False)
     plan.plan(call(mine), True)
-    with pytest.raises(UsageError, match="job01 logged too few Train lines to tell its speed"):
+    with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
         planned.check(ClusterClient(here, NOBODY), "job01", False)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
         fewer = tuple(host for host in here.hosts if host.name != "worker-1")

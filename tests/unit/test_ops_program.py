@@ -120,7 +120,7 @@ def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inve
     [
         ({"script": "nope.py"}, "there is no file nope.py in {folder}: give --script the path of one"),
         ({"script": "../outside.py"}, "--script ../outside.py is not in {folder}, or is left out of packages: give --package"),
-        ({"script": "run.sh"}, "--script run.sh is no Python, as its first line says: --command ./run.sh"),
+        ({"script": "run.sh"}, "--script run.sh is no Python, by its first line: --command ./run.sh"),
         ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
         ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),

@@ -275,7 +275,7 @@ def test_one_that_says_nothing_does_not_answer(
     cluster: ClusterClient, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SECONDS", 0.1)
-    with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
+    with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it sent nothing"):
         ServingClient(cluster).request_from("serving-0", "GET", HEALTH)
 
 

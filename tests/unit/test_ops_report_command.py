@@ -142,7 +142,7 @@ def test_what_cannot_be_read_is_a_note(cluster: ClusterClient, bucket: Path, cap
     shutil.rmtree(bucket / paths.log("job01", "master-0"))
     assert report(cluster, ["job01"], None, json=True) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [
-        "no log was read: job job01 is SUCCEEDED, and left no log of master-0: fab describe job01 says more",
+        "no log was read: job job01 is SUCCEEDED, and left no log of master-0: fab describe job01 shows more",
         "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
         "the manifest was not read: it is no JSON",
     ]
@@ -156,7 +156,7 @@ def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
     for ids, output, as_json, kind, says in [
-        (["nobody"], None, False, UsageError, "there is no job 'nobody'; there are "),
+        (["nobody"], None, False, UsageError, "there is no job 'nobody'; fab jobs lists "),
         (["waits"], None, False, OpsError, "job waits is QUEUED: there is nothing to report yet"),
         (["job01", "job01"], None, False, UsageError, "job01 is named twice: a job is compared with others"),
         (list("abcdefg"), None, False, UsageError, "fab report compares 6 jobs at most, not 7"),

@@ -145,7 +145,7 @@ def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None
             "accuracy=0.02",
             "",
             UsageError,
-            "--until accuracy=0.02 is too easy to tell: the first evaluation, at step 100, has accuracy 0.05",
+            "--until accuracy=0.02 is too easy to measure: the first evaluation, at step 100, has accuracy 0.05",
         ),
         (
             "accuracy=0.9",

@@ -159,7 +159,7 @@ def test_a_version_of_cloud_mls_days_is_passed_over(local: Inventory, inventory:
     where = tmp_path / "config.yaml"
     said = "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
     assert (old.runtime, old.notes) == (None, (f"runtimeVersion in {where}: ignored, {said}",))
-    said = "the stack says what its hosts have"
+    said = "the stack defines the hosts' Python"
     assert (elsewhere.runtime, elsewhere.notes) == (None, (f"runtimeVersion in {where}: ignored, {said}",))
 
 
@@ -323,7 +323,7 @@ def test_runtimes_are_listed_and_removed(local: Inventory, tmp_path: Path, capsy
             run(cluster, *wrong, True, False)  # type: ignore[arg-type]
     damaged = _Cluster(local)
     damaged.ledger.unreadable = ["job.json of j is no JSON"]
-    with pytest.raises(UsageError, match=r"it is not known which job runs in what: job\.json of j is no JSON"):
+    with pytest.raises(UsageError, match=r"records are unreadable: job\.json of j is no JSON"):
         run(damaged, "rm", key, True, False)  # type: ignore[arg-type]
     assert run(_Cluster(local), "rm", key, True, True) == 0  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {"removed": key}

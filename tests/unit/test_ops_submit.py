@@ -747,7 +747,7 @@ def test_the_exit_code_of_a_followed_job(
     if wanted == "SUCCEEDED":
         assert err == "job01 SUCCEEDED: what is there\n"
     else:
-        more = "; fab bundle job01 has all that tells why, in one file" if wanted == "FAILED" else ""
+        more = "; fab bundle job01 collects the evidence in one file" if wanted == "FAILED" else ""
         assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01{more})\n"
 
 
@@ -762,4 +762,4 @@ def test_ctrl_c_leaves_a_job_to_itself(
     monkeypatch.setattr(logs, "follow_plain", follow)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == 130
-    assert "job01 goes on, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err
+    assert "job01 continues, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err

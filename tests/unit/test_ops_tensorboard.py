@@ -157,7 +157,7 @@ def test_an_end_is_an_error_with_its_last_line() -> None:
         (FakeChannel(b"TensorBoard 2.21.0 at", exited=-1), "broke off"),
         (FakeChannel(exited=-1, error=ConnectionResetError("reset by peer"), connected=True), "broke off: reset by peer"),
         (FakeChannel(exited=-1, error=EOFError()), "broke off: EOFError"),
-        (FakeChannel(exited=-1, connected=True), "has killed TensorBoard, as where memory is short"),
+        (FakeChannel(exited=-1, connected=True), "has killed TensorBoard, as when memory is short"),
     ],
 )
 def test_an_end_without_an_exit_code_tells_a_lost_connection_from_a_killed_command(channel: FakeChannel, says: str) -> None:
@@ -209,7 +209,7 @@ def test_after_a_connection_that_broke_off_it_begins_again_behind_the_same_port(
             [_serves(1, exited=-1, error=EOFError()), FakeChannel(exited=-1, error=EOFError("refused")), _serves(1)],
             "master-0 broke off: refused",
         ),
-        ([_serves(1, exited=-1, connected=True), _serves(1)], "master-0 has killed TensorBoard, as where memory is short"),
+        ([_serves(1, exited=-1, connected=True), _serves(1)], "master-0 has killed TensorBoard, as when memory is short"),
         ([_serves(1, exited=0), _serves(1)], "master-0 has ended TensorBoard: TensorBoard 2.21.0 at "),
     ],
     ids=["broke off before it served", "and before it served again", "killed", "ended by itself"],
@@ -230,7 +230,7 @@ def test_which_job_is_shown(cluster: ClusterClient) -> None:
         module._logdir(cluster, None)
     for job in ("old", "new"):
         put_job(ledger, JobRecord(job, state=JobState.RUNNING))
-    with pytest.raises(UsageError, match=r"there is no job 'other'; there are"):
+    with pytest.raises(UsageError, match=r"there is no job 'other'; fab jobs lists"):
         module._logdir(cluster, "other")
     why = r"^job old \(RUNNING\) has no summaries in /bucket/jobs/old/output, try again in a moment$"
     with pytest.raises(OpsError, match=why):

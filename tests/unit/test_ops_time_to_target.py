@@ -83,7 +83,7 @@ def test_numbers_of_replicas_are_sorted_and_each_is_tried_once() -> None:
         ("1,17", "--replicas '1,17': '17' is no whole number from 1 to 16"),
         ("", "--replicas '': '' is no whole number from 1 to 16"),
         ("1,\u0662", "--replicas '1,\u0662': '\u0662' is no whole number from 1 to 16"),
-        ("3,3", "--replicas '3,3': two different numbers at least tell what more replicas gain, such as 1,2,5"),
+        ("3,3", "--replicas '3,3': at least two different numbers are needed, such as 1,2,5"),
     ],
 )
 def test_numbers_of_replicas_that_tell_nothing(text: str, says: str) -> None:

@@ -121,7 +121,7 @@ def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: I
     assert job(maxTrials=2, maxParallelTrials=9).counts == {Role.MASTER: 1, Role.WORKER: 1}
     many = job(maxTrials=50, maxParallelTrials=20)
     assert many.counts == {Role.MASTER: 1, Role.WORKER: 2}
-    assert many.notes == ("maxParallelTrials is 20, and stack test has 3 hosts for trials: so many run at once",)
+    assert many.notes == ("maxParallelTrials is 20, and stack test has 3 hosts for trials: that many run at once",)
 
 
 def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Inventory, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Invento
     assert notes(scaleTier="BASIC") == ()
     (said,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
     assert said.startswith("masterType, workerCount in ")
-    assert said.endswith(": ignored, a trial has one host, and maxParallelTrials says how many")
+    assert said.endswith(": ignored, a trial has one host, and maxParallelTrials sets their number")
 
 
 def test_a_jobs_own_folder_is_each_trials_parent(standard: Inventory, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{**ONE, "parameterName": "a b"}]}, "params[0].parameterName 'a b' is invalid: it is no name of a flag"),
         ({"params": [{**ONE, "maxValue": 10**400}]}, "params[0].maxValue must be a"),
         ({"params": [{**ONE, "maxValue": 2**60}]}, "params[0] has a number above 9007199254740992"),
-        ({"params": [{**ONE, "parameterName": "job_dir"}]}, "'job_dir' is invalid: it is where a trial's output goes"),
+        ({"params": [{**ONE, "parameterName": "job_dir"}]}, "'job_dir' is invalid: it is a trial's output"),
         (
             {"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]},
             "parameterName 'a-b' twice",
@@ -223,7 +223,7 @@ def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: o
     [
         (JobFlags("j", replicas="worker=2"), "--replicas: "),
         (JobFlags("j", scale_tier="BASIC"), "--scale-tier: "),
-        (JobFlags("j", resume="old"), "resumePreviousJobId goes on"),
+        (JobFlags("j", resume="old"), "use resumePreviousJobId"),
         (JobFlags("j", args="--output_path /bucket/x"), "each trial needs its own"),
     ],
 )

@@ -136,7 +136,7 @@ def test_the_newest_job_is_described_where_none_is_named(
     assert describe(cluster, None, as_json=False) == 0
     out, err = capsys.readouterr()
     assert facts(out)["job"] == "job01"
-    assert err == "fab bundle job01 has all that tells why, in one file\n"
+    assert err == "fab bundle job01 collects the evidence in one file\n"
     put_job(ledger, JobRecord("job01", JobState.CANCELLED, createTime=NOON.format(1)))
     assert describe(cluster, None, as_json=False) == 0
     assert capsys.readouterr().err == ""
