@@ -17,9 +17,9 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from jobs.submitter import NOT_HANDED_OVER
 from jobs.times import now
 
+NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
 _PAUSE_SECONDS = 3.0
 
 

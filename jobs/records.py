@@ -79,7 +79,7 @@ class ReplicaRecord(Record):
     `incarnation` and `heartbeatSeq` change with every heartbeat, which is how others tell that the host lives;
     heartbeatTime is for people. exitCode is the shell's: 0 to 255 as the trainer exited, 128 + n if signal n killed it,
     which `signal` then names. `killed` is True for a trainer that has ended, is to start again by the rules of
-    `hosts.agent.restart`, and not by its host alone. outOfMemory is that of the trainer that ended last, memoryLimit the
+    `hosts.agent.replica_rules`, and not by its host alone. outOfMemory is that of the trainer that ended last, memoryLimit the
     bytes that it may have, and `terminationReason` what killed it. `preempted` says that its host was being taken back when
     its unit was stopped, until a trainer starts again. `starts` counts all starts of the job's trainer here, lastStartTime
     is that of the newest, startTime that of the first. `restarts` counts those of this attempt, `restartsUsed` those that
@@ -268,7 +268,7 @@ class Plan(Record):
     each replica runs the program again and again, as trials. `optionalRoles` are the roles whose loss or repeated kill does
     not end the job. With a restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
-    restartCodes are exit codes that count as a kill, permanentCodes those that never do (`hosts.agent.restart`). By
+    restartCodes are exit codes that count as a kill, permanentCodes those that never do (`hosts.agent.replica_rules`). By
     successPolicy `chief` the job SUCCEEDED once the chief has, by `all` once every replica has that `decides`. Replicas that
     still run then have gracePeriod seconds. By stopSignal `main` SIGTERM goes to a trainer's first process alone, by `all` to
     each of its processes.

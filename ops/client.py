@@ -27,12 +27,12 @@ from jobs.progress import JobProgress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, existing_job, first_error, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
+from ops.submit.submitter import Canceller
 
 if TYPE_CHECKING:
     from jobs.queue import QueueEntry

@@ -19,11 +19,12 @@ from scaletier.cluster import Cluster, await_peers
 from scaletier.data import DataError
 from scaletier.flags import Flags
 from scaletier.job import Job
-from scaletier.local_steps import State, initial_own, make_round, run_round
-from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
+from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import CoordinatorWorkers
+from scaletier.round_graph import State, initial_own, make_round, run_round
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
+from scaletier.sync_period import SyncPeriod
 from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()

@@ -6,23 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from scaletier.sync_period import SyncPeriod
 
 # A round is overdue after this multiple of the replica's last one, and at least these seconds: it may never end.
 _PATIENCE_TIMES, _PATIENCE_SECONDS, _POLL_SECONDS = 4.0, 2.0, 0.1
 # The master waits for the others to prepare these seconds at least, and this multiple of its own preparation.
 _PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
-_FIRST, _MOST = 4, 64
-# The share of the steps' time that exchanges may take.
-_EXCHANGE_SHARE = 0.15
-# The least exchanges of a replica in a job: parameters that diverge too far have a useless mean.
-_EXCHANGES = 15
-_WINDOW = 8
-# The most seconds of a round's steps: SIGTERM is handled between two rounds, and leaves ten seconds to save a checkpoint.
-_ROUND_SECONDS = 3.0
-# Seconds of a round of a replica that trains alone: between two rounds it evaluates, saves and logs.
-_ALONE_SECONDS = 0.25
 # Evaluations may take one part in this many of the time, as in Cloud ML's sample.
 _EVAL_SHARE = 20.0
 
@@ -57,57 +49,6 @@ class Round(NamedTuple):
     compute: float = 0.0
     mean_loss: float = 0.0
     own_loss: float = 0.0
-
-
-@dataclass
-class SyncPeriod:
-    """The local steps between two exchanges: fixed, or the fewest that keep exchanges below their share of the time.
-
-    Each replica measures its own in its last rounds. A replica that is `alone` has no exchanges, but short rounds.
-
-    Attributes:
-        steps: the steps of the next round.
-        most: the most steps of a round.
-        line: a line about the last measured period, or "".
-    """
-
-    steps: int
-    fixed: bool
-    most: int = _MOST
-    alone: bool = False
-    line: str = ""
-    _rounds: list[tuple[int, float, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, asked: int | None, replicas: int, max_steps: int) -> SyncPeriod:
-        if asked:
-            return cls(asked, True)
-        if replicas == 1:
-            return cls(1, False, alone=True)
-        return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_EXCHANGES * replicas))))
-
-    def observe(self, steps: int, seconds: float, compute: float) -> None:
-        """Record a round: its steps, its seconds, and the seconds of its steps by themselves."""
-        if self.fixed or not steps:
-            return
-        if self.alone:
-            self.steps = self._within(_ALONE_SECONDS, compute / steps, self.most)
-            return
-        self._rounds.append((steps, compute, seconds - compute))
-        if len(self._rounds) < _WINDOW and compute <= _ROUND_SECONDS:
-            return
-        a_step = sum(compute for _, compute, _ in self._rounds) / sum(steps for steps, _, _ in self._rounds)
-        an_exchange = sum(exchange for *_, exchange in self._rounds) / len(self._rounds)
-        self._rounds.clear()
-        before, needed = self.steps, max(_FIRST, math.ceil(an_exchange / (max(a_step, 1e-9) * _EXCHANGE_SHARE)))
-        self.steps = self._within(_ROUND_SECONDS, a_step, min(self.most, needed))
-        if self.steps != before or not self.line:
-            rates = f"{a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
-            self.line = f"Exchange every {self.steps} steps: {rates}"
-
-    @staticmethod
-    def _within(seconds: float, a_step: float, most: int) -> int:
-        return max(1, min(most, int(seconds / max(a_step, 1e-9))))
 
 
 class Pace(NamedTuple):

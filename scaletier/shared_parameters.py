@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.local_steps import Exchange, LocalResult, State
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import Exchange, LocalResult, State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

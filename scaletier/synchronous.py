@@ -17,14 +17,14 @@ from scaletier.checkpoint import CheckpointReader, LocalCopy
 from scaletier.cluster import Cluster
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
-from scaletier.local_steps import LocalResult, State, VariableExchange, initial_own, make_round, run_round
-from scaletier.loop import Progress, ReplicaLoop, Round, SyncPeriod, train
+from scaletier.loop import Progress, ReplicaLoop, Round, train
+from scaletier.round_graph import LocalResult, State, VariableExchange, initial_own, make_round, run_round
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
+from scaletier.sync_period import SYNCHRONOUS, SyncPeriod
 from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()
 
-_STEPS = 4
 # Elements of the last sums for each host: enough for TensorFlow to divide them into aligned parts. Every host first receives
 # one of these parts, so that it detects a lost host at once, and not after ten seconds without heartbeats.
 _SUM_ELEMENTS = 64
@@ -90,7 +90,7 @@ class Synchronous(Training):
 
     def rounds(self) -> Iterator[Round]:
         """Yield rounds with the same number of steps on every replica; the global step counts those of all."""
-        period = SyncPeriod(self.flags.sync_period or _STEPS, True)
+        period = SyncPeriod(self.flags.sync_period or SYNCHRONOUS, True)
         emits, devices = {self.name: say}, len(self.devices) * self.count
         replica = ReplicaLoop(self.name, self._take, period, self.flags.log_interval, emits, True, devices, period.steps)
         return train(replica, State(), self.progress)

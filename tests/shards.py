@@ -83,7 +83,7 @@ CHEAPER: dict[str, str] = {
             "tests/simulation/test_schedules.py::test_no_schedule_breaks_an_invariant"
         ),
         "test_truth.py::test_a_host_that_is_gone_for_a_while_is_waited_for": (
-            f"{_UNIT}test_agent_rules.py::test_a_lost_host_is_waited_for_then_fails_the_job"
+            f"{_UNIT}test_agent_job_rules.py::test_a_lost_host_is_waited_for_then_fails_the_job"
         ),
         "test_truth.py::test_jobs_wait_their_turn_and_start_with_no_laptop": (
             f"{_UNIT}test_jobs_queue.py::test_priority_then_time"

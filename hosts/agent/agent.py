@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from hosts.agent import restart
+from hosts.agent import replica_rules
 from hosts.agent.reporter import HostProbes, Reporter
 from hosts.agent.supervisor import Assignment, Spawn, Supervisor
 from jobs import lease, paths
@@ -206,7 +206,7 @@ class Agent:
         version = self._ledger.replica_version(plan.jobId, name)
         previous = self._ledger.replicas(plan.jobId, [name]).get(name)
         assignment = self._site.prepare(plan, name)
-        record = restart.resume(plan, name, job.attempt, previous, self._now())
+        record = replica_rules.resume(plan, name, job.attempt, previous, self._now())
         if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.write_message("the replica or its host was stopped", "WARNING")
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)

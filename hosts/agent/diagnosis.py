@@ -19,7 +19,7 @@ from typing import Any
 
 from hosts.agent import cgroup
 from hosts.agent.background import BackgroundTask
-from hosts.agent.restart import killer
+from hosts.agent.replica_rules import killer
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
 from jobs import chunks

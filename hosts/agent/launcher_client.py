@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts.agent.process import ProcessRun
-from hosts.agent.restart import SIGKILL_STATUS, Exit
+from hosts.agent.replica_rules import SIGKILL_STATUS, Exit
 
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""

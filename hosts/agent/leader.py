@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hosts.agent.rules import View, decide, stopped, to_start
+from hosts.agent.job_rules import View, decide, stopped, to_start
 from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from hosts.agent.rules import with_facts
+from hosts.agent.job_rules import with_facts
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
 from jobs.ledger import Ledger

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hosts.agent import cgroup
-from hosts.agent.restart import Exit
+from hosts.agent.replica_rules import Exit
 from jobs.records import STOP_FILE, Plan
 
 FIRST_PROCESS_SHARE = 0.8

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from hosts.agent import restart
-from hosts.agent.restart import SIGKILL_STATUS, SIGTERM_CODE, Exit, killer
+from hosts.agent import replica_rules
+from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, killer
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
@@ -114,7 +114,7 @@ class Supervisor:
         self._started_at = 0.0
         self._printed_before = record.lines
         self._progress = record.progress
-        self._start_at = clock() + restart.wait_before_start(record)
+        self._start_at = clock() + replica_rules.wait_before_start(record)
         self._lock = threading.RLock()
 
     @property
@@ -195,21 +195,21 @@ class Supervisor:
             self._record = self._stopped(end.status)
             return
         ran = self._ended_at - self._started_at
-        record = restart.after_exit(self.assignment.plan, self._record, end, ran, self._now(), child.tail)
+        record = replica_rules.after_exit(self.assignment.plan, self._record, end, ran, self._now(), child.tail)
         self._record = record
-        wait = restart.wait_before_start(record)
+        wait = replica_rules.wait_before_start(record)
         self._start_at = self._clock() + wait
         self._log_end(record, wait)
 
     def _stopped(self, status: int | None) -> ReplicaRecord:
         """Return the record of a stopped trainer. While its job continues, exit 0 at SIGTERM is no success."""
         status = SIGTERM_CODE if self._terminated or not self._ending else status
-        return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
+        return replica_rules.after_stop(self._record, status, self._now(), killed=self._terminated)
 
     def _record_recovery(self) -> None:
         """Record the first line after a restart, also of a trainer that has ended meanwhile."""
         if self._child and self._ended_at is not None and self._child.lines:
-            self._record = restart.recovered(self._record, self._clock() - self._ended_at)
+            self._record = replica_rules.recovered(self._record, self._clock() - self._ended_at)
             self._ended_at = None
 
     def _record_error(self) -> None:
@@ -237,7 +237,7 @@ class Supervisor:
         if self._attempt < 0 and not self._terminated:
             return
         plan, record, log = self.assignment.plan, self._record, self.assignment.log
-        outdated = restart.outdated(plan, record, self._attempt)
+        outdated = replica_rules.outdated(plan, record, self._attempt)
         if self._child:
             if (self._terminated or self._ending or outdated) and not self._child.stopping:
                 why = self._ending or "the whole job starts again"
@@ -247,13 +247,13 @@ class Supervisor:
             self._record = self._stopped(None)
         elif outdated:
             log.write_message(f"the whole job starts again, attempt {self._attempt}", "WARNING")
-            self._start(restart.for_attempt(record, self._attempt))
+            self._start(replica_rules.for_attempt(record, self._attempt))
         elif record.state is ReplicaState.PREPARING and self._clock() >= self._start_at:
             self._start(record)
 
     def _start(self, record: ReplicaRecord) -> None:
         log = self.assignment.log
-        record = restart.started(record, self._now())
+        record = replica_rules.started(record, self._now())
         self._started_at = self._clock()
         try:
             self._child = self._spawn(self.assignment)
@@ -263,8 +263,8 @@ class Supervisor:
             why = f"the trainer cannot start: {reason}"
             # A slow host is no fault of the program.
             status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
-            record = restart.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
-            self._start_at = self._clock() + restart.wait_before_start(record)
+            record = replica_rules.after_exit(self.assignment.plan, record, Exit(status), 0.0, self._now(), why)
+            self._start_at = self._clock() + replica_rules.wait_before_start(record)
             log.write_message(record.errorMessage, "ERROR")
         else:
             log.write_message(f"started trainer pid {self._child.pid}: {shlex.join(self.assignment.argv)}")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from hosts.agent.lines import Messages, OutputLine, Splitter, is_quiet, is_remark
 from hosts.agent.log import Log, moment
 from hosts.agent.process import FIRST_PROCESS_SHARE, Child, ProcessRun, TrainerStart
-from hosts.agent.restart import Exit
+from hosts.agent.replica_rules import Exit
 from jobs.firsterror import ErrorFinder, FirstError
 from jobs.progress import JobProgress, ProgressFinder
 

@@ -34,7 +34,7 @@ class TrialChild:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.restart` once all processes of the trial have ended.
+        """Return the exit as in `hosts.agent.replica_rules` once all processes of the trial have ended.
 
         It is None after this time.
         """
@@ -72,7 +72,7 @@ class TrialUnit:
         self.out_of_memory = False
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.restart` once all processes of the trial have ended.
+        """Return the exit as in `hosts.agent.replica_rules` once all processes of the trial have ended.
 
         It is None after this time.
         """

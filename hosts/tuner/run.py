@@ -22,7 +22,7 @@ from typing import Protocol
 from hosts.agent import config
 from hosts.agent.launcher_client import launcher, scratch_folder
 from hosts.agent.process import delete
-from hosts.agent.restart import describe_end, is_restart
+from hosts.agent.replica_rules import describe_end, is_restart
 from hosts.tuner.measure import TrialMetrics, should_stop
 from hosts.tuner.process import METRIC_FILE, TrialChild, trial_launcher
 from jobs import variables
@@ -49,7 +49,7 @@ class TrialProcess(Protocol):
         """True if the kernel killed one of its processes for want of memory."""
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.restart` once it has ended; None after this time."""
+        """Return the exit as in `hosts.agent.replica_rules` once it has ended; None after this time."""
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL after this many seconds."""

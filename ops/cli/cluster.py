@@ -14,7 +14,7 @@ def hosts(_: Any, json: bool = False) -> int:
     fab hosts
     fab hosts --json
     """
-    from ops.show.views import hosts as run
+    from ops.show.hosts import hosts as run
 
     return run(load_cluster(), json)
 

@@ -110,7 +110,7 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
     fab jobs --limit 5
     fab jobs --filter state=FAILED,owner=ann
     """
-    from ops.show.views import jobs as run
+    from ops.show.jobs import jobs as run
 
     return run(load_cluster(), filter, limit, json)
 
@@ -122,7 +122,7 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
     fab describe
     fab describe job01 --json
     """
-    from ops.show.views import describe as run
+    from ops.show.jobs import describe as run
 
     return run(load_cluster(), job, json)
 

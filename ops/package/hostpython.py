@@ -18,7 +18,7 @@ from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 CONSTRAINTS = HERE / "constraints.txt"
-NAMES = Path(__file__).with_name("hosts.txt")
+NAMES = Path(__file__).with_name("host_packages.txt")
 # The hosts' values of environment markers, besides the versions of Python.
 _ENVIRONMENT = {
     "implementation_name": "cpython",
@@ -42,7 +42,7 @@ _ALIASES = {"tensorflow": TENSORFLOW}
 
 @cache
 def host_packages() -> dict[str, str]:
-    """Return the hosts' packages for trainers, name to version, from hosts.txt and constraints.txt.
+    """Return the hosts' packages for trainers, name to version, from host_packages.txt and constraints.txt.
 
     They are read from files because none of them need be installed here, and this Python may be another.
     """

@@ -31,7 +31,7 @@ from ops.logs.lines import LogLine
 from ops.report.command import can_create, write
 from ops.report.evidence import JobEvidence
 from ops.show.doctor import clock
-from ops.show.views import describe_to_stdout
+from ops.show.jobs import describe_to_stdout
 
 LINES = 200
 _FULL_PERCENT = 90

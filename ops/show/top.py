@@ -16,7 +16,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, one_line
 from ops.screen.render import Picture, Screen, cut, format_cell, layout_columns, print_picture, sanitize, state
-from ops.show.overview import HostSnapshot, JobSnapshot, Overview, SnapshotReader, overview
+from ops.show.snapshot import HostSnapshot, JobSnapshot, Overview, SnapshotReader, overview
 
 REFRESH_SECONDS = 0.4
 # The share of the time that is spent on polls: a slow bucket is polled less often.

@@ -27,7 +27,6 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.serialization import RecordError
-from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from ops import terminal
 from ops.cluster import host_files
 from ops.cluster.bucket import upload_missing
@@ -41,6 +40,7 @@ from ops.submit import manifest, render
 from ops.submit.arguments import last_step
 from ops.submit.config import JobSpec
 from ops.submit.part import candidate_hosts
+from ops.submit.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 
 _PUSH_SECONDS = 300.0
 _LARGE_BYTES = 20_000_000

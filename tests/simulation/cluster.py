@@ -16,8 +16,8 @@ from fakesite import FakeSite
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from hosts.agent.agent import Agent
+from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostProbes
-from hosts.agent.restart import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.bucket import BucketError, Conflict
@@ -25,10 +25,11 @@ from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue import Queue
+from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.submitter import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 POLL = 2.0
 LEASE = 8.0

@@ -14,8 +14,8 @@ from hosts.agent import cgroup, trainer
 from hosts.agent.cgroup import Meter, memory_events, oom_kills
 from hosts.agent.log import Log
 from hosts.agent.process import ProcessRun
+from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostProbes
-from hosts.agent.restart import Exit
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry

@@ -12,8 +12,8 @@ import pytest
 from waiting import wait_for
 
 from hosts.agent import facts
+from hosts.agent.job_rules import View, decide
 from hosts.agent.manifest import Manifest
-from hosts.agent.rules import View, decide
 from jobs import paths
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hosts.agent import missing
-from hosts.agent.rules import exit_message
+from hosts.agent.job_rules import exit_message
 from jobs.records import ReplicaRecord
 
 ROOT = Path(__file__).resolve().parents[2]

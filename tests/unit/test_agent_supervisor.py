@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Clock
 
-from hosts.agent.restart import Exit
+from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs.firsterror import FirstError
 from jobs.progress import JobProgress

@@ -12,6 +12,7 @@ from jobs import progress
 from jobs.progress import REPORT_KEY, JobProgress, ProgressFinder, TrainPoint, of_job, read_report
 from jobs.records import JobRecord
 from scaletier import loop
+from scaletier.sync_period import SyncPeriod
 
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
@@ -53,7 +54,7 @@ def test_the_shipped_trainer_says_so() -> None:
     assert progress.parse_train_metrics(line) == progress.MetricPoint(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
     evaluated = progress.parse_eval_metrics(loop.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
     assert evaluated == progress.MetricPoint(9, {"loss": 0.5, "top-3 accuracy": 0.75})
-    measured = loop.SyncPeriod.of(None, 2, 10_000)
+    measured = SyncPeriod.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
     assert progress.parse_period([measured.line]) == measured.steps

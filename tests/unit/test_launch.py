@@ -31,7 +31,7 @@ from hosts.agent.__main__ import spawn
 from hosts.agent.launcher_client import Launched, Launcher, request
 from hosts.agent.log import Log
 from hosts.agent.process import Child, ProcessRun, TrainerStart
-from hosts.agent.restart import Exit
+from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from infra.ports import PEER_PORTS

@@ -52,7 +52,7 @@ WITHIN = {
         "hosts.tuner",
         "jobs",
         "hosts.agent.config",
-        "hosts.agent.restart",
+        "hosts.agent.replica_rules",
         "hosts.agent.launcher_client",
         "hosts.agent.cgroup",
         "hosts.agent.process",

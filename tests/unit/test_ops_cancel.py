@@ -18,12 +18,12 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from jobs.submitter import CancelledError, OvertakenError, Submitter
 from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
 from ops.submit.end import cancel, wait
+from ops.submit.submitter import CancelledError, OvertakenError, Submitter
 
 HOSTS = ["master-0", "worker-0"]
 

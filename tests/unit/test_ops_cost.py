@@ -15,12 +15,12 @@ from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.submitter import Canceller
 from jobs.times import seconds_between
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.show import cost
-from ops.show.views import describe
+from ops.show.jobs import describe
+from ops.submit.submitter import Canceller
 
 MADE, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
 

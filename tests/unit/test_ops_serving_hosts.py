@@ -19,7 +19,7 @@ from ops.errors import UsageError
 from ops.package import trainer_config
 from ops.plan import planned
 from ops.show.cost import share
-from ops.show.overview import ClusterSnapshot, overview
+from ops.show.snapshot import ClusterSnapshot, overview
 from ops.show.top import picture
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.manifest import cluster

@@ -28,10 +28,10 @@ from jobs.bucket import Bucket, BucketError, Item, RecordStore
 from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
+from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import HostFile, JobRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from jobs.submitter import NOT_HANDED_OVER, Submitter
 from ops.cluster import start_hosts
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
@@ -46,6 +46,7 @@ from ops.submit import submit as module
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
 from ops.submit.submit import Submission, submit
+from ops.submit.submitter import Submitter
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 

@@ -23,7 +23,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.screen.render import Picture
 from ops.show import top as module
-from ops.show.overview import SnapshotReader, overview
+from ops.show.snapshot import SnapshotReader, overview
 from ops.show.top import picture, top
 
 NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"

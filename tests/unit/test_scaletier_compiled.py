@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State
 from scaletier.network import Batch, FunctionalModel
+from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

@@ -11,9 +11,9 @@ import numpy as np
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
 from scaletier.job import Job
-from scaletier.local_steps import State, make_round
 from scaletier.loop import Progress
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import State, make_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters
 from scaletier.synchronous import AllReduce

@@ -15,8 +15,8 @@ import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

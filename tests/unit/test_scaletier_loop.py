@@ -16,12 +16,12 @@ from scaletier.loop import (
     Progress,
     ReplicaLoop,
     Round,
-    SyncPeriod,
     eval_line,
     final_line,
     train,
     train_line,
 )
+from scaletier.sync_period import SyncPeriod
 
 
 @given(st.integers(1, 500), st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=200))

@@ -17,9 +17,9 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State, initial_own, make_round, run_round
 from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel, VariableSpec
+from scaletier.round_graph import State, initial_own, make_round, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _pack, _unpack
 from scaletier.stages import Stage, forward_backward, partition, units

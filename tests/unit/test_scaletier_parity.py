@@ -17,8 +17,8 @@ from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State, make_round, run_round
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import State, make_round, run_round
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

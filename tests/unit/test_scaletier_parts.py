@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scaletier.job import Job
-from scaletier.local_steps import State
 from scaletier.network import Batch, FunctionalModel
 from scaletier.pipeline import DistributedCopy
+from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
 

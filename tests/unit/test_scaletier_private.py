@@ -17,8 +17,8 @@ import pytest
 import scaletier
 from scaletier import private
 from scaletier.job import Job, JobError
-from scaletier.local_steps import State
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

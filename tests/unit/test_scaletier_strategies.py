@@ -8,8 +8,9 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier.loop import Progress, SyncPeriod
+from scaletier.loop import Progress
 from scaletier.stages import partition
+from scaletier.sync_period import SyncPeriod
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 

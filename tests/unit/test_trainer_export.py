@@ -12,8 +12,8 @@ from hosts.serving.signatures import Signature, Tensor, read_signatures
 from scaletier import checkpoint, savedmodel
 from scaletier.data import BatchSource
 from scaletier.job import Job
-from scaletier.local_steps import State
 from scaletier.network import FunctionalModel
+from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 from trainer import export, flags, task
 

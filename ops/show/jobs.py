@@ -1,14 +1,12 @@
-"""The commands that read jobs or the cluster: `fab jobs`, `describe`, `hosts`."""
+"""The tables of `fab jobs` and `fab describe`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from infra.inventory import Host, to_plain
 from jobs import paths
-from jobs.bucket import BucketError
 from jobs.progress import JobProgress
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
@@ -19,8 +17,7 @@ from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import failure_hint, first_error, format_elapsed
-from ops.cluster.remote import COMMAND_SECONDS
-from ops.errors import DONE, FAILED, OpsError, UsageError, suggest
+from ops.errors import DONE, UsageError, suggest
 from ops.submit import manifest, outcome, trials
 from ops.submit.tuning import HYPERPARAMETERS
 
@@ -213,49 +210,3 @@ def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[obje
 
 def _format_value(value: Any) -> str:
     return shlex.join(value) if isinstance(value, list) else str(value)
-
-
-def hosts(cluster: ClusterClient, as_json: bool) -> int:
-    """List the hosts and whether each answers; the exit code is 0 if one does."""
-    inventory, fleet = cluster.inventory, cluster.fleet
-    with terminal.Step(f"asking {terminal.plural(len(inventory.hosts), 'host')}"):
-        outcome = fleet.each(
-            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), COMMAND_SECONDS
-        )
-    status = {name: ran.output.strip() for name, ran in outcome.results.items()}
-    jobs = _assignments(cluster) if status else {}
-    if as_json:
-        listed = [_host_json(host, status, *jobs.get(host.name, (None, None))) for host in inventory.hosts]
-        stack = {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket}
-        terminal.as_json({**stack, "hosts": listed})
-        return DONE if status else FAILED
-    terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
-    heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "UNIT", "JOB", "REPLICA")
-    rows = []
-    for host in inventory.hosts:
-        gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
-        ssh, memory = "answers" if host.name in status else "no answer", terminal.size(host.memory_bytes)
-        machine = (host.name, host.address, host.machine_type, host.cpus, memory, gpu)
-        rows.append((*machine, ssh, status.get(host.name), *jobs.get(host.name, (None, None))))
-    terminal.table(heads, rows)
-    for error in outcome.failures.values():
-        terminal.note(str(error))
-    return DONE if status else FAILED
-
-
-def _host_json(host: Host, status: Mapping[str, str], job: str | None, replica: str | None) -> dict[str, Any]:
-    """Return a host with the keys of inventory.json, but those of ssh, with its status and its job."""
-    plain = {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
-    return {**plain, "answers": host.name in status, "unit": status.get(host.name), "job": job, "replica": replica}
-
-
-def _assignments(cluster: ClusterClient) -> dict[str, tuple[str, str]]:
-    """Map each host to its job and replica, or to the job it is reserved for; empty if the queue is unknown."""
-    try:
-        queue = cluster.ledger.queue()
-    except (BucketError, RecordError, OpsError) as error:
-        terminal.note(f"which job has which host cannot be seen: {error}")
-        return {}
-    reserved = {host: (f"reserved for {job_id}", "") for host, job_id in queue.reserved_hosts().items()}
-    entries = (entry for entry in queue.entries if entry.held)
-    return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}

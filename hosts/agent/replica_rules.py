@@ -10,14 +10,13 @@ import signal
 from dataclasses import replace
 from typing import NamedTuple
 
+from hosts.agent import restart_budget
 from jobs.records import Event, Plan, ReplicaRecord, with_events
 from jobs.states import ReplicaState
 
 PREEMPTED = "its host was preempted"
 """The death of a trainer by no fault of the job, which counts against no limit."""
 LONGEST_WAIT = 30.0
-GOOD_SECONDS = 600.0
-"""The run time after which a trainer gets its restarts back, except those used by its own faults."""
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 CRASH_LOOP_EXITS = 3
@@ -83,8 +82,8 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     death = killer(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
-    restarts_used = record.faults if seconds >= GOOD_SECONDS else record.restartsUsed
-    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
+    restarts_used = restart_budget.used(record.restartsUsed, record.faults, seconds)
+    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < restart_budget.GOOD_SECONDS)
     failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (death, "") else int(at_once)
     ended = replace(ended, consecutiveFailures=failures, terminationReason=death, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
@@ -97,7 +96,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
     A kill that does not count against the limit, as no trainer is the cause, is a restart none the less.
     """
-    if (plan.whole and not plan.is_optional(ended.name)) or (counts and ended.restartsUsed >= plan.maxRestarts):
+    if (plan.whole and not plan.is_optional(ended.name)) or (counts and restart_budget.is_spent(plan, ended)):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
     events, restarts_used = with_events(ended.events, Event(now, cause)), ended.restartsUsed + counts
     pending = replace(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hosts.agent.rules import PREEMPTED, View, decide, killer, stopped, to_start
+from hosts.agent.job_rules import PREEMPTED, View, decide, killer, stopped, to_start
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study

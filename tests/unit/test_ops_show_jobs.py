@@ -26,8 +26,9 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.remote import CommandResult
 from ops.errors import HostError, UsageError
-from ops.show import views
-from ops.show.views import describe, hosts, jobs
+from ops.show import jobs as jobs_module
+from ops.show.hosts import hosts
+from ops.show.jobs import describe, jobs
 
 NOON = "2026-01-31T12:00:0{}.000Z"
 
@@ -186,7 +187,7 @@ def test_a_job_that_was_started_again(cluster: ClusterClient, ledger: Ledger, ca
 def test_only_what_runs_is_heard_of(
     cluster: ClusterClient, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "seconds_between", lambda *_: 2.5)
+    monkeypatch.setattr(jobs_module, "seconds_between", lambda *_: 2.5)
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0", "worker-0", "worker-1"], startTime=NOON.format(0))
     put_job(ledger, running)
     heard = ReplicaRecord("master-0", ReplicaState.RUNNING, heartbeatTime=NOON.format(1), incarnation="a")

@@ -17,10 +17,10 @@ from jobs.host_start import HostStarter
 from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
-from jobs.queue_monitor import QueueMonitor
+from jobs.queue_monitor import NOT_HANDED_OVER, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
-from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.submitter import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 HOSTS = ["master-0", "worker-0"]
 LEASE = 15.0

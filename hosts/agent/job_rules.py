@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hosts.agent import missing
-from hosts.agent.restart import PREEMPTED, describe_end, is_fault, killer
+from hosts.agent import missing, restart_budget
+from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, killer
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
@@ -17,8 +17,6 @@ CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
 VERDICT_SECONDS = 1.0
 """The seconds before an exit ends a job, or a SIGTERM restarts it: the cause may be reported later, by another host."""
-GOOD_SECONDS = 600.0
-"""A job that ran for so long since it last started has its retries back, but for those that its own faults took."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
@@ -316,7 +314,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
                 continue  # it may follow from an exit that is not reported yet
             how = "was killed" if record.signal else "ended"
             return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
-        if record.restartsUsed < view.plan.maxRestarts:
+        if not restart_budget.is_spent(view.plan, record):
             continue  # its unit was stopped: it goes on when that starts again, or is lost
         spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
         return _without(job, view, record, spent) or _again(job, view, f"{_name(record.name)} ended{spent}", record)
@@ -407,9 +405,9 @@ def _again(
     not go on: the job's last message has it too.
     """
     plan = view.plan
-    limit = plan.maxRestarts if plan.whole else plan.maxRetries
+    limit = restart_budget.job_limit(plan)
     fault = fault or (record is not None and (record.faults > 0 or is_fault(record.status, record.outOfMemory)))
-    spent = job.faults if view.in_state >= GOOD_SECONDS else job.restartsUsed
+    spent = restart_budget.used(job.restartsUsed, job.faults, view.in_state)
     if counts and spent >= limit:
         more = f", and the job was started again {limit} time{'s' if limit != 1 else ''}"
         message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}. {follows}".rstrip()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.agent import restart
+from hosts.agent import replica_rules as rules
 from jobs.records import Event, Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.study import Study
@@ -22,7 +22,7 @@ PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
 
 def ends(record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
     """Start a trainer, which runs for `seconds` and ends by itself."""
-    return restart.after_exit(plan, restart.started(record, NOW), restart.Exit(status, memory), seconds, NOW, "tail")
+    return rules.after_exit(plan, rules.started(record, NOW), rules.Exit(status, memory), seconds, NOW, "tail")
 
 
 def test_a_kill_is_restarted_until_there_were_too_many() -> None:
@@ -85,7 +85,7 @@ def test_peers_that_need_one_another_leave_a_kill_to_the_leader() -> None:
     assert ended.killed
     spare = ends(RUNNING, -9, plan=replace(WHOLE, optionalRoles=["worker"]))
     assert (spare.state, spare.restarts) == (PREPARING, 1)
-    assert restart.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
+    assert rules.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
 
 
 def test_an_exit_is_not_restarted() -> None:
@@ -132,7 +132,7 @@ def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends
         starts += 1
     assert (record.state, record.killed, record.crashLooping) == (EXITED, True, False)
     assert starts <= 2 * (plan.maxRestarts + 1)
-    assert restart.for_attempt(record, 1).faults == 0
+    assert rules.for_attempt(record, 1).faults == 0
 
 
 @pytest.mark.parametrize("status", [-9, -15, -2, -1])
@@ -150,24 +150,24 @@ def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
 
 
 def test_the_wait_grows_to_a_limit() -> None:
-    waits = [restart.wait_before_start(replace(RUNNING, restartsUsed=n)) for n in (0, 1, 2, 3, 4, 6, 7, 5000)]
+    waits = [rules.wait_before_start(replace(RUNNING, restartsUsed=n)) for n in (0, 1, 2, 3, 4, 6, 7, 5000)]
     assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 16.0, 30.0, 30.0]
 
 
 def test_resume_of_a_first_life() -> None:
-    assert restart.resume(PLAN, "worker-0", 1, None, NOW) == ReplicaRecord("worker-0", attempt=1, heartbeatTime=NOW)
+    assert rules.resume(PLAN, "worker-0", 1, None, NOW) == ReplicaRecord("worker-0", attempt=1, heartbeatTime=NOW)
 
 
 def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
-    killed = restart.resume(PLAN, "worker-0", 0, RUNNING, NOW)
+    killed = rules.resume(PLAN, "worker-0", 0, RUNNING, NOW)
     assert (killed.state, killed.restarts, killed.restartsUsed, killed.exitCode) == (PREPARING, 1, 1, 137)
     assert killed.events[-1].cause == "the replica or its host was stopped"
-    stopped = restart.resume(PLAN, "worker-0", 0, restart.after_stop(RUNNING, 143, NOW, killed=True), NOW)
+    stopped = rules.resume(PLAN, "worker-0", 0, rules.after_stop(RUNNING, 143, NOW, killed=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
     assert stopped.events[-1].cause == "the unit was stopped"
-    never = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
+    never = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
     assert (never.state, never.restarts, never.exitCode) == (PREPARING, 1, 137)
-    exhausted = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, restartsUsed=2), NOW)
+    exhausted = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, restartsUsed=2), NOW)
     assert (exhausted.state, exhausted.restartsUsed) == (EXITED, 2)
 
 
@@ -179,42 +179,45 @@ def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
         {"exitCode": 137, "killed": True, "crashLooping": True},
     ):
         record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
-        assert restart.resume(PLAN, "worker-0", 0, record, NOW) == record
+        assert rules.resume(PLAN, "worker-0", 0, record, NOW) == record
     waiting = replace(RUNNING, state=PREPARING, restarts=1)
-    assert restart.resume(PLAN, "worker-0", 0, waiting, NOW) == waiting
+    assert rules.resume(PLAN, "worker-0", 0, waiting, NOW) == waiting
 
 
 def test_another_attempt_starts_all_over_but_a_chief_that_is_done() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0, restarts=2, restartsUsed=2, crashLooping=True, consecutiveFailures=2)
-    again = restart.resume(PLAN, "worker-0", 1, done, NOW)
+    again = rules.resume(PLAN, "worker-0", 1, done, NOW)
     assert (again.state, again.attempt, again.restarts, again.restartsUsed, again.crashLooping) == (PREPARING, 1, 0, 0, False)
     assert again.consecutiveFailures == 2  # one that never runs longer than a moment is still found out
     chief = replace(done, name="master-0")
-    assert restart.resume(PLAN, "master-0", 1, chief, NOW).state == EXITED
-    assert not restart.outdated(PLAN, chief, 1)
-    assert restart.outdated(PLAN, replace(chief, exitCode=137), 1)
-    assert not restart.outdated(PLAN, replace(done, attempt=1), 1)
+    assert rules.resume(PLAN, "master-0", 1, chief, NOW).state == EXITED
+    assert not rules.outdated(PLAN, chief, 1)
+    assert rules.outdated(PLAN, replace(chief, exitCode=137), 1)
+    assert not rules.outdated(PLAN, replace(done, attempt=1), 1)
 
 
 def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0)
-    assert restart.after_stop(done, 143, NOW) == done
-    assert (restart.after_stop(RUNNING, 143, NOW).exitCode, restart.after_stop(RUNNING, 143, NOW).endTime) == (143, NOW)
+    assert rules.after_stop(done, 143, NOW) == done
+    assert (rules.after_stop(RUNNING, 143, NOW).exitCode, rules.after_stop(RUNNING, 143, NOW).endTime) == (
+        143,
+        NOW,
+    )
 
 
 def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
-    first = restart.started(ReplicaRecord("worker-0"), NOW)
+    first = rules.started(ReplicaRecord("worker-0"), NOW)
     assert (first.state, first.startTime, first.lastStartTime, first.starts) == (ReplicaState.RUNNING, NOW, NOW, 1)
-    later = restart.started(restart.for_attempt(restart.after_exit(PLAN, first, restart.Exit(-9), 60.0, NOW, ""), 1), "later")
+    later = rules.started(rules.for_attempt(rules.after_exit(PLAN, first, rules.Exit(-9), 60.0, NOW, ""), 1), "later")
     assert (later.startTime, later.lastStartTime, later.starts, later.restarts) == (NOW, "later", 2, 0)
 
 
 def test_an_event_gets_its_seconds_once() -> None:
     killed = ends(RUNNING, -9)
-    up = restart.recovered(killed, 2.34567)
+    up = rules.recovered(killed, 2.34567)
     assert up.events == [Event(NOW, "signal 9 (SIGKILL)", 2.346)]
-    assert restart.recovered(up, 9.0) == up
-    assert restart.recovered(RUNNING, 9.0) == RUNNING
+    assert rules.recovered(up, 9.0) == up
+    assert rules.recovered(RUNNING, 9.0) == RUNNING
 
 
 _records = st.builds(
@@ -232,7 +235,7 @@ _records = st.builds(
 
 @given(_records, st.integers(-64, 255), st.sampled_from([1.0, 60.0, 600.0]))
 def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, seconds: float) -> None:
-    ended = restart.after_exit(PLAN, record, restart.Exit(status), seconds, NOW, "")
+    ended = rules.after_exit(PLAN, record, rules.Exit(status), seconds, NOW, "")
     assert ended.restartsUsed <= PLAN.maxRestarts
     if not ended.crashLooping:
         again = status < 0 or status == 42
@@ -245,11 +248,11 @@ def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, secon
 @given(_records, st.integers(0, 3))
 def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: ReplicaRecord, attempt: int) -> None:
     for _ in range(5):
-        record = restart.resume(PLAN, "worker-0", attempt, record, NOW)
+        record = rules.resume(PLAN, "worker-0", attempt, record, NOW)
         assert record.restartsUsed <= PLAN.maxRestarts
         assert record.attempt >= attempt
         if record.state in (PREPARING, ReplicaState.LOST):
-            record = restart.started(record, NOW)
+            record = rules.started(record, NOW)
     assert record.state == EXITED
 
 
@@ -257,10 +260,10 @@ def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: Replic
 def test_a_preemption_is_a_restart_that_does_not_count(state: ReplicaState) -> None:
     ended = {"exitCode": 143, "killed": True} if state is EXITED else {}
     left = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, restartsUsed=2)
-    back = restart.resume(PLAN, "worker-0", 0, left, NOW)
+    back = rules.resume(PLAN, "worker-0", 0, left, NOW)
     assert (back.state, back.restarts, back.restartsUsed, back.preempted) == (PREPARING, 8, 2, False)
     assert back.events == [Event(NOW, "its host was preempted")]
-    whole = restart.resume(WHOLE, "worker-0", 0, left, NOW)
+    whole = rules.resume(WHOLE, "worker-0", 0, left, NOW)
     assert (whole.killed, whole.preempted) == (True, False), "its peers start again with it"
-    crashed = restart.resume(PLAN, "worker-0", 0, restart.started(back, NOW), NOW)
+    crashed = rules.resume(PLAN, "worker-0", 0, rules.started(back, NOW), NOW)
     assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "what comes after it counts"

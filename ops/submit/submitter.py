@@ -16,10 +16,9 @@ from jobs.bucket import Conflict
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import Queue, QueueEntry
+from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord
 from jobs.states import JobState
-
-NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
 
 
 class UsedBeforeError(Exception):
