@@ -21,7 +21,7 @@ def hosts(_: Any, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def connect(_: Any, json: bool = False) -> int:
-    """Fetch the hosts from the stack's state, after another user's pulumi up; the first fab here does it.
+    """Fetch the hosts from the stack's state, after another user's pulumi up; the first fab command here does so by itself.
 
     fab connect
     fab connect --json

@@ -15,9 +15,9 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "job": f"{NEW_JOB} (default: the package's name and the time)",
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
-        "script": "a script of Python to run instead, in --package, or alone",
-        "command": 'a program to run instead, such as "./run.sh fast": one of --package, alone, or one that the hosts have',
-        "runtime": "requirements.txt of a Python of the job's own, instead of the hosts' with TensorFlow",
+        "script": "a Python script to run instead, in --package or a single file",
+        "command": 'a program to run instead, such as "./run.sh fast": in --package, a single local file, or on the hosts',
+        "runtime": "requirements.txt of a separate Python for this job, instead of the hosts' with TensorFlow",
         "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
@@ -34,7 +34,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "priority": "whole number: of the waiting jobs, the one with the highest starts next (default: 0)",
         "queue": "wait if another job has the hosts; --no-queue refuses instead",
         "wake": "start hosts that are stopped, and wait until they are up",
-        "notify": "target of the report on the job's end: a URL, which gets its record by POST, or a command on a host of it",
+        "notify": "report the job's end to a URL, which gets its record by POST, or by a command on one of its hosts",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
         "plain": "print plain lines, also on a terminal",
         "dry-run": "show the files, their size, the plan and each TF_CONFIG, and send nothing",
@@ -108,7 +108,7 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
     """List the jobs, the newest first.
 
     fab jobs --limit 5
-    fab jobs --filter state=FAILED,owner=ann
+    fab jobs --filter state=FAILED,by=ann
     """
     from ops.show.jobs import jobs as run
 
@@ -251,7 +251,7 @@ def plan(
     job: str | None = None,
     json: bool = False,
 ) -> int:
-    """Predict a job's speed on STANDARD_1 and PREMIUM_1, from a minute of it as one process here.
+    """Predict a job's speed on STANDARD_1 and PREMIUM_1, by running it here for a minute, as one process.
 
     fab plan --args "--model cnn"
     fab plan --args "--model mlp" --until accuracy=0.95
@@ -272,7 +272,7 @@ def plan(
 
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
 def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete an ended job with its package, logs and output; one in --job-dir stays. Asks first.
+    """Delete an ended job with its package, logs and output; output in --job-dir is kept. Asks first.
 
     fab delete job01
     fab delete job01 --yes

@@ -53,7 +53,7 @@ def _labels(record: JobRecord, separator: str) -> str:
 
 
 def _parse_filter(text: str) -> Callable[[JobRecord], bool]:
-    """Parse `--filter`: `state=FAILED,owner=ann`, all of which must match, or parts of the id."""
+    """Parse `--filter`: `state=FAILED,by=ann`, all of which must match, or parts of the id."""
     conditions = [part.partition("=") for part in filter(None, text.split(","))]
     for key, equals, value in conditions:
         if key == "state" and equals and value.upper() not in list(JobState):
