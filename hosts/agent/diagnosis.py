@@ -1,8 +1,8 @@
-"""This host's diagnosis of a job that FAILED, one object in the bucket, which `fab bundle` reads.
+"""Write this host's diagnosis of a job that FAILED: one object in the bucket, which `fab bundle` reads.
 
-It is made in a thread of its own, once, when the job has FAILED and its trainer here has stopped: it delays neither a
-heartbeat nor the end of the job, and the host's next job not long. Of a trainer's environment it has TF_CONFIG only, and never
-the value of a secret, whatever a trainer printed.
+It runs once, in its own thread, after the job FAILED and its trainer here stopped. It delays no heartbeat and no job's end, and
+the host's next job at most SECONDS. Of the trainer's environment it contains only TF_CONFIG. Lines of secrets
+with at least SHORTEST characters are removed, also where a trainer printed them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from hosts.agent import cgroup
 from hosts.agent.background import BackgroundTask
-from hosts.agent.replica_rules import killer
+from hosts.agent.replica_rules import termination_reason
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import TAIL_CHARACTERS
 from jobs import chunks
@@ -112,7 +112,7 @@ def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
     """Return the exit of this host's trainer, in words too if a signal killed it."""
     keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
     summary = {key: getattr(record, key) for key in keys}
-    ended = killer(record) if record.signal else None
+    ended = termination_reason(record) if record.signal else None
     first = asdict(record.firstError) if record.firstError else None
     return {**summary, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hosts.agent import missing, restart_budget
-from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, killer
+from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, termination_reason
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
 VERDICT_SECONDS = 1.0
-"""The seconds before an exit ends a job, or a SIGTERM restarts it: the cause may be reported later, by another host."""
-# A peer that missed its heartbeat may be the cause of what the others tell.
+"""How long to wait before an exit ends a job, or a SIGTERM restarts it, as another host may report the real cause."""
+# A peer that missed its heartbeat may have caused the errors that the others report.
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
 _TYPES = {"ps": "parameterServer"}
@@ -31,9 +31,13 @@ _GRACE = "the job is done by its successPolicy, but "
 class View:
     """The leader's view at one moment. All durations are in seconds by its own monotonic clock.
 
-    `silence` is the time since each replica's last new heartbeat; `exited` since its present exit was seen, and `killed` since
-    its latest kill or loss in this attempt was seen (absent: there is none); `in_state` is the time in the job's state and
-    attempt, `still` the time since any trainer printed. `startable` are the replicas whose hosts can be started.
+    Attributes:
+        silence: the time since each replica's last new heartbeat.
+        exited: the time since each replica's present exit was seen; absent if it has not exited.
+        killed: the time since each replica's latest kill or loss in this attempt was seen; absent if there is none.
+        in_state: the time in the job's state and attempt.
+        since_output: the time since any trainer printed.
+        startable: the replicas whose hosts can be started.
     """
 
     plan: Plan
@@ -43,7 +47,7 @@ class View:
     exited: Mapping[str, float] = field(default_factory=dict)
     killed: Mapping[str, float] = field(default_factory=dict)
     in_state: float = 0.0
-    still: float = 0.0
+    since_output: float = 0.0
     cancel_requested: bool = False
     startable: Collection[str] = ()
 
@@ -117,7 +121,7 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
 
 def _cause(record: ReplicaRecord) -> str:
     """Return the cause in brackets, behind its exit code; empty if the code says it all."""
-    return f" ({killer(record)})" if record.signal or record.outOfMemory else ""
+    return f" ({termination_reason(record)})" if record.signal or record.outOfMemory else ""
 
 
 def _memory_hint(record: ReplicaRecord) -> str:
@@ -190,7 +194,7 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
 def _passed_over(record: ReplicaRecord, plan: Plan) -> str:
     optional = plan.is_optional(record.name)
     otherwise = "its role is in optionalRoles" if optional else "successPolicy: all makes the job depend on it"
-    return f"{record.name} ended with {killer(record)}, and its work may be missing: {otherwise}"
+    return f"{record.name} ended with {termination_reason(record)}, and its work may be missing: {otherwise}"
 
 
 def _done_for(job: JobRecord, view: View) -> float | None:
@@ -205,7 +209,7 @@ def _is_done(job: JobRecord, view: View, name: str) -> bool:
 
 
 def _at_work(job: JobRecord, view: View) -> list[str]:
-    """List the replicas that have an end of their own, and have not come to it."""
+    """List the replicas that should finish by themselves and have not."""
     ended = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.EXITED}
     others = [
         name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.droppedReplicas)
@@ -239,14 +243,14 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if not failed:
         return None
     culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
-    if disturber := _disturber(view, failed):
-        record = view.replicas.get(disturber)
+    if killed_name := _find_cause(view, failed):
+        record = view.replicas.get(killed_name)
         preempted = record is not None and record.terminationReason == PREEMPTED
         end = _own_end(record)
         how = "was preempted" if preempted else f"ended ({end})" if end else "was killed"
-        cause = f"{_name(disturber)} {how}, and the others could not go on without it"
+        cause = f"{_name(killed_name)} {how}, and the others could not go on without it"
         fault = record is not None and record.faults > 0
-        return _again(job, view, cause, counts=not preempted, fault=fault, follows=exit_message(culprit))
+        return _restart_job(job, view, cause, counts=not preempted, fault=fault, follows=exit_message(culprit))
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
@@ -261,11 +265,12 @@ def _of_study(plan: Plan, record: ReplicaRecord) -> str:
     return errors[-1].removeprefix(_ERROR) if errors else ""
 
 
-def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
+def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     """Return the replica whose kill caused the exits.
 
-    A kill, or the loss of a host, may be seen later than the exits that follow from it. But a restart code that is seen later
-    follows from them, and so does a SIGTERM, by a moment earlier too: our library sends it to itself when it misses a peer.
+    A kill, or the loss of a host, may be seen later than the exits that follow from it. A restart code seen after the exits is
+    their result. So is a SIGTERM, even if seen up to VERDICT_SECONDS before them: our library sends it to itself if a peer is
+    missing.
     """
     since = max(view.exited.get(r.name, 0.0) for r in failed)
     exited = {r.name for r in failed}
@@ -288,7 +293,7 @@ def _moment(view: View) -> float:
     return min(VERDICT_SECONDS, view.plan.heartbeatSeconds)
 
 
-def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
+def _crash_loops(job: JobRecord, view: View) -> JobRecord | None:
     """End the job if a replica repeatedly dies at once in the same way: restarts are useless."""
     for record in view.of_attempt(job):
         if record.crashLooping and record.name not in job.droppedReplicas:
@@ -309,20 +314,20 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
             if any(view.lost(name) for name in view.needed):
                 return None  # all start once it is back
             if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.terminationReason == PREEMPTED]:
-                return _again(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
+                return _restart_job(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
             if record.terminationReason == _SIGTERM and view.killed.get(record.name, math.inf) < _moment(view):
                 continue  # it may follow from an exit that is not reported yet
             how = "was killed" if record.signal else "ended"
-            return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
+            return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
         if not restart_budget.is_spent(view.plan, record):
             continue  # its unit was stopped: it goes on when that starts again, or is lost
-        spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
-        return _without(job, view, record, spent) or _again(job, view, f"{_name(record.name)} ended{spent}", record)
+        spent = f" ({termination_reason(record)}) after {view.plan.maxRestarts} restarts"
+        return _without(job, view, record, spent) or _restart_job(job, view, f"{_name(record.name)} ended{spent}", record)
     return None
 
 
 def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
-    """Handle a lost host as a kill once it stayed lost for a while; optional replicas are dropped."""
+    """Fail the job if a needed replica has been lost for too long."""
     limit = view.plan.lostAfterSeconds + view.plan.maxWaitTime
     missing = [name for name in view.needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
     if missing:
@@ -330,7 +335,7 @@ def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
     return None
 
 
-def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
+def _record_lost(job: JobRecord, view: View) -> JobRecord | None:
     """Record lost replicas and those that are back."""
     lost_names = [name for name in view.plan.replicas if view.lost(name)]
     if lost_names == job.lostReplicas:
@@ -351,9 +356,9 @@ def _lost_event(name: str, view: View) -> Event:
 
 def _stalled(job: JobRecord, view: View) -> JobRecord | None:
     limit = view.plan.stallTimeout
-    if limit is None or view.still < limit or any(view.lost(name) for name in view.needed):
+    if limit is None or view.since_output < limit or any(view.lost(name) for name in view.needed):
         return None
-    return _again(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)", fault=True)
+    return _restart_job(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)", fault=True)
 
 
 def _all_run(job: JobRecord, view: View) -> JobRecord | None:
@@ -389,7 +394,7 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     return replace(job, droppedReplicas=[*job.droppedReplicas, record.name], events=with_events(job.events, event))
 
 
-def _again(
+def _restart_job(
     job: JobRecord,
     view: View,
     cause: str,
@@ -400,7 +405,7 @@ def _again(
 ) -> JobRecord:
     """Restart the whole job from its last checkpoint, within its limit.
 
-    If the job ran well for a while, only its own faults before are counted. `record` is that of the replica whose end is the
+    After GOOD_SECONDS only the restarts that the program caused are counted. `record` is that of the replica whose end is the
     cause. It is a `fault` if the program caused it, or any restart of this replica. `follows` is the error of a peer that could
     not go on: the job's last message has it too.
     """
@@ -442,10 +447,10 @@ def _sentence(text: str) -> str:
 
 
 # The first rule that has something to say wins. Success comes first: what fails after that does not matter.
-_OPEN = (_cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost_for_good, _stalled)
+_OPEN = (_cancel_requested, _ran_too_long, _exited, _crash_loops, _killed, _lost_for_good, _stalled)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
-    JobState.PREPARING: (_succeeded, *_OPEN, _all_run, _never_up, _say_who_is_lost, _facts_found),
-    JobState.RUNNING: (_succeeded, *_OPEN, _say_who_is_lost, _facts_found),
+    JobState.PREPARING: (_succeeded, *_OPEN, _all_run, _never_up, _record_lost, _facts_found),
+    JobState.RUNNING: (_succeeded, *_OPEN, _record_lost, _facts_found),
     JobState.CANCELLING: (_cancelled, _facts_found),
 }

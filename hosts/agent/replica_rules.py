@@ -15,7 +15,7 @@ from jobs.records import Event, Plan, ReplicaRecord, with_events
 from jobs.states import ReplicaState
 
 PREEMPTED = "its host was preempted"
-"""The death of a trainer by no fault of the job, which counts against no limit."""
+"""The reason of an end that the job did not cause, which counts against no limit."""
 LONGEST_WAIT = 30.0
 AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
@@ -79,16 +79,16 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
     if not is_restart(rules, status, out_of_memory, record.preempted):
         return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
-    death = killer(ended)
+    reason = termination_reason(ended)
     # Faults that come again and again, however late, are no bad luck.
     faults = record.faults + is_fault(status, out_of_memory)
     restarts_used = restart_budget.used(record.restartsUsed, record.faults, seconds)
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < restart_budget.GOOD_SECONDS)
-    failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (death, "") else int(at_once)
-    ended = replace(ended, consecutiveFailures=failures, terminationReason=death, restartsUsed=restarts_used, faults=faults)
+    failures = record.consecutiveFailures + 1 if at_once and record.terminationReason in (reason, "") else int(at_once)
+    ended = replace(ended, consecutiveFailures=failures, terminationReason=reason, restartsUsed=restarts_used, faults=faults)
     if failures >= CRASH_LOOP_EXITS:
         return replace(ended, state=ReplicaState.EXITED, killed=True, crashLooping=True)
-    return after_kill(plan, ended, now, death)
+    return after_kill(plan, ended, now, reason)
 
 
 def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
@@ -187,6 +187,6 @@ def describe_end(status: int, out_of_memory: bool = False) -> str:
     return f"{text}, out of memory" if out_of_memory else text
 
 
-def killer(record: ReplicaRecord) -> str:
+def termination_reason(record: ReplicaRecord) -> str:
     """Return the cause of a trainer's end: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
     return describe_end(record.status, record.outOfMemory)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hosts.agent import replica_rules
-from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, killer
+from hosts.agent.replica_rules import SIGKILL_STATUS, SIGTERM_CODE, Exit, termination_reason
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
@@ -222,13 +222,15 @@ class Supervisor:
         log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
-            log.write_message(f"restarting after {killer(record)} ({record.restartsUsed} of {limit}){when}", "WARNING")
+            log.write_message(
+                f"restarting after {termination_reason(record)} ({record.restartsUsed} of {limit}){when}", "WARNING"
+            )
         elif record.crashLooping:
             log.write_message(
-                f"trainer ended by {killer(record)}, the same {record.consecutiveFailures} times in a row", "ERROR"
+                f"trainer ended by {termination_reason(record)}, the same {record.consecutiveFailures} times in a row", "ERROR"
             )
         elif record.signal:
-            log.write_message(f"trainer ended by {killer(record)}", "ERROR")
+            log.write_message(f"trainer ended by {termination_reason(record)}", "ERROR")
         else:
             log.write_message(f"trainer exited with status {code}", "ERROR" if code else "INFO")
 

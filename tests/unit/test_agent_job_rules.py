@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hosts.agent.job_rules import PREEMPTED, View, decide, killer, stopped, to_start
+from hosts.agent.job_rules import PREEMPTED, View, decide, stopped, termination_reason, to_start
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study
@@ -350,7 +350,7 @@ def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
             killed={"worker-0": 9.0},
             in_state=1e4,
         ),
-        view(plan=replace(PLAN, stallTimeout=900.0), still=900.0, in_state=1e4),
+        view(plan=replace(PLAN, stallTimeout=900.0), since_output=900.0, in_state=1e4),
     ],
     ids=["abort", "memory", "a kill after a fault", "a peer's fault", "a stall"],
 )
@@ -398,7 +398,7 @@ def test_the_same_death_at_once_fails_the_job() -> None:
     [(137, False, "signal 9 (SIGKILL)"), (137, True, "signal 9 (SIGKILL), out of memory"), (255, False, "status 255")],
 )
 def test_what_killed_a_trainer(code: int, memory: bool, said: str) -> None:
-    assert killer(record("ps-0", "EXITED", code, outOfMemory=memory)) == said
+    assert termination_reason(record("ps-0", "EXITED", code, outOfMemory=memory)) == said
 
 
 # A lost host, silence, and limits
@@ -457,13 +457,13 @@ def test_a_job_that_runs_too_long_is_cancelled() -> None:
 
 def test_a_job_that_stands_still_starts_again() -> None:
     plan = replace(PLAN, stallTimeout=60.0)
-    assert decide(job(), view(still=1e9)) is None
-    assert decide(job(), view(plan=plan, still=59.9)) is None
-    new = decided(job(), view(plan=plan, still=60.0))
+    assert decide(job(), view(since_output=1e9)) is None
+    assert decide(job(), view(plan=plan, since_output=59.9)) is None
+    new = decided(job(), view(plan=plan, since_output=60.0))
     assert (new.attempt, new.events[0].cause) == (1, "no replica printed a line for 60 s (stallTimeout)")
-    failed = decided(job(restartsUsed=1), view(plan=plan, still=60.0))
+    failed = decided(job(restartsUsed=1), view(plan=plan, since_output=60.0))
     assert failed.errorMessage == "No replica printed a line for 60 s (stallTimeout), and the job was started again 1 time."
-    lost = decide(job(), view(plan=plan, still=60.0, silence={"ps-0": 70.0}))
+    lost = decide(job(), view(plan=plan, since_output=60.0, silence={"ps-0": 70.0}))
     assert lost is None or lost.attempt == 0
 
 
@@ -567,11 +567,11 @@ def test_only_moves_of_the_table(before: JobRecord, seen: View) -> None:
 @given(_jobs, _views)
 @example(job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, killed={"master-0": 0.0}))  # its record is gone
 def test_a_view_leads_to_an_end_of_deciding(before: JobRecord, seen: View) -> None:
-    # By itself a leader begins another attempt's view with `in_state` and `still` at 0.
+    # By itself a leader begins another attempt's view with `in_state` and `since_output` at 0.
     steps = 0
     while (after := decide(before, seen)) is not None:
         if after.attempt != before.attempt:
-            seen = replace(seen, in_state=0.0, still=0.0)
+            seen = replace(seen, in_state=0.0, since_output=0.0)
         before, steps = after, steps + 1
         assert steps < 16
 
