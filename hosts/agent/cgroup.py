@@ -53,7 +53,7 @@ def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:
 
 
 def memory_bytes(members: dict[str, str], root: Path = ROOT) -> int | None:
-    """Return the bytes of a group with its memory files but without its other page cache; None if unknown."""
+    """Return the bytes that a group uses: without page cache, but with shared memory (tmpfs); None if unknown."""
     names = (("memory.current", "file", "shmem"), ("memory.usage_in_bytes", "total_cache", "total_shmem"))
     for (_, folder), (file, cache, shared) in zip(_memory_folders(members, root), names, strict=False):
         with suppress(OSError, ValueError, KeyError):
@@ -123,7 +123,7 @@ class Meter:
         return Usage(seconds, self._cpus(seconds), memory)
 
     def _of_trainers(self, seconds: float | None) -> float:
-        """Return the processor time of all trainers, `seconds` of it by the present one, None if none runs."""
+        """Return the CPU time of all trainers; `seconds` is that of the present one, None if none runs."""
         if (seconds or 0.0) < self._trainers:
             self._ended += self._trainers
         self._trainers = seconds or 0.0

@@ -19,10 +19,10 @@ class HostConfigError(ValueError):
 def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
     """Return host.json, and the directory of this host's own files.
 
-    SCALETIER_ETC and SCALETIER_STATE move them.
+    SCALETIER_ETC and SCALETIER_STATE override these two directories.
 
     Raises:
-        ConfigError: the file is invalid or missing.
+        HostConfigError: the file is invalid or missing.
     """
     etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", paths.STATE_DIR))
     file = etc / "host.json"

@@ -63,7 +63,7 @@ class _Job:
 
 
 class JobFiles:
-    """A job's files below `state`: the agent's `Site` on a real host.
+    """A job's files below `state`: the agent's `HostSite` on a real host.
 
     They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
     `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.

@@ -1,4 +1,4 @@
-"""A program in a unit of its own, as the user `trainer`, by the host's launcher.
+"""Start a program through the host's launcher, as user `trainer` in its own systemd unit.
 
 The launcher is /usr/lib/scaletier/launch.
 """
@@ -37,7 +37,7 @@ class Launcher:
         self._waiting: list[socket.socket] = []
 
     def warm(self) -> None:
-        """Have the launcher wait for a program that is about to be there: its own start takes time."""
+        """Connect early: the launcher takes time to start."""
         with suppress(OSError):
             if not self._waiting:
                 self._waiting.append(_connected(self._address))
@@ -86,7 +86,7 @@ def request(run: ProcessRun, bucket: str) -> dict[str, Any]:
 
 
 class Launched:
-    """A program behind the launcher. Where this process ends, so does it."""
+    """A program of the launcher. If this process ends, the launcher kills the program."""
 
     def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
         """Start the program.

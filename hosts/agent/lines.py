@@ -16,7 +16,7 @@ RAISED_SECONDS = 0.05
 
 # The most bytes that backspaces go back, which limits the cost of a line of them.
 _REACH = 4096
-# A colour, which takes no room, a character of UTF-8, or a byte that is none.
+# A colour, which takes no room, a character of UTF-8, or an invalid byte.
 _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
 # The end of the input so far, if it may continue: an end of a line, a colour, a character.
 _BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
@@ -142,7 +142,7 @@ class Splitter:
         self._up -= 1
 
     def _apply_moves(self, text: bytes, now: float) -> bytes:
-        """Draw the rows of a text that are left upwards, and return what follows them."""
+        """Draw the rows that the cursor leaves by moving up, and return the text after them."""
         begin = 0
         for up in _UP.finditer(text):
             self._draw(text[begin : up.start()], now)
@@ -165,7 +165,7 @@ class Splitter:
             yield from self._cut(row)
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until `half` returns something, or None while no line is unfinished."""
+        """Return the seconds until `take_partial` yields something, or None while no line is unfinished."""
         waits = [self._rows_since + BAR_SECONDS] if self._rows else []
         if self._rest:
             waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))

@@ -1,6 +1,6 @@
 """Report the end of a job, once, by its leader: in its own thread and within seconds.
 
-Hosts wait for it. Whatever fails here, the job has ended as it has; the result goes into its record.
+Hosts wait for it. A failed report does not change the job's result; its error goes into the job's record.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class Notifier:
 def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
     """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    No launcher passes stdin on. The variables are in base32: whatever a record quotes, the launcher finds no path in it that
-    it would show to the command.
+    No launcher passes stdin on. base32 hides paths in the record, so the launcher does not expose them to the command.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}

@@ -49,7 +49,7 @@ class Reporter:
     ) -> None:
         """Prepare to report a replica.
 
-        `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in a Site.
+        `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in HostSite.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log

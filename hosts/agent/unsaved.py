@@ -1,4 +1,7 @@
-"""Find what a job wrote outside JOB_DIR, and keep it if JOB_DIR is empty, when it has ended and before its folders go."""
+"""Find files that a job wrote outside JOB_DIR, and keep them if JOB_DIR is empty.
+
+It runs after the job ends and before its folders are deleted.
+"""
 
 from __future__ import annotations
 
