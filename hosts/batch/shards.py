@@ -9,7 +9,7 @@ from typing import Any
 # More than one a replica, so that a restarted one has little to do over again.
 PER_REPLICA = 4
 _ENDLESS = 1 << 62
-_NOT_JOINED = "cannot be read from here on: its records are damaged or have TFRecords in them (then gzip it), or it was changed"
+_NOT_JOINED = "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Shard:
 
 
 def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
-    """Return shards with every byte in one, in order, about PER_REPLICA a replica, none across files.
+    """Cut the files into about PER_REPLICA shards per replica.
 
-    An empty file has a shard, too. The last one of a file in gzip is open, as its size is only a hint.
+    Each byte is in one shard, in order, and no shard spans two files. An empty file has a shard, too. The last shard of a gzip
+    file has no end, as the file's size is only a hint.
     """
     size = max(1, -(-sum(file.size for file in files) // (PER_REPLICA * replicas)))
     pieces = [max(1, -(-file.size // size)) for file in files]
@@ -61,7 +62,7 @@ def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class Count:
-    """The records of a shard: their number, the bytes of the first and behind the last, and the damage there."""
+    """Records in a shard: count, byte where the first begins, byte after the last, and why reading stopped."""
 
     records: int
     start: int
@@ -70,7 +71,7 @@ class Count:
 
 
 class Tally:
-    """The records before a shard: `line` in its file, `key` in all of the input."""
+    """Counts records before a shard: `line` in its file, `key` in the whole input."""
 
     def __init__(self) -> None:
         self.line = self.key = self._byte = 0
@@ -80,7 +81,7 @@ class Tally:
         """Add the next shard.
 
         Returns:
-            Whether its records count, and else the damage in front of it, if that is not known yet.
+            Whether its records are valid; if not, the new damage before it, empty if that was reported.
         """
         if shard.start == 0:
             self.line, self._byte, self._readable = 0, 0, True

@@ -161,7 +161,7 @@ def test_a_file_that_is_changed_meanwhile_is_reported(asked: Asked, model: Path,
     assert results(out) == [200.0, *(2.0 * x for x in range(1, 6)), 154.0]
     assert errors(out) == [("a", 7)]
     assert (
-        "cannot be read from here on: its records are damaged or have TFRecords in them (then gzip it), or it was changed"
+        "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
         in (out / ERRORS).read_text()
     )
 
