@@ -25,7 +25,7 @@ FEWEST_HISTORIES = 5
 
 
 class TrialMetrics:
-    """One trial's. `file` is CLOUD_ML_HP_METRIC_FILE, `folder` the trial's output.
+    """Metrics of one trial. `file` is CLOUD_ML_HP_METRIC_FILE, `folder` the trial's output.
 
     The value may be infinite or NaN. `other_metrics` are the names of other reported metrics.
     """
@@ -91,9 +91,10 @@ class TrialMetrics:
         return []
 
     def final_measurements(self) -> list[Measurement]:
-        """Return all measurements at the trial's end: the reports, else the summaries, then metrics.json.
+        """Return all measurements at the trial's end.
 
-        If several summaries have that name, an evaluation's counts.
+        They are the reports; without reports, the summaries followed by metrics.json. If several summaries have the metric's
+        name, that of an evaluation is returned.
         """
         if measurements := self.reported():
             return measurements
@@ -140,10 +141,9 @@ def _multiplexer() -> Any:
 
 
 def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
-    """Return True if a trial's best value is worse than the median of the others' averages so far.
+    """Return True if a trial's best value is worse than the median of the finished trials' averages.
 
-    The averages are up to the same step, and the others are those that have ended. Source: the median stopping rule of Golovin
-    et al., Google Vizier (2017).
+    The averages are up to the same step. Source: the median stopping rule of Golovin et al., Google Vizier (2017).
     """
     if not measured:
         return False

@@ -1,6 +1,7 @@
-"""A trial's process: a unit of its own if the host has a launcher, else of this process group.
+"""Run the process of a trial.
 
-With the group all that it starts is killed.
+With a launcher, a trial runs in its own systemd unit. Otherwise it is in this process group, and at its end all others of the
+group are killed.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class TrialChild:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.replica_rules` once all processes of the trial have ended.
+        """Return the exit status once all its processes have ended, or None on timeout.
 
-        It is None after this time.
+        The status is as in `hosts.agent.replica_rules`.
         """
         try:
             status = self._process.wait(seconds)
@@ -72,9 +73,9 @@ class TrialUnit:
         self.out_of_memory = False
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit as in `hosts.agent.replica_rules` once all processes of the trial have ended.
+        """Return the exit status once all its processes have ended, or None on timeout.
 
-        It is None after this time.
+        The status is as in `hosts.agent.replica_rules`.
         """
         if not self._launched.wait(seconds):
             return None
