@@ -31,7 +31,7 @@ _LARGE_BYTES = 1 << 18
 SECONDS = 60.0
 """The longest that a request may wait and be computed."""
 BODY_SECONDS = 30.0
-"""The longest that it may take to arrive, which is 16 MB at 5 Mbit/s."""
+"""Seconds for the body to arrive, which is 16 MB at 5 Mbit/s."""
 _UNKNOWN = "?"
 
 

@@ -48,8 +48,7 @@ class Catalog:
     def change(self, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
         """Apply a change to the newest record and return the result.
 
-        If another writer was quicker, the change is applied again to the newer record. So `change` must have no further effect
-        on a record that already contains it.
+        If another writer was quicker, the change is applied again to the newer record. So `change` must be idempotent.
 
         Raises:
             ModelError: the model does not exist, unless it may be created, or `change` refuses.
@@ -80,5 +79,5 @@ def _model(name: str, content: bytes) -> Model:
         raise RecordError(f"model.json says that it is that of model {model.name!r}")
     for version in model.versions:
         if not NAME.fullmatch(version.name) or not _TOKEN.fullmatch(version.token):
-            raise RecordError(f"model.json has a version {version.name!r} of token {version.token!r}, and those are no names")
+            raise RecordError(f"model.json has an invalid version name or token: {version.name!r}, {version.token!r}")
     return model

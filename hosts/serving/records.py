@@ -1,8 +1,7 @@
 """The record of a model, `models/<model>/model.json`, with all its versions and their states.
 
-It is one object that is replaced only in the version that was read. So of two writers at once one applies its change again to
-the other's result: a name has one owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) if it has
-them.
+It is one object. A write succeeds only if the object has not changed since the read; the loser retries. So a name has one
+owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) if it has them.
 """
 
 from __future__ import annotations
@@ -65,9 +64,13 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a model. `files` maps each path below its folder to its SHA-256, empty until complete.
+    """A version of a model.
 
-    `size` is their bytes; `manifest` is the short form of that of the job that made it; `token` identifies the deployment.
+    Attributes:
+        size: the bytes of its files.
+        files: the SHA-256 of each file by its path below the version's folder; empty until complete.
+        manifest: a summary of the manifest of the job that trained it.
+        token: identifies the deployment.
     """
 
     name: str
@@ -89,7 +92,7 @@ class Version:
 
     @property
     def redeployable(self) -> bool:
-        """True if its files exist, and it is not served: undeployed, or not READY before its deployment ended."""
+        """True if its files exist, and it is not served: undeployed, or its deployment ended before READY."""
         return bool(self.files) and self.state is not VersionState.READY
 
 
@@ -121,7 +124,7 @@ class Model(Record):
         """Return the model with one more version.
 
         Raises:
-            ModelError: its name belongs to a version that got files.
+            ModelError: its name is already used.
         """
         if any(other.name == version.name and other.token == version.token for other in self.versions):
             return self
@@ -187,7 +190,10 @@ class Model(Record):
         if version.token == token:
             return self
         if not version.redeployable:
-            raise ModelError(f"version {name} of model {self.name} is {version.state}: only what is kept is deployed again")
+            raise ModelError(
+                f"version {name} of model {self.name} is {version.state}: only a version that has files and is not "
+                "served can be redeployed"
+            )
         return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
     def delete(self, name: str) -> Model:

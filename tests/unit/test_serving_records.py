@@ -88,7 +88,7 @@ def test_the_default_goes_last() -> None:
     assert again.mark_failed("v1", "token", "why").redeploy("v1", "new").version("v1").state is CREATING, (
         "what failed is tried again"
     )
-    with pytest.raises(ModelError, match="only what is kept is deployed again"):
+    with pytest.raises(ModelError, match="only a version that has files and is not served can be redeployed"):
         model.redeploy("v2", "token")
 
 
