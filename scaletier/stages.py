@@ -23,10 +23,13 @@ _TWICE = "the model {} cannot be laid on several hosts: it goes through one laye
 
 @dataclass(frozen=True)
 class Unit:
-    """An indivisible part of a model on one host: a layer, or several between two single tensors."""
+    """The smallest piece of a model that can be placed on a host: one or more layers.
+
+    A single tensor passes from one to the next.
+    """
 
     name: str
-    part: Any
+    model: Any
     trained: tuple[VariableSpec, ...]
     others: tuple[VariableSpec, ...]
 
@@ -53,32 +56,33 @@ class Stage:
         after, added = dict[str, Any](), list[Any]()
         for unit in self.units:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
-            with warnings.catch_warnings():  # of masks, which are those of the layers within, and are handed on
+            with warnings.catch_warnings():  # Keras warns because masks are attached to inner layers; we pass them on
                 warnings.filterwarnings("ignore", ".* does not support masking")
-                inputs, updated, losses = call_part(unit.part, trained, others, inputs, training)
+                inputs, updated, losses = call_part(unit.model, trained, others, inputs, training)
             after.update(zip((spec.name for spec in unit.others), updated, strict=True))
             added += losses
         return inputs, after, added
 
 
 def units(network: FunctionalModel) -> list[Unit]:
-    """Return the parts into which a model can be cut, in order; JobError if it has none."""
+    """Return the pieces into which a model can be cut, in order; JobError if it has none."""
     specs = {id(spec.variable): spec for spec in (*network.shared, *network.own)}
     unit_list = []
-    for name, part in _parts(network.model):
+    for name, piece in _pieces(network.model):
         trained, others = (
-            tuple(specs[id(variable)] for variable in kind) for kind in (part.trainable_variables, part.non_trainable_variables)
+            tuple(specs[id(variable)] for variable in kind)
+            for kind in (piece.trainable_variables, piece.non_trainable_variables)
         )
-        unit_list.append(Unit(name, part, trained, others))
+        unit_list.append(Unit(name, piece, trained, others))
     names = [spec.name for unit in unit_list for spec in unit.specs]
     if len(names) > len(set(names)):
         raise JobError(_TWICE.format(network.model.name))
     return unit_list
 
 
-def _parts(model: Any) -> list[tuple[str, Any]]:
+def _pieces(model: Any) -> list[tuple[str, Any]]:
     whole = model
-    if isinstance(model, keras.Sequential):  # as made of keras.Input, where masks are operations, too
+    if isinstance(model, keras.Sequential):  # rebuild it as a functional model, where masks are operations too
         with keras.StatelessScope(initialize_variables=False):
             whole = keras.Model(model.inputs[0], model.outputs[0])
     if not (operations := getattr(whole, "operations", None)):
@@ -91,7 +95,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
     except (ValueError, AttributeError):
         raise JobError(_TWICE.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
-    parts, begin, names, alive = [], whole.input, list[str](), set(inputs)
+    pieces, begin, names, alive = [], whole.input, list[str](), set(inputs)
     tensors_by_id = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
@@ -101,19 +105,22 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         if ends or (len(crossing) == 1 and not crossing & inputs):
             reached = whole.output if ends else tensors_by_id[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
-                parts.append((" ".join(names), keras.Model(begin, reached)))
+                pieces.append((" ".join(names), keras.Model(begin, reached)))
             begin, names, alive = reached, [], crossing
-    return parts
+    return pieces
 
 
 def _flat(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
-def partition(sizes: Sequence[int], parts: int) -> list[int]:
-    """Return where consecutive parts of these sizes begin, and the end; the largest is as small as can be, none is empty.
+def partition(sizes: Sequence[int], count: int) -> list[int]:
+    """Divide layers of these sizes into at most `count` groups; the largest is as small as possible.
 
-    [0, 2, 3] are the layers 0 and 1, and the layer 2.
+    Each group has consecutive layers, at least one.
+
+    Returns:
+        Where each group begins, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
     """
 
     @functools.cache
@@ -126,14 +133,19 @@ def partition(sizes: Sequence[int], parts: int) -> list[int]:
             options.append((max(sum(sizes[start:end]), largest), (start, *rest)))
         return min(options)
 
-    return list(best(0, min(parts, len(sizes)))[1])
+    return list(best(0, min(count, len(sizes)))[1])
 
 
 @dataclass
 class StepResult:
-    """The result of a batch: its mean loss, the metrics' variables, and the metrics.
+    """The result of a batch.
 
-    `changes` are gradients by the weights' names, each on its stage's host, `others` variables that are not trained.
+    Attributes:
+        changes: gradients by the weights' names, each on its stage's host.
+        others: new values of the variables that are not trained, by name.
+        loss: the batch's mean loss.
+        metrics: the variables of the metrics, such as a total and a count.
+        results: the values of the metrics, computed from these variables.
     """
 
     changes: dict[str, Any]
@@ -144,11 +156,11 @@ class StepResult:
 
 
 def forward_backward(
-    network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
+    network: FunctionalModel, stages: Sequence[Stage], batch: Batch, size: int, microbatches: int, scaled: Callable[[Any], Any]
 ) -> StepResult:
-    """Run a batch of this size, in parts, forward and backward through all stages; `scaled` is the loss for gradients.
+    """Run a batch of this size forward and backward through all stages, in microbatches.
 
-    Nothing orders the parts but what they need of each other, so that all stages are at work at once.
+    TensorFlow runs them in parallel, as only data dependencies order them. `scaled` returns the loss to differentiate.
     """
     values: dict[str, Any] = {}
     for stage in stages:
@@ -156,9 +168,9 @@ def forward_backward(
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
     total = StepResult({}, {}, tf.constant(0.0), network.initial_metrics())
     backs = []
-    for begin, end in pairwise(size * at // parts for at in range(parts + 1)):
-        part = batch.map(operator.itemgetter(slice(begin, end)))
-        backs.append(_forward(network, stages, part, (end - begin) / size, values, total, scaled))
+    for begin, end in pairwise(size * at // microbatches for at in range(microbatches + 1)):
+        microbatch = batch.map(operator.itemgetter(slice(begin, end)))
+        backs.append(_forward(network, stages, microbatch, (end - begin) / size, values, total, scaled))
     for back in backs:
         back(total.changes)
     return total
@@ -167,15 +179,19 @@ def forward_backward(
 def _forward(
     network: FunctionalModel,
     stages: Sequence[Stage],
-    part: Batch,
+    microbatch: Batch,
     weight: float,
     values: dict[str, Any],
     total: StepResult,
     scaled: Callable[[Any], Any],
 ) -> Callable[[dict[str, Any]], None]:
-    """Run a part of a batch, this share of it, forward through all stages; return its backward pass, which adds to sums."""
+    """Run a microbatch forward through all stages; `weight` is its fraction of the batch.
+
+    Returns:
+        A function that runs the backward pass and adds the gradients to `sums`.
+    """
     passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
-    outputs = part.inputs
+    outputs = microbatch.inputs
     for stage in stages:
         with tf.device(stage.device):
             inputs = tf.nest.map_structure(copy_to_device, outputs)
@@ -187,7 +203,7 @@ def _forward(
                 outputs, after, added = stage.forward(values, inputs, True)
                 terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
                 if stage is stages[-1]:
-                    here = part.map(tf.identity)
+                    here = microbatch.map(tf.identity)
                     loss, total.metrics, total.results = network.measure(total.metrics, here, outputs)
                     terms, tensors = [tf.add_n([loss * weight, *terms])], []
                 else:
