@@ -54,7 +54,7 @@ def main() -> None:
     contents = {"folder": folder, "inventory": inventory, "privateKey": key.privateKey}
     files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.ready)))
     cluster.guard([files])
-    # With these two `fab` works wherever the stack's state is at hand. Both are secret, the first as it would fill the screen.
+    # With these two `fab` works wherever the stack's state is. The inventory is secret only to keep it off the screen.
     pulumi.export("inventory", pulumi.Output.secret(inventory))
     pulumi.export("operatorKey", key.privateKey)
     # Not from the inventory, which waits for the hosts: a preview shows these.

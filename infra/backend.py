@@ -1,6 +1,6 @@
 """Find the backend of the stacks' state and its passphrase.
 
-The backend is in this checkout or where PULUMI_BACKEND_URL points. `setup/state.sh` is the same for shell scripts.
+The backend is in this checkout or where PULUMI_BACKEND_URL points. `setup/state.sh` does the same for shell scripts.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def explain(root: Path, why: str) -> str:
 
 
 def _passphrase(root: Path) -> str:
-    """Return why the passphrase does not open a stack."""
+    """Return why the passphrase does not decrypt the stack."""
     passphrase, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
     own = root / FOLDER / "passphrase"
     if is_own(root) and own.exists():

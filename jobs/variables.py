@@ -17,7 +17,7 @@ NAMES = (
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
 """Their names; a trainer's environment has the first five, and the master's and workers' has all."""
-# `${ANYTHING}`, and `$NAME` of ours alone; with another dollar or a backslash in front it is meant as it is.
+# `${ANYTHING}`, and `$NAME` with only our NAMES; after `$` or `\` it is literal.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
