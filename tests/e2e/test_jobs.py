@@ -62,7 +62,7 @@ def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
 def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, tmp_path: Path) -> None:
     raises = cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 36000")
     assert raises.code == 1, raises.text
-    assert "fab bundle raises has all that tells why" in raises.err
+    assert "fab bundle raises collects the evidence in one file" in raises.err
     assert cluster.fab("train", "--job", "told_eats", *TINY, "--args", "--eat worker-0 --seconds 36000").code == 1
     for host in ("worker-0", "worker-1"):
         cluster.must_ssh(host, "sudo systemctl restart scaletier")

@@ -67,7 +67,7 @@ def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: 
 
     first = colleague.fab("hosts", "--json")
     assert [host["answers"] for host in json.loads(first.out)["hosts"]] == [True], first.err
-    assert "stack e2e-team was made elsewhere: 1 hosts, by its state" in first.err
+    assert "stack e2e-team was made elsewhere: 1 host, by its state" in first.err
     shared.must_ssh("master-0", "sudo tee /bucket/from-the-other </dev/null")
     assert "from-the-other" in colleague.fab("shell", "--", "ls /bucket").out
     jobs = colleague.fab("jobs", "--json")
