@@ -212,7 +212,7 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     listed = cluster.json("data", "ls", "mine")
     assert [file["name"] for file in listed["files"]] == ["__init__.py", "run.sh", "task.py"]
     program = str(package / "run.sh")
-    assert cluster.fab("data", "put", program, "one").out == "1 files: /bucket/data/one\n"
+    assert cluster.fab("data", "put", program, "one").out == "1 file: /bucket/data/one\n"
     assert cluster.fab("data", "put", program, "one").out == "1 file, 1 already there with this size: /bucket/data/one\n"
     assert cluster.json("data", "ls", "one")["files"] == [{"name": "one", "bytes": len(_PROGRAM)}]
     for name in ("mine", "one"):
