@@ -16,7 +16,7 @@ from jobs.states import JobState, ReplicaState
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
 VERDICT_SECONDS = 1.0
-"""How long to wait before an exit ends a job, or a SIGTERM restarts it, as another host may report the real cause."""
+"""The wait before an exit ends a job, or a SIGTERM restarts it, as another host may report the real cause."""
 # A peer that missed its heartbeat may have caused the errors that the others report.
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
@@ -254,7 +254,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
-    if max(view.exited.get(r.name, 0.0) for r in failed) < _moment(view):
+    if max(view.exited.get(r.name, 0.0) for r in failed) < _verdict_seconds(view):
         return None
     return _end(job, view, JobState.FAILED, _of_study(view.plan, culprit) or exit_message(culprit))
 
@@ -277,7 +277,7 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     for name in view.plan.replicas:
         ago = view.killed.get(name, math.inf)
         reason = _own_end(view.replicas.get(name))
-        follows = reason and ago < since + (_moment(view) if reason == _SIGTERM else 0.0)
+        follows = reason and ago < since + (_verdict_seconds(view) if reason == _SIGTERM else 0.0)
         if name not in exited and ago - since <= CONSEQUENCE_SECONDS and not follows and not view.lost(name):
             return name
     return None
@@ -289,7 +289,7 @@ def _own_end(record: ReplicaRecord | None) -> str:
     return reason if reason == _SIGTERM or reason.startswith("status ") else ""
 
 
-def _moment(view: View) -> float:
+def _verdict_seconds(view: View) -> float:
     return min(VERDICT_SECONDS, view.plan.heartbeatSeconds)
 
 
@@ -315,7 +315,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
                 return None  # all start once it is back
             if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.terminationReason == PREEMPTED]:
                 return _restart_job(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
-            if record.terminationReason == _SIGTERM and view.killed.get(record.name, math.inf) < _moment(view):
+            if record.terminationReason == _SIGTERM and view.killed.get(record.name, math.inf) < _verdict_seconds(view):
                 continue  # it may follow from an exit that is not reported yet
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)

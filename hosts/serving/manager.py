@@ -49,7 +49,7 @@ class LoadedVersion:
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0
-    """How often it could not be loaded, the last time `at` on this server's clock; 0 if it is not to be loaded again."""
+    """The number of failed loads, the last `at` on this server's clock; 0 if it is not to be loaded again."""
     at: float = 0.0
 
 

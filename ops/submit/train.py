@@ -63,7 +63,7 @@ def prepare_job(cluster: ClusterClient, flags: JobFlags, folder: str | None) -> 
 def run_submission(
     cluster: ClusterClient, prepare: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
 ) -> int:
-    """Run a `prepare` submission, and print the job's record for JSON, then alone on stdout."""
+    """Run the submission that `prepare` returns; for JSON print the job's record, and nothing else, on stdout."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         submission = prepare()
         code = run(cluster, submission, may_wait, follow, plain or as_json)
