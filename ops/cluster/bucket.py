@@ -87,7 +87,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], existing: Mapping[str, int], what: str) -> list[str]:
-    """Upload the files that are not `existing` in full size; return their names, `` for the folder itself."""
+    """Upload the files that are not in `existing` with their size; return their names, `` for the folder itself."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     names = missing(sizes, existing)
     if names:

@@ -57,17 +57,17 @@ def add_aliases(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool:
-    """Return True for a requirement that the packages `packages` meet, or that need not be met."""
+    """Return True if `packages` meet a requirement, or if it need not be met."""
     if (requirement := _requirement(line)) is None:
         return False  # a path or an option, or uv will say what is wrong
     return not _applies(requirement, python) or _meets(requirement, packages.get(canonicalize_name(requirement.name)))
 
 
 def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Find what is `packages` in a version that a line does not want: its name, and the line.
+    """Return the names of `packages` whose version a line excludes, each with that line.
 
     Raises:
-        UsageError: it is something that TensorFlow works with.
+        UsageError: TensorFlow depends on it.
     """
     lines_by_name = {}
     for line in lines:

@@ -192,7 +192,7 @@ def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str]
     """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow.
 
     Raises:
-        UsageError: if the package does not know that version, or if there is none and the lines are the `complete` of it.
+        UsageError: if the package does not know that version, or if there is none and the lines are `complete`.
     """
     if not declared.tensorflow:
         return

@@ -159,7 +159,7 @@ def build_job(
 ) -> JobSpec:
     """Build the job of a manifest under another id, with an output folder of its own.
 
-    With the study that it had `original_study`, trials are proposed as they were.
+    With `original_study`, the study that it had, trials are proposed as they were.
 
     Raises:
         UsageError: if a secret is not set.

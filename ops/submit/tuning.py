@@ -86,7 +86,7 @@ def limit_note(options: Mapping[str, Any], inventory: Inventory) -> str:
 
 
 def add_prior_results(study: Study, original: Study | None, trials: Sequence[Trial]) -> Study:
-    """Return the study with the results of the one `original` and its trials, and of earlier ones.
+    """Return the study with the results of `original` and its trials, and of earlier ones.
 
     Raises:
         UsageError: if the job had no study, or tuned something else.
