@@ -147,7 +147,8 @@ class Run:
         options = ["-n", str(CORES), "--dist", "worksteal"] if first.parallel else ["--durations=5", "--durations-min=10"]
         name, paths = " ".join(shards), [path for shard in shards.values() for path in shard.paths]
         command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *first.options, *paths]
-        self.outcomes += self.phase(name, command, environment=first.environment, log=log).split(shards)
+        environment = {**first.environment, **({"CLUSTER": first.cluster} if first.cluster else {})}
+        self.outcomes += self.phase(name, command, environment=environment, log=log).split(shards)
 
     def clusters(self, clusters: Mapping[str, Mapping[str, Shard]]) -> None:
         """Run the shards of each cluster side by side with those of the others, as hosts keep no processor busy.

@@ -18,7 +18,7 @@ class Shard:
         parallel: whether its tests may run side by side, one process a core.
         environment: variables of its own.
         cluster: the hosts that it shares with other shards, as one call of pytest runs all shards of a cluster, side by side
-            with those of other clusters.
+            with those of other clusters; `CLUSTER` in the environment of its tests.
     """
 
     paths: tuple[str, ...]
@@ -41,19 +41,19 @@ SHARDS: dict[str, Shard] = {
         needs=("hosts",),
         cluster="e2e",
     ),
-    "stacks": Shard(("tests/e2e/test_stack.py", "tests/e2e/test_team.py"), needs=("hosts",), cluster="e2e"),
+    "stacks": Shard(("tests/e2e/test_stack.py", "tests/e2e/test_team.py"), needs=("hosts",), cluster="e2e-more"),
     "changes": Shard(
         ("tests/e2e/test_keys.py", "tests/e2e/test_doctor.py", "tests/e2e/test_part.py", "tests/e2e/test_disk.py"),
         needs=("hosts",),
-        cluster="e2e",
+        cluster="e2e-more",
     ),
     "strategies": Shard(("tests/e2e/test_strategies.py",), needs=("hosts",), cluster="e2e"),
     "serving": Shard(("tests/e2e/test_serving.py", "tests/e2e/test_batch.py"), needs=("hosts", "browser"), cluster="e2e"),
     "tuning": Shard(("tests/e2e/test_tuning.py", "tests/e2e/test_tutorial.py"), needs=("hosts",), cluster="e2e"),
     "tensorboard": Shard(
-        ("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser"), cluster="e2e"
+        ("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser"), cluster="e2e-more"
     ),
-    "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e"),
+    "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e-more"),
     "gcp-cluster": Shard(
         ("tests/gcp_emulation/test_faults.py", "tests/gcp_emulation/test_host.py", "tests/gcp_emulation/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),

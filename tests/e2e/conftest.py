@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hosts_report import FAILED
 from stacks import ORIGINAL, Stack
 
+NAME = os.environ.get("CLUSTER", "e2e")
+"""The stack of the shared cluster: each shard names its own, so that two may be up at a time."""
 CUSTOM = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-highcpu-8",
@@ -31,7 +34,7 @@ def _shared() -> list[Stack]:
 @pytest.fixture(scope="session")
 def cluster(_shared: list[Stack]) -> Iterator[Stack]:
     """Bring up a CUSTOM cluster: 2 ps, 1 master, 2 workers, 1 evaluator. Tests restore what they change."""
-    with Stack("e2e", CUSTOM) as stack:
+    with Stack(NAME, CUSTOM) as stack:
         stack.up()
         _shared.append(stack)
         yield stack
@@ -73,5 +76,5 @@ def original(cluster: Stack) -> str:
 @pytest.fixture
 def empty_stack() -> Iterator[Stack]:
     """Return a stack with nothing in it yet, beside the cluster."""
-    with Stack("e2e-second", {"scaleTier": "BASIC"}) as stack:
+    with Stack(f"{NAME}-second", {"scaleTier": "BASIC"}) as stack:
         yield stack

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, cast
 
 import pytest
 import run
+from shards import SHARDS
 from waiting import limit, wait_for
 
 
@@ -125,21 +126,34 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
     lock: run.Lock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[list[str], bool]] = []
-    both = threading.Barrier(2, timeout=limit())
+    all_of_them = threading.Barrier(3, timeout=limit())
 
     def shards(_: run.Run, shards: Mapping[str, run.Shard], log: IO[bytes] | None = None) -> None:
         calls.append(([*shards], log is not None))
         if next(iter(shards.values())).cluster:
-            both.wait()
+            all_of_them.wait()
         if log:
-            log.write(b"of others")
+            log.write(b"of others\n")
 
     monkeypatch.setattr(run, "set_up", lambda _: None)
     monkeypatch.setattr(run.Run, "shards", shards)
     run.test_all(run.Run(lock), ["jobs", "security", "gcp-cluster", "story", "examples"])
     assert calls[0] == (["story"], False)
-    assert sorted(calls[1:]) == [(["gcp-cluster"], True), (["jobs", "security", "examples"], False)]
-    assert capfd.readouterr().out.strip() == "of others"
+    assert sorted(calls[1:]) == [(["examples"], True), (["gcp-cluster"], True), (["jobs", "security"], False)]
+    assert capfd.readouterr().out.split() == ["of", "others"] * 2
+
+
+def test_the_tests_of_a_cluster_know_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments = []
+
+    def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> run.Outcome:
+        environments.append(environment)
+        return run.Outcome(name)
+
+    monkeypatch.setattr(run.Run, "phase", phase)
+    for name in ("examples", "storage"):
+        run.Run(lock).shards({name: SHARDS[name]})
+    assert environments == [{"CLUSTER": SHARDS["examples"].cluster}, SHARDS["storage"].environment]
 
 
 def test_phases_side_by_side_are_all_interrupted_and_both_are_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
