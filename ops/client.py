@@ -115,7 +115,7 @@ class Client:
         runtime_version: str | None = None,
         priority: int | None = None,
         notify: str | None = None,
-        wake: bool = False,
+        start_hosts: bool = False,
         queue: bool = True,
     ) -> JobHandle:
         """Start a job, or have it QUEUED; the parameters are the flags of `fab train`.
@@ -146,7 +146,7 @@ class Client:
             command=command,
             runtime=runtime,
             runtime_version=runtime_version,
-            wake=wake,
+            start_hosts=start_hosts,
             notify=notify,
         )
         with _as_ops_error():

@@ -33,7 +33,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
             continue
         running += status == "RUNNING"
         if status != "RUNNING":
-            yield broken(f"host {host['name']} is {status}", "pulumi up, or fab train --wake")
+            yield broken(f"host {host['name']} is {status}", "pulumi up, or fab train --start-hosts")
     if running == count:
         yield ok(f"all {running} hosts run that jobs are for")
 

@@ -35,6 +35,8 @@ SHORT = {"job": "j", "follow": "f", "lines": "n"}
 # Useful flags before the task: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
+# Flags of the version before, and their present names.
+_OLD_FLAGS = {"--wake": "--start-hosts"}
 # Tasks of the version before, and their replacements.
 _REPLACED = {
     "render": "fab train --dry-run",
@@ -110,6 +112,13 @@ def protect_args(tokens: Sequence[str], flag: str = "--args") -> list[str]:
         else:
             shielded.append(token)
     return shielded
+
+
+def rename_flags(tokens: Sequence[str]) -> list[str]:
+    """Return the command line with old flags by their present names, and print a line for each."""
+    for old in _OLD_FLAGS.keys() & set(tokens):
+        sys.stderr.write(f"{old} is called {_OLD_FLAGS[old]} now\n")
+    return [_OLD_FLAGS.get(token, token) for token in tokens]
 
 
 def expand_words(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
@@ -194,7 +203,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
             super().parse_core(argv)
         except ParseError as error:
             raise Exit(f"error: {reword(str(error), ())}", WRONG_CALL) from None
-        self.core.unparsed[:] = protect_args(self.core.unparsed)
+        self.core.unparsed[:] = rename_flags(protect_args(self.core.unparsed))
         if not self.args.complete.value:
             self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
         self.config.load_ssh_configs = False

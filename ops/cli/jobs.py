@@ -33,7 +33,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "secret-file": "file with a NAME=VALUE on each line, all of them secrets",
         "priority": "whole number: of the waiting jobs, the one with the highest starts next (default: 0)",
         "queue": "wait if another job has the hosts; --no-queue refuses instead",
-        "wake": "start hosts that are stopped, and wait until they are up",
+        "start-hosts": "start hosts that are stopped, and wait until they are up",
         "notify": "report the job's end to a URL, which gets its record by POST, or by a command on one of its hosts",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
         "plain": "print plain lines, also on a terminal",
@@ -64,7 +64,7 @@ def train(
     secret_file: str | None = None,
     priority: str | None = None,
     queue: bool = True,
-    wake: bool = False,
+    start_hosts: bool = False,
     notify: str | None = None,
     follow: bool = True,
     plain: bool = False,
@@ -79,7 +79,7 @@ def train(
     fab train --job job03 --strategy sync
     fab train --scale-tier BASIC --package mytrainer
     fab train --resume job03 -- --max-steps 4000
-    fab train --wake
+    fab train --start-hosts
     fab train --replicas worker=2 --strategy sync --dry-run
     fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01

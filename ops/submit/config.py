@@ -62,7 +62,7 @@ class JobFlags:
     command: str | None = None
     runtime: str | None = None
     runtime_version: str | None = None
-    wake: bool = False
+    start_hosts: bool = False
     notify: str | None = None
 
     @classmethod
@@ -80,8 +80,8 @@ class JobSpec:
     declaration. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is the user's
     addition; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
     that the cluster has if it is empty. With a `command` there is no module: it runs in that `folder` of the package. Without a
-    `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With `wake` its
-    stopped hosts are started first. Its end is reported to `notify` (`jobs.notification`).
+    `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With
+    `start_hosts` its stopped hosts are started first. Its end is reported to `notify` (`jobs.notification`).
     """
 
     id: str
@@ -104,7 +104,7 @@ class JobSpec:
     folder: str = ""
     runtime: Runtime | None = None
     study: Study | None = None
-    wake: bool = False
+    start_hosts: bool = False
     notify: str = ""
 
     def part(self, inventory: Inventory) -> Inventory:
@@ -413,7 +413,7 @@ def build_job(
         folder=folder,
         runtime=runtime,
         study=study,
-        wake=flags.wake or training_input.get("wake", False),
+        start_hosts=flags.start_hosts or training_input.get("startHosts", False),
         notify=notify,
         notes=tuple(_ignored_notes(training_input, inventory, where, bool(typed))),
     )

@@ -210,6 +210,8 @@ class Scheduling(JobEnd):
 class TrainingInput(Section):
     """`trainingInput`."""
 
+    old_names: ClassVar[Mapping[str, str]] = {"startHosts": "wake"}
+
     scaleTier: str | None = None
     masterType: str | None = None
     workerType: str | None = None
@@ -225,7 +227,7 @@ class TrainingInput(Section):
     environment: dict[str, str] | None = None
     useChiefInTfConfig: Truth | None = None
     scheduling: Scheduling | None = None
-    wake: Truth | None = None
+    startHosts: Truth | None = None
     region: str | None = None
     runtime: str | None = None
     runtimeVersion: Annotated[str, BeforeValidator(_version)] | None = None

@@ -38,7 +38,9 @@ from ops.submit.submit import Submission, duplicate_id_error, submit
 _CHECK_SECONDS = 120.0
 # For a host that was just made or started, and the interval of its polls.
 _READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
-WAKE_ADVICE = "fab train --wake (or wake: true in config.yaml) starts those that are stopped, and so does pulumi up"
+START_ADVICE = (
+    "fab train --start-hosts (or startHosts: true in config.yaml) starts those that are stopped, and so does pulumi up"
+)
 # The space that a job needs on a host besides its package: logs, and TensorFlow's temporary files.
 _FREE_BYTES = 100_000_000
 
@@ -187,7 +189,7 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
     while new := [name for name in candidates if name in targets - checked]:
         failures = _connect(cluster.fleet, new)
         stopped = startable_hosts(cluster.inventory, failures)
-        if stopped and submission.job.wake:
+        if stopped and submission.job.start_hosts:
             expected()  # no host is started for a job whose id was used before
             woken = start_and_wait(cluster.fleet, stopped)
             failures = {
@@ -195,7 +197,9 @@ def check_hosts(cluster: ClusterClient, submission: Submission) -> Submission:
             }
         unreachable |= failures
         if len(place(candidates_by_replica, unreachable)) < len(candidates_by_replica):
-            raise HostsError(unreachable, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
+            raise HostsError(
+                unreachable, START_ADVICE if stopped and not submission.job.start_hosts else ADVICE, UsageError.code
+            )
         _check_capabilities(cluster, submission, [name for name in new if name not in failures])
         checked.update(new)
         targets = set(candidates) if unreachable else expected()

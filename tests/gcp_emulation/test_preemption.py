@@ -156,7 +156,9 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(cloud: Cloud,
     for name in names:
         cloud.machines.preempt(name)
     said = cloud.fab_fails("train", "--job", "woken", "--no-follow", *TINY)
-    wanted = r"error: .*worker-0 \(\S+\) does not answer; .*: fab train --wake .* starts those that are stopped, .*pulumi up"
+    wanted = (
+        r"error: .*worker-0 \(\S+\) does not answer; .*: fab train --start-hosts .* starts those that are stopped, .*pulumi up"
+    )
     assert re.fullmatch(wanted, said.splitlines()[-1])
-    lines = cloud.fab("train", "--job", "woken", "--wake", *TINY, "--", "--seconds", "2")
+    lines = cloud.fab("train", "--job", "woken", "--start-hosts", *TINY, "--", "--seconds", "2")
     assert "job SUCCEEDED" in lines

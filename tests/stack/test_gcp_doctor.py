@@ -33,7 +33,7 @@ def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
     del fake.answers[f"/compute/v1/{INSTANCE}-worker-0"]
     said = [(each.severity, each.what, each.remedy) for each in doctor.hosts(inventory(fake))]
     assert said == [
-        ("broken", "host ps-0 is TERMINATED", "pulumi up, or fab train --wake"),
+        ("broken", "host ps-0 is TERMINATED", "pulumi up, or fab train --start-hosts"),
         ("broken", "host worker-0 is gone", "pulumi up"),
     ]
 

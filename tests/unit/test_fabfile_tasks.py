@@ -316,6 +316,11 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
     ]
 
 
+def test_an_old_flag_is_read_by_its_present_name_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commandline.rename_flags(["train", "--wake", "--args", " --wake"]) == ["train", "--start-hosts", "--args", " --wake"]
+    assert capsys.readouterr().err == "--wake is called --start-hosts now\n"
+
+
 @pytest.mark.parametrize(
     ("error", "line", "code"),
     [

@@ -675,17 +675,17 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
     stopped = replace(submission, inventory=inventory)
     with pytest.raises(
         HostsError,
-        match=r"ps-0 does not answer; .*: fab train --wake \(or wake: true in config.yaml\) starts those that are stopped",
+        match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
         train.check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
     monkeypatch.setattr(start_hosts, "_start", lambda _: start)
-    waked = replace(stopped, job=replace(submission.job, wake=True))
-    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked).excluded == frozenset()
+    willing = replace(stopped, job=replace(submission.job, start_hosts=True))
+    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), willing).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
     off.add("ps-0")
-    put_job(ledger, JobRecord(waked.job.id))
+    put_job(ledger, JobRecord(willing.job.id))
     with pytest.raises(UsageError, match="was used before"):
-        train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked)
+        train.check_hosts(on(FakeFleet(inventory, answer), ledger), willing)
     assert len(started) == 2, "no host is started for a job that cannot be"
 
 
