@@ -23,7 +23,7 @@ import yaml
 
 from infra import backend
 from infra.connection import FOLDER
-from infra.findings import Check, Finding, Severity, broken, look, ok, one_line, warning
+from infra.findings import Check, Finding, Severity, fail, look, ok, one_line, warning
 from infra.templates import ROOT
 
 SECONDS = 120.0
@@ -48,7 +48,7 @@ def _eased(check: Check) -> Iterator[Finding]:
     """Yield a check's findings as warnings: without a stack nothing needs the target yet."""
     try:
         for finding in check():
-            yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.BROKEN else finding
+            yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
     except Exception as error:  # noqa: BLE001  as of any check
         yield warning(one_line(error))
 
@@ -70,11 +70,11 @@ def pulumi() -> Iterator[Finding]:
     try:
         result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
-        yield broken(f"pulumi does not run ({error.strerror})", "make pulumi")
+        yield fail(f"pulumi does not run ({error.strerror})", "make pulumi")
         return
     version = result.stdout.strip().removeprefix("v")
     if numbers(version) < numbers(least):
-        yield broken(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
+        yield fail(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
     else:
         yield ok(f"pulumi {version}")
 
@@ -92,7 +92,7 @@ def state(stack: str | None) -> Iterator[Finding]:
         deployment = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
-            yield broken(str(error))
+            yield fail(str(error))
         elif here.exists():
             yield warning(f"{which}; it has no stack {stack}, whose hosts are known here", _remedy(stack))
         return
@@ -127,7 +127,7 @@ def python() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield broken(f"{name} is not installed", "make venv")
+            yield fail(f"{name} is not installed", "make venv")
             continue
         if version != pins.get(name, version):
             yield warning(f"{name} is {version}, and the project was tried with {pins[name]}", "make venv")
@@ -143,7 +143,7 @@ def free_space(where: str, free: int) -> Finding:
     """Return a finding about this number of free bytes."""
     what, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
     if free < _LEAST:
-        return broken(what, remedy)
+        return fail(what, remedy)
     return warning(what, remedy) if free < _LITTLE else ok(what)
 
 
@@ -169,7 +169,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _unreadable(stack: str | None, error: Exception) -> Iterator[Finding]:
-    yield broken(f"the inventory of stack {stack} cannot be read ({error!r})", "pulumi up, or fab connect")
+    yield fail(f"the inventory of stack {stack} cannot be read ({error!r})", "pulumi up, or fab connect")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    BROKEN = "broken"
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return the finding in the form of its JSON."""
         data = {"check": self.check, "severity": str(self.severity), "what": self.what}
-        return {**data, "mend": self.remedy or None, "mended": self.fixed}
+        return {**data, "remedy": self.remedy or None, "fixed": self.fixed}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
@@ -45,7 +45,7 @@ class Finding:
         Raises:
             ValueError, KeyError or TypeError: it is not one.
         """
-        remedy, fixed = str(data["mend"] or ""), bool(data["mended"])
+        remedy, fixed = str(data["remedy"] or ""), bool(data["fixed"])
         return cls(Severity(data["severity"]), str(data["what"]), remedy, None, str(data["check"]), fixed)
 
 
@@ -62,9 +62,9 @@ def warning(what: str, remedy: str = "", fix: Callable[[], object] | None = None
     return Finding(Severity.WARNING, what, remedy, fix)
 
 
-def broken(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -> Finding:
+def fail(what: str, remedy: str = "", fix: Callable[[], object] | None = None) -> Finding:
     """Return a finding about an error."""
-    return Finding(Severity.BROKEN, what, remedy, fix)
+    return Finding(Severity.ERROR, what, remedy, fix)
 
 
 def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iter
             for each in check():
                 results.put((name, _apply_fix(each) if fix and each.fix else each))
         except Exception as error:  # noqa: BLE001  an error of a check is a finding
-            results.put((name, broken(one_line(error))))
+            results.put((name, fail(one_line(error))))
         finally:
             results.put((name, None))
 
@@ -90,7 +90,7 @@ def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iter
         try:
             name, finding = results.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
-            yield from (replace(broken(f"no answer within {seconds:.0f} s"), check=name) for name in running)
+            yield from (replace(fail(f"no answer within {seconds:.0f} s"), check=name) for name in running)
             return
         if finding is None:
             del running[name]

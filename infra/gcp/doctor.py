@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra import backend
-from infra.findings import Finding, broken, ok, warning
+from infra.findings import Finding, fail, ok, warning
 from infra.gcp.api import ApiError, get_json, session
 from infra.gcp.orphans import configuration, of_stack
 from infra.templates import ROOT
@@ -29,11 +29,11 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         except ApiError as error:
             if error.status != 404:
                 raise
-            yield broken(f"host {host['name']} is gone", "pulumi up")
+            yield fail(f"host {host['name']} is gone", "pulumi up")
             continue
         running += status == "RUNNING"
         if status != "RUNNING":
-            yield broken(f"host {host['name']} is {status}", "pulumi up, or fab train --start-hosts")
+            yield fail(f"host {host['name']} is {status}", "pulumi up, or fab train --start-hosts")
     if running == count:
         yield ok(f"all {running} hosts run that jobs are for")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra import backend
 from infra.doctor import free_space
-from infra.findings import Finding, broken, ok, warning
+from infra.findings import Finding, fail, ok, warning
 from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
 from infra.lxd.bucket import get_volume, pool_of, used
@@ -53,7 +53,7 @@ def kernel(inventory: Inventory) -> Iterator[Finding]:
     many_hosts = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
     for name, least in low.items():
         problem = f"the kernel's {name.replace('/', '.')} is {(_SYS / name).read_text().strip()}, and 31 hosts need {least}"
-        yield (broken if many_hosts else warning)(problem, "sudo setup/lxd.sh system")
+        yield (fail if many_hosts else warning)(problem, "sudo setup/lxd.sh system")
     if not low:
         yield ok("the kernel's limits are those for 31 hosts")
 
@@ -66,12 +66,10 @@ def firewall(inventory: Inventory) -> Iterator[Finding]:
         lines = nft.differences(names.table, script)
         if lines is None:
             problem = f"nft table {names.table} is gone, and hosts have only their own firewalls"
-            yield broken(problem, "pulumi up", partial(nft.load, script))
+            yield fail(problem, "pulumi up", partial(nft.load, script))
         elif lines:
             shown_lines = "; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
-            yield broken(
-                f"nft table {names.table} is not as it was made: {shown_lines}", "pulumi up", partial(nft.load, script)
-            )
+            yield fail(f"nft table {names.table} is not as it was made: {shown_lines}", "pulumi up", partial(nft.load, script))
         else:
             yield ok(f"nft table {names.table} is as it was made")
 
@@ -94,10 +92,10 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         expected = [host["name"] for host in (inventory or {})["hosts"]]
         for name in expected:
             if name not in status:
-                yield broken(f"host {name} is gone", "pulumi up")
+                yield fail(f"host {name} is gone", "pulumi up")
             elif status[name] != "Running":
                 problem = f"host {name} is {status[name].lower()}"
-                yield broken(problem, "pulumi up", partial(_start, inventory or {}, names, name))
+                yield fail(problem, "pulumi up", partial(_start, inventory or {}, names, name))
         running = sum(status.get(name) == "Running" for name in expected)
         if running == len(expected):
             yield ok(f"all {running} hosts run")
@@ -119,13 +117,13 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
         with errors("disks"):
             pool = pool_of(names.project)
             if pool is None:
-                yield broken("the bucket is gone", "pulumi up makes another, which is empty")
+                yield fail("the bucket is gone", "pulumi up makes another, which is empty")
                 continue
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield free_space(f"storage pool {pool}", space["total"] - space["used"])
             if not quotas.counted(pool):
                 problem = f"storage pool {pool} has stopped counting, so disk and bucketSize limit nothing"
-                yield broken(problem, quotas.command(pool), partial(quotas.count, pool))
+                yield fail(problem, quotas.command(pool), partial(quotas.count, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (get_volume(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"
@@ -140,7 +138,7 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
 def _filled(what: str, usage: int | None, size: str, remedy: str) -> Iterator[Finding]:
     share = usage / int(size) if usage and size.isdecimal() and int(size) else 0.0
     if share >= _NEARLY:
-        yield (broken if share >= _FULL else warning)(f"{what} is {share:.0%} full", remedy)
+        yield (fail if share >= _FULL else warning)(f"{what} is {share:.0%} full", remedy)
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:
@@ -167,7 +165,7 @@ def _own(inventory: Inventory) -> Iterator[LxdNames]:
 def project(inventory: Inventory) -> Iterator[Finding]:
     """Check that LXD has the stack at all."""
     if inventory and not list(_own(inventory)):
-        yield broken(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
+        yield fail(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
 
 
 CHECKS = {

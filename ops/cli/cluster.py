@@ -39,7 +39,7 @@ def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
     fab doctor --fix
     fab doctor --json
 
-    A line each, ok, warning or broken, with the command that fixes it; exit code 1 if one is broken. It works with half of
+    A line each, ok, warning or error, with the command that fixes it; exit code 1 if there is an error. It works with half of
     the cluster down, and without a stack. Nothing is ever deleted: for orphans it prints the command.
     """
     from ops.show.doctor import doctor as run

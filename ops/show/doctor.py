@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from infra.findings import Check, Finding, Severity, broken, look, ok, warning
+from infra.findings import Check, Finding, Severity, fail, look, ok, warning
 from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
@@ -31,22 +31,22 @@ _FULL_PERCENT, _NEARLY = 98, 90
 STATE_COMMAND = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
-_COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "red"}
+_COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
 def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
-    """Run all checks and print their findings; FAILED if something is broken."""
+    """Run all checks and print their findings; FAILED if there is an error."""
     before = _look(root, fix=True, what="applying safe fixes") if fix else []
     fixed = [finding for finding in before if finding.fixed]
     findings = [*fixed, *_look(root, fix=False, what="checking")]
-    still = [finding for finding in findings if finding.severity is Severity.BROKEN and not finding.fixed]
+    still = [finding for finding in findings if finding.severity is Severity.ERROR and not finding.fixed]
     if as_json:
-        terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in findings]})
+        terminal.as_json({"errors": len(still), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             terminal.out(line(finding))
         warnings = sum(finding.severity is Severity.WARNING and not finding.fixed for finding in findings)
-        terminal.note(f"{len(still)} broken, {terminal.plural(warnings, 'warning')}")
+        terminal.note(f"{terminal.plural(len(still), 'error')}, {terminal.plural(warnings, 'warning')}")
     return FAILED if still else DONE
 
 
@@ -93,13 +93,13 @@ def keys(folder: Path) -> Iterator[Finding]:
             mode = path.stat().st_mode & 0o777
         except OSError as error:
             wrong += 1
-            yield broken(f"{path} cannot be used ({error.strerror})", "fab connect")
+            yield fail(f"{path} cannot be used ({error.strerror})", "fab connect")
             continue
         if mode & _PRIVATE and path.name not in ("known_hosts", "ssh_config"):
             wrong += 1
             right = 0o700 if path.is_dir() else 0o600
             problem = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
-            yield broken(problem, f"chmod {right:04o} {path}", partial(path.chmod, right))
+            yield fail(problem, f"chmod {right:04o} {path}", partial(path.chmod, right))
     if not wrong:
         yield ok("the stack's key is there, and private")
 
@@ -117,13 +117,13 @@ def hosts(cluster: ClusterClient) -> Iterator[Finding]:
 
     outcome = cluster.fleet.each(names, ask, COMMAND_SECONDS)
     for name, error in outcome.failures.items():
-        yield broken(one_line(error) if name in str(error) else f"{name}: {one_line(error)}", "pulumi up")
+        yield fail(one_line(error) if name in str(error) else f"{name}: {one_line(error)}", "pulumi up")
     offsets = {}
     for name, (moment, took, output) in outcome.results.items():
         try:
             offset, about = clock(output, moment), list(_state(name, output))
         except (ValueError, IndexError):
-            yield broken(f"{name} gives an answer that is none of a host", f"fab shell {name}")
+            yield fail(f"{name} gives an answer that is none of a host", f"fab shell {name}")
             continue
         offsets[name] = offset
         if abs(offset) > _OFFSET_MS + took * 500:
@@ -152,10 +152,10 @@ def _state(name: str, output: str) -> Iterator[Finding]:
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:
-        severity = broken if percent >= _FULL_PERCENT else warning
+        severity = fail if percent >= _FULL_PERCENT else warning
         yield severity(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
-        yield broken(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
+        yield fail(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
 
 
 def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
@@ -175,4 +175,4 @@ def infra_findings(stack: str | None, fix: bool) -> Iterator[Finding]:
                 continue  # a line of some library
         if process.wait() != 0:
             last = process.stderr.read().strip().splitlines()[-1:]
-            yield broken(f"infra cannot look ({' '.join(last) or process.returncode})", "make venv")
+            yield fail(f"infra cannot look ({' '.join(last) or process.returncode})", "make venv")

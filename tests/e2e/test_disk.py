@@ -43,7 +43,7 @@ def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) ->
         wait_for(lambda: _FULL in logs(cluster), "the bucket is full", 300, poll=1)
         assert int(cluster.ssh("worker-0", f"sudo du -s --block-size=1M {_INTO}").out.split()[0]) < 1100
         findings = cluster.json("doctor")["findings"]
-        assert [each["what"] for each in findings if each["severity"] == "broken"] == ["the bucket is 100% full"]
+        assert [each["what"] for each in findings if each["severity"] == "error"] == ["the bucket is 100% full"]
         # No record can be written now. With more space the job ends as it would have.
         cluster.configure(bucketSize=f"{usage + 2048}MiB")
         cluster.up()

@@ -33,15 +33,15 @@ def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
     del fake.answers[f"/compute/v1/{INSTANCE}-worker-0"]
     said = [(each.severity, each.what, each.remedy) for each in doctor.hosts(inventory(fake))]
     assert said == [
-        ("broken", "host ps-0 is TERMINATED", "pulumi up, or fab train --start-hosts"),
-        ("broken", "host worker-0 is gone", "pulumi up"),
+        ("error", "host ps-0 is TERMINATED", "pulumi up, or fab train --start-hosts"),
+        ("error", "host worker-0 is gone", "pulumi up"),
     ]
 
 
 def test_google_that_refuses_is_one_finding(fake: FakeGoogle) -> None:
     fake.answers[f"/compute/v1/{INSTANCE}-master-0"] = (403, {"error": {"code": 403, "message": "Permission denied"}})
     (found,) = look({"hosts": lambda: doctor.hosts(inventory(fake))}, 30)
-    assert (found.severity, "Permission denied" in found.what) == ("broken", True)
+    assert (found.severity, "Permission denied" in found.what) == ("error", True)
     assert list(doctor.hosts(None)) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.findings import Finding, Severity, broken, look, ok, warning
+from infra.findings import Finding, Severity, fail, look, ok, warning
 
 TEXT = st.text(max_size=20)
 
@@ -20,7 +20,7 @@ def test_a_finding_comes_back_from_json(finding: Finding) -> None:
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
 
 
-@pytest.mark.parametrize("data", [{}, {"check": "a", "severity": "worse", "what": "b", "mend": None, "mended": False}])
+@pytest.mark.parametrize("data", [{}, {"check": "a", "severity": "worse", "what": "b", "remedy": None, "fixed": False}])
 def test_what_is_no_finding_is_refused(data: dict[str, object]) -> None:
     with pytest.raises((KeyError, ValueError)):
         Finding.from_dict(data)
@@ -35,7 +35,7 @@ def test_every_check_says_what_it_finds_and_one_that_fails_takes_none_down() -> 
     assert found == {
         ("a", Severity.OK, "well"),
         ("b", Severity.OK, "before"),
-        ("b", Severity.BROKEN, "the daemon is gone"),
+        ("b", Severity.ERROR, "the daemon is gone"),
     }
 
 
@@ -59,7 +59,7 @@ def test_only_with_fix_is_anything_mended() -> None:
     def fails() -> None:
         raise OSError("not allowed")
 
-    checks = {"a": lambda: [broken("off", "pulumi up", lambda: done.append("on")), broken("gone"), broken("x", fix=fails)]}
+    checks = {"a": lambda: [fail("off", "pulumi up", lambda: done.append("on")), fail("gone"), fail("x", fix=fails)]}
     assert [(each.what, each.fixed) for each in look(checks, 30)] == [("off", False), ("gone", False), ("x", False)]
     assert done == []
     assert [(each.what, each.fixed) for each in look(checks, 30, fix=True)] == [

@@ -151,7 +151,7 @@ def test_the_doctor_names_the_state_and_compares_its_hosts(here: Path, monkeypat
     (found,) = state(monkeypatch, "of another")
     assert (found.severity, found.remedy) == ("warning", "fab connect")
     (found,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
-    assert (found.severity, found.what) == ("broken", "the state in x cannot be read: incorrect passphrase")
+    assert (found.severity, found.what) == ("error", "the state in x cannot be read: incorrect passphrase")
 
 
 def test_another_state_without_the_stack_is_a_warning_with_the_way_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

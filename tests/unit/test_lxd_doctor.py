@@ -15,7 +15,7 @@ from test_lxd_firewall import Kernel
 
 from infra import backend
 from infra import doctor as general
-from infra.findings import Finding, Severity, broken, look, warning
+from infra.findings import Finding, Severity, fail, look, warning
 from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
@@ -86,7 +86,7 @@ def test_a_table_that_is_gone_or_changed_is_put_back(kernel: Kernel) -> None:
     for change in (lambda: kernel.tables.clear(), lambda: kernel.tables[NAMES.table].remove("counter drop")):
         change()
         (found,) = doctor.firewall(INVENTORY)
-        assert (found.severity, found.remedy) == (Severity.BROKEN, "pulumi up")
+        assert (found.severity, found.remedy) == (Severity.ERROR, "pulumi up")
         assert "gone" in found.what or found.what.endswith("is not as it was made: - counter drop")
         assert [each.fixed for each in look({"firewall": lambda: doctor.firewall(INVENTORY)}, 30, fix=True)] == [True]
         assert nft.differences(NAMES.table, rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)) == []
@@ -100,7 +100,7 @@ def test_a_host_that_is_off_is_started_behind_the_firewall_and_one_that_is_gone_
     del instances.status["ps-0"]
     kernel.tables.clear()
     gone, off = sorted(doctor.hosts(INVENTORY), key=lambda each: each.what)
-    assert told([gone, off]) == [("broken", "host ps-0 is gone"), ("broken", "host worker-1 is stopped")]
+    assert told([gone, off]) == [("error", "host ps-0 is gone"), ("error", "host worker-1 is stopped")]
     assert gone.fix is None
     assert off.fix
     off.fix()
@@ -127,13 +127,13 @@ def test_low_limits_are_broken_for_many_hosts_alone(monkeypatch: pytest.MonkeyPa
     (tmp_path / "kernel/keys/maxkeys").write_text("200\n")
     (few,) = doctor.kernel(INVENTORY)
     (many,) = doctor.kernel({**INVENTORY, "hosts": INVENTORY["hosts"] * 2})
-    assert (few.severity, many.severity) == (Severity.WARNING, Severity.BROKEN)
+    assert (few.severity, many.severity) == (Severity.WARNING, Severity.ERROR)
     assert few.what == "the kernel's kernel.keys.maxkeys is 200, and 31 hosts need 20000"
 
 
 @pytest.mark.parametrize(
     ("usage", "size", "said"),
-    [(None, "100", []), (50, "", []), (89, "100", []), (90, "100", ["warning"]), (98, "100", ["broken"]), (9, "0", [])],
+    [(None, "100", []), (50, "", []), (89, "100", []), (90, "100", ["warning"]), (98, "100", ["error"]), (9, "0", [])],
 )
 def test_a_nearly_full_disk_is_reported(usage: int | None, size: str, said: list[str]) -> None:
     assert [severity for severity, _ in told(doctor._filled("it", usage, size, "more"))] == said
@@ -258,7 +258,7 @@ def test_what_infra_finds_is_a_line_of_json_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(general, "checks", garbled)
     general.main(["local"])
     said = json.loads(capsys.readouterr().out)
-    assert (said["check"], said["severity"]) == ("inventory", "broken")
+    assert (said["check"], said["severity"]) == ("inventory", "error")
 
 
 def test_versions_compare_as_numbers() -> None:
@@ -267,7 +267,7 @@ def test_versions_compare_as_numbers() -> None:
     assert general.numbers("") < general.numbers("1")
 
 
-@pytest.mark.parametrize(("gib", "severity"), [(0.5, "broken"), (3, "warning"), (50, "ok")])
+@pytest.mark.parametrize(("gib", "severity"), [(0.5, "error"), (3, "warning"), (50, "ok")])
 def test_room_on_a_disk(gib: float, severity: str) -> None:
     assert general.free_space("it", int(gib * 2**30)).severity == severity
 
@@ -276,9 +276,9 @@ def test_without_a_stack_nothing_of_a_target_is_broken(monkeypatch: pytest.Monke
     def refuses(_: object) -> Iterable[Finding]:
         raise LxdError("LXD does not answer: start it with `make lxd`")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"daemon": refuses, "kernel": lambda _: [broken("low")]})
+    monkeypatch.setattr(doctor, "CHECKS", {"daemon": refuses, "kernel": lambda _: [fail("low")]})
     monkeypatch.setattr(general, "known", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
-    for stack, severity in (("local", "broken"), ("none", "warning"), (None, "warning")):
+    for stack, severity in (("local", "error"), ("none", "warning"), (None, "warning")):
         found = {each.check: str(each.severity) for each in look(general.checks(stack), 30)}
         assert (found["daemon"], found["kernel"]) == (severity, severity)
         assert {"pulumi", "python", "machine"} <= found.keys()

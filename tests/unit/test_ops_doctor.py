@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from shapes import check
 
-from infra.findings import Finding, Severity, broken, ok, warning
+from infra.findings import Finding, Severity, fail, ok, warning
 from ops.cluster.fanout import fan_out
 from ops.errors import DONE, FAILED, HostError, UsageError
 from ops.show import doctor
@@ -58,12 +58,12 @@ def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         worker_2="sh: date: not found\n",
     )
     assert [(str(each.severity), each.what) for each in found] == [
-        ("broken", "ps-0 (10.0.0.1) does not answer"),
+        ("error", "ps-0 (10.0.0.1) does not answer"),
         ("warning", "the clock of ps-1 is +60000 ms off this one's"),
         ("warning", "the disk of worker-0 is 91 % full"),
-        ("broken", "scaletier-firewall.service failed on worker-0"),
-        ("broken", "the disk of worker-1 is 99 % full"),
-        ("broken", "worker-2 gives an answer that is none of a host"),
+        ("error", "scaletier-firewall.service failed on worker-0"),
+        ("error", "the disk of worker-1 is 99 % full"),
+        ("error", "worker-2 gives an answer that is none of a host"),
     ]
     assert found[3].remedy == "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service"
 
@@ -101,14 +101,14 @@ def test_what_is_broken_decides_the_exit_code_and_fix_says_what_it_did(
     there = {"off": True}
 
     def checks(root: Path, fix: bool) -> dict[str, Any]:
-        start = broken("host ps-0 is stopped", "pulumi up", lambda: there.update(off=False))
+        start = fail("host ps-0 is stopped", "pulumi up", lambda: there.update(off=False))
         return {"hosts": lambda: [start] if there["off"] else [ok("all run")], "kernel": lambda: [warning("low", "raise it")]}
 
     monkeypatch.setattr(doctor, "_checks", checks)
     assert doctor.doctor(fix=False, as_json=True, root=tmp_path) == FAILED
     said = json.loads(capsys.readouterr().out)
     check("ops.show.doctor.doctor", said)
-    assert said["broken"] == 1
+    assert said["errors"] == 1
     assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == DONE
     lines = capsys.readouterr()
     assert lines.out.splitlines() == [
@@ -116,7 +116,7 @@ def test_what_is_broken_decides_the_exit_code_and_fix_says_what_it_did(
         "warning  kernel    low: raise it",
         "ok       hosts     all run",
     ]
-    assert lines.err == "0 broken, 1 warning\n"
+    assert lines.err == "0 errors, 1 warning\n"
     assert doctor.doctor(fix=False, as_json=False, root=tmp_path) == DONE
 
 
@@ -145,5 +145,5 @@ def test_infra_is_asked_in_a_process_and_what_is_no_finding_is_passed_over(
     assert list(doctor.infra_findings("local", fix=True)) == [ok("well")]
     program.write_text("raise SystemExit('no such module')\n")
     (found,) = doctor.infra_findings(None, fix=False)
-    assert found == broken("infra cannot look (no such module)", "make venv")
+    assert found == fail("infra cannot look (no such module)", "make venv")
     assert sys.executable
