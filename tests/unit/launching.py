@@ -1,4 +1,4 @@
-"""The launcher of a host, /usr/lib/scaletier/launch, on this machine: its own text, a fake systemd."""
+"""The launcher of a host, /usr/lib/scaletier/launch, run on this machine with a fake systemd."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from replicahosts import end
 from hosts.agent.launcher_client import Launcher
 
 SCRIPT = Path(__file__).parents[2] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
-# Runs the unit as a process group, and then what comes at its end; a unit that is there has its group in `transient`.
+# Run the unit as a process group, and then post-stop. A running unit has its group's id in `transient`.
 _SYSTEMD_RUN = """#!{python}
 import os, signal, subprocess, sys
 words = sys.argv[1:]
-open("{root}/asked", "a").write(repr(words) + "\\n")
+open("{root}/systemd-run-calls", "a").write(repr(words) + "\\n")
 unit = subprocess.Popen(words[words.index("{python}") :], start_new_session=True)
 open("{root}/transient/scaletier-trainer.service", "w").write(str(unit.pid))
 code = unit.wait()
@@ -44,22 +44,22 @@ pid, number = int(open("{root}/transient/scaletier-trainer.service").read()), in
 """
 
 
-def module(name: str) -> ModuleType:
-    """Return the functions of the launcher, or of a program beside it."""
+def load_program(name: str) -> ModuleType:
+    """Load the launcher, or a program beside it, as a module."""
     loader = SourceFileLoader(name, str(SCRIPT.with_name(name)))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec
-    found = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
-        loader.exec_module(found)
+        loader.exec_module(module)
     finally:
         sys.dont_write_bytecode = before
-    return found
+    return module
 
 
 class Host:
-    """A folder with a launcher that listens, a bucket, and the package of job01."""
+    """A folder with a listening launcher, a bucket, and the package of job01."""
 
     def __init__(self, root: Path, caller: str = "") -> None:
         self.root, self.state, self.bucket = root, root / "state", root / "bucket"
@@ -73,20 +73,20 @@ class Host:
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
         text = text.replace("/run/scaletier-stop", f"{root}/run/stop")
-        ended = (SCRIPT.parent / "post-stop").read_text().replace("/usr/bin/python3", sys.executable)
-        enter = (SCRIPT.parent / "exec-program").read_text().replace("/usr/bin/python3", sys.executable)
+        post_stop = (SCRIPT.parent / "post-stop").read_text().replace("/usr/bin/python3", sys.executable)
+        exec_program = (SCRIPT.parent / "exec-program").read_text().replace("/usr/bin/python3", sys.executable)
         for name in ("host.json", "network"):
             text = text.replace(f"/etc/scaletier/{name}", str(root / "etc" / name))
         text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
         if caller:
             text = text.replace("if uid not in (0, ", "if uid not in (-1, ")
-        places = {"python": sys.executable, "root": root, "script": script}
+        fields = {"python": sys.executable, "root": root, "script": script}
         for file, content in {
             script: text,
-            root / "exec-program": enter,
-            root / "post-stop": ended.replace("/run/scaletier", f"{root}/run"),
-            root / "bin/systemd-run": _SYSTEMD_RUN.format(**places),
-            root / "bin/systemctl": _SYSTEMCTL.format(**places),
+            root / "exec-program": exec_program,
+            root / "post-stop": post_stop.replace("/run/scaletier", f"{root}/run"),
+            root / "bin/systemd-run": _SYSTEMD_RUN.format(**fields),
+            root / "bin/systemctl": _SYSTEMCTL.format(**fields),
         }.items():
             file.write_text(content)
             file.chmod(0o755)
@@ -94,7 +94,7 @@ class Host:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
         self._listener.listen()
-        self.served: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -105,25 +105,25 @@ class Host:
             except OSError:
                 return
             with connection:
-                self.served.append(subprocess.Popen([self.root / "launch"], stdin=connection, env=environ))
+                self.processes.append(subprocess.Popen([self.root / "launch"], stdin=connection, env=environ))
 
     @property
     def launcher(self) -> Launcher:
-        """A client of this launcher."""
+        """Return a client of this launcher."""
         return Launcher(self.address, str(self.bucket))
 
     @property
-    def asked(self) -> str:
-        """The command lines of systemd-run."""
-        file = self.root / "asked"
+    def systemd_run_calls(self) -> str:
+        """Return the command lines of systemd-run."""
+        file = self.root / "systemd-run-calls"
         return file.read_text() if file.exists() else ""
 
     def close(self) -> None:
-        """Remove all of it, whatever became of the test."""
+        """Stop the units and remove all files."""
         self._listener.close()
         for unit in (self.root / "transient").iterdir():
             end(int(unit.read_text() or 0))
-        for each in self.served:
+        for each in self.processes:
             each.kill()
             each.wait()
-        subprocess.run(["rm", "-rf", self.state], check=True)  # pytest's own deletion ends at some depth
+        subprocess.run(["rm", "-rf", self.state], check=True)  # pytest's own deletion fails at some depth

@@ -29,19 +29,19 @@ LEASE = 9.0
 
 
 class Host(FakeSite):
-    """The agent of one host, with a trainer that ends when it is told; its files are all there."""
+    """The agent of one host, with a trainer that ends when the test says so, and all of its files."""
 
     def __init__(self, root: Path, incarnation: str = "a") -> None:
         self.root, self.clock = root, Clock()
         self.store = Flaky(FolderBucket(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.children: list[Child] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.prepares: list[str] = []
-        self.found: dict[str, Any] | None = None
+        self.new_facts: dict[str, Any] | None = None
         self.is_archived = True
-        self.left: UnsavedFiles | None = UnsavedFiles()
-        self.kept: list[str] | None = None
+        self.unsaved_files: UnsavedFiles | None = UnsavedFiles()
+        self.kept_jobs: list[str] | None = None
         self.notified: list[JobRecord] = []
         self.notification: Notification | None = None
         self.diagnosed: list[tuple[str, int | None, str]] = []
@@ -57,8 +57,8 @@ class Host(FakeSite):
         return super().prepare(plan, replica)
 
     def facts(self) -> dict[str, Any] | None:
-        found, self.found = self.found, None
-        return found
+        new_facts, self.new_facts = self.new_facts, None
+        return new_facts
 
     def notify(self, job: JobRecord) -> Notification | None:
         self.notified.append(job)
@@ -68,16 +68,16 @@ class Host(FakeSite):
         self.diagnosed.append((job.jobId, record.exitCode, end_seen))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        return self.left
+        return self.unsaved_files
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        self.kept = sorted(job_ids)
+        self.kept_jobs = sorted(job_ids)
 
     def finish(self) -> bool:
         return self.is_archived
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
     def spawn(self, assignment: Assignment) -> Child:
         self.children.append(Child(len(self.children)))
@@ -114,18 +114,18 @@ def test_a_host_without_a_job_is_finished(host: Host) -> None:
 
 
 def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
-    wants = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
-    host.ledger.create_job(JobRecord("job01", candidates=wants))
-    tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in wants}
+    candidates = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
+    host.ledger.create_job(JobRecord("job01", candidates=candidates))
+    tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in candidates}
     addresses = {"worker-7": "10.0.0.7", "master-0": "10.0.0.1"}
-    host.ledger.create_plan(Plan("job01", list(wants), "task", [], tasks, addresses=addresses))
+    host.ledger.create_plan(Plan("job01", list(candidates), "task", [], tasks, addresses=addresses))
     host.ledger.change_queue(
-        lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], candidates=wants))
+        lambda queue: queue.added(QueueEntry("job00", ["worker-8"])).added(QueueEntry("job01", [], candidates=candidates))
     )
-    host.rounds(30)  # whoever has worker-7 never comes, and the lease is this replica's
+    host.rounds(30)  # the host worker-7 never appears, so this replica has the lease
     assert host.agent.supervisor is not None
     assert host.agent.supervisor.record.name == "worker-0"
-    assert set(host.ledger.replicas("job01", wants)) == {"worker-0"}
+    assert set(host.ledger.replicas("job01", candidates)) == {"worker-0"}
     job = host.job()
     assert (job.state, job.placement) == ("PREPARING", {"master-0": "worker-7", "worker-0": "master-0"})
     assert job.lease.holder == "worker-0/a"
@@ -139,15 +139,15 @@ def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
         lambda queue: queue.added(QueueEntry("job00", ["worker-7"])).added(QueueEntry("job02", [], candidates=either))
     )
     host.agent.round()
-    assert host.kept == ["job01", "job02"]
+    assert host.kept_jobs == ["job01", "job02"]
     host.ledger.free_hosts("job00")
     host.ledger.free_hosts("job01")
     other = Host(host.root)
     other.agent.round()
-    assert (other.kept, other.agent.finished) == ([], True)
+    assert (other.kept_jobs, other.agent.finished) == ([], True)
 
 
-def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:
+def test_a_host_runs_its_jobs_one_after_another_and_finishes(host: Host) -> None:
     host.submit()
     host.submit("job02")
     for job_id in ("job01", "job02"):
@@ -178,29 +178,29 @@ def test_a_job_is_not_claimed_before_it_is_complete(host: Host, missing: str) ->
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-def test_a_job_that_has_ended_is_left_alone_and_its_hosts_are_given_away(host: Host, state: JobState) -> None:
+def test_an_ended_job_is_unchanged_and_its_hosts_are_freed(host: Host, state: JobState) -> None:
     host.submit(state=state)
     before = host.job()
     host.rounds(int(LEASE))
-    assert not host.agent.finished  # whoever led it has the time of a lease
+    assert not host.agent.finished  # its last leader still has the time of a lease
     host.rounds(8)
     assert host.agent.finished
     assert (host.job(), host.prepares, host.ledger.queue().entries) == (before, [], [])
 
 
-def test_the_record_of_a_former_life_is_gone_on_from(tmp_path: Path) -> None:
+def test_an_agent_continues_the_record_of_its_earlier_incarnation(tmp_path: Path) -> None:
     former = Host(tmp_path)
     former.submit()
     former.rounds(4)
     later = Host(tmp_path, "b")
     later.rounds(4)
-    assert "the replica or its host was stopped" in later.said
+    assert "the replica or its host was stopped" in later.messages
     record = later.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.incarnation, record.restarts, record.state, len(later.children)) == ("b", 1, "RUNNING", 1)
     assert later.job().lease.holder == "master-0/b"
 
 
-def test_a_former_life_s_record_that_is_garbled_is_written_over(host: Host) -> None:
+def test_a_garbled_record_of_an_earlier_incarnation_is_overwritten(host: Host) -> None:
     host.submit()
     garbled = host.root / paths.replica("job01", "master-0")
     garbled.parent.mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> Non
     host.rounds(9)
     host.store.before = lambda method, name: None
     host.rounds(2)
-    assert [line for line in host.said if "bucket" in line] == [
+    assert [line for line in host.messages if "bucket" in line] == [
         "the bucket fails, trying again: no route to the bucket",
         "the bucket answers again",
     ]
@@ -232,7 +232,7 @@ def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None
     host.rounds(3)
     (host.root / paths.job("job01")).write_bytes(b"{")
     host.rounds(int(2 * LEASE))
-    assert host.children[0].stops == []  # somebody may mend it
+    assert host.children[0].stops == []  # it may still be repaired
     host.rounds(2)
     assert len(host.children[0].stops) == 1
     host.children[0].code = 143
@@ -248,7 +248,7 @@ def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(host: Host, conte
     plan = host.root / paths.plan("job01")
     plan.unlink() if content is None else plan.write_bytes(content)
     host.rounds(int(2 * LEASE))
-    assert host.job().state == "QUEUED"  # somebody may mend it
+    assert host.job().state == "QUEUED"  # it may still be repaired
     host.rounds(int(3 * LEASE))
     assert host.job().state == "FAILED"
     assert host.job().errorMessage.startswith(
@@ -266,7 +266,7 @@ def test_a_job_whose_package_cannot_be_fetched_is_ended(host: Host) -> None:
     assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot start it: the package is damaged")
 
 
-def test_the_next_job_is_for_the_version_that_fab_has_brought(host: Host) -> None:
+def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
     current = [True]
     host.agent._current = lambda: current[0]
     host.submit()
@@ -290,7 +290,7 @@ def test_an_unreadable_job_without_a_leader_does_not_block_its_host(host: Host) 
 
 def test_the_facts_of_the_host_are_recorded(host: Host) -> None:
     host.submit()
-    host.found = {"data": {"files": 1}}
+    host.new_facts = {"data": {"files": 1}}
     host.rounds(5)
     assert host.job().manifest["data"] == {"files": 1}
 
@@ -313,14 +313,14 @@ def test_a_stopped_unit_reports_its_replica_and_leaves_the_job(host: Host) -> No
     assert host.ledger.queue().entries != []
 
 
-def test_a_unit_that_is_stopped_before_it_found_a_job(host: Host) -> None:
+def test_a_unit_stopped_before_it_found_a_job_finishes(host: Host) -> None:
     host.submit()
     host.agent.terminate()
     host.rounds()
     assert (host.agent.finished, host.prepares) == (True, [])
 
 
-def test_rounds_are_quicker_while_a_job_begins_or_ends(host: Host) -> None:
+def test_rounds_are_faster_while_a_job_starts_or_ends(host: Host) -> None:
     assert host.agent.round() == 0.25
     host.submit(hosts=("master-0", "worker-0"))
     host.rounds()
@@ -332,11 +332,11 @@ def test_rounds_are_quicker_while_a_job_begins_or_ends(host: Host) -> None:
     assert waits == [0.0, 0.25]
 
 
-def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(host: Host) -> None:
+def test_a_host_that_cannot_start_a_job_leaves_it_to_its_leader(host: Host) -> None:
     host.damage = "the disk is full"
     host.submit(hosts=("worker-0", "master-0"), state=JobState.RUNNING)
 
-    def renewed() -> None:
+    def renew_lease() -> None:
         stored = host.ledger.job("job01")
         assert stored is not None
         record = stored.record
@@ -344,7 +344,7 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(h
         host.ledger.change_job(stored, replace(record, lease=lease))
 
     for _ in range(0, 2 * int(Plan.preparingSeconds), 4):
-        renewed()
+        renew_lease()
         host.rounds()
         host.clock.pass_(3.0)
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
@@ -354,28 +354,28 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(h
 
 @pytest.mark.parametrize("preempted", [True, False])
 def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, preempted: bool) -> None:
-    host, asked = Host(tmp_path), []
+    host, queries = Host(tmp_path), []
 
     def ask() -> bool:
-        asked.append(1)
+        queries.append(1)
         return preempted
 
     probes = HostProbes(preempted=ask)
     host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, probes)
     host.submit()
     host.rounds(3)
-    assert asked == []
+    assert queries == []
     host.agent.terminate()
     host.rounds(2)
     host.children[-1].code = 143
     host.rounds(2)
-    assert (host.agent.finished, len(asked)) == (True, 1)
+    assert (host.agent.finished, len(queries)) == (True, 1)
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.preempted) == ("EXITED", preempted)
-    assert ("this host is preempted" in host.said) is preempted
+    assert ("this host is preempted" in host.messages) is preempted
 
 
-def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidied(host: Host) -> None:
+def test_a_failed_job_is_diagnosed_before_its_files_are_removed(host: Host) -> None:
     host.submit()
     host.submit("job02")
     host.rounds(4)
@@ -384,7 +384,7 @@ def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidi
     host.rounds(5)
     assert host.job().state == "FAILED"
     assert set(host.diagnosed) == {("job01", 3, NOW)}
-    assert host.kept == ["job01", "job02"]
+    assert host.kept_jobs == ["job01", "job02"]
     assert host.prepares == ["job01"]
     host.is_archived = True
     host.rounds(6)
@@ -396,7 +396,7 @@ def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidi
 
 
 def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> None:
-    host.left = None
+    host.unsaved_files = None
     host.submit()
     host.submit("job02")
     host.rounds(4)
@@ -404,13 +404,13 @@ def test_unsaved_files_are_recorded_before_the_host_continues(host: Host) -> Non
     host.rounds(6)
     assert (host.job().state, host.prepares) == ("SUCCEEDED", ["job01"])
     assert host.ledger.queue().holder("master-0").jobId == "job02", "the queue does not wait"  # type: ignore[union-attr]
-    host.left = UnsavedFiles(True, ["model"], 1, 7)
+    host.unsaved_files = UnsavedFiles(True, ["model"], 1, 7)
     host.rounds(3)
-    assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.left
+    assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.unsaved_files
     assert host.prepares == ["job01", "job02"]
 
 
-def test_a_trainer_that_has_not_stopped_yet_is_waited_for(host: Host) -> None:
+def test_a_host_waits_for_a_trainer_that_has_not_stopped(host: Host) -> None:
     host.submit(hosts=("master-0",))
     host.rounds(4)
     stored = host.ledger.job("job01")

@@ -1,4 +1,4 @@
-"""A host's diagnosis of a FAILED job: its content, what it never holds, and that nothing waits for it."""
+"""A host's diagnosis of a FAILED job: its content, the secrets that it omits, and its time limit."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ RAISES = (
 )
 
 
-def read(cluster: Any, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((cluster.bucket / paths.diagnosis("job01", name)).read_bytes())
-    return found
+def read_diagnosis(cluster: Any, name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((cluster.bucket / paths.diagnosis("job01", name)).read_bytes())
+    return record
 
 
-def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
+def test_each_host_of_a_failed_job_writes_a_diagnosis(make: Make) -> None:
     cluster = make(RAISES, "master-0", "worker-0", secrets=["TOKEN"])
     for name in cluster.replicas:
         (secrets := cluster.host(name) / "state" / "secrets").mkdir()
@@ -54,13 +54,13 @@ def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
     (cluster.package / "brought-1.2.dist-info").mkdir()
     cluster.run()
     assert cluster.job.state == "FAILED"
-    worker, master = read(cluster, "worker-0"), read(cluster, "master-0")
+    worker, master = read_diagnosis(cluster, "worker-0"), read_diagnosis(cluster, "master-0")
     assert (worker["jobId"], worker["replica"], worker["host"]) == ("job01", "worker-0", "worker-0")
     assert (worker["trainer"]["exitCode"], worker["trainer"]["ended"]) == (1, None)
     assert (master["trainer"]["exitCode"], master["trainer"]["ended"]) == (143, "signal 15 (SIGTERM)")
     assert worker["trainer"]["firstError"]["message"] == "ValueError: no such column, with [secret]"
-    said = [line["message"] for line in worker["lines"]]
-    assert {"my token is [secret]", "trainer exited with status 1"} <= set(said)
+    messages = [line["message"] for line in worker["lines"]]
+    assert {"my token is [secret]", "trainer exited with status 1"} <= set(messages)
     assert worker["tfConfig"] == {"task": {"type": "worker", "index": 0}}
     assert worker["python"]["packages"]["brought"] == "1.2"
     assert worker["python"]["packages"]["fabric"]
@@ -77,7 +77,7 @@ def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_of_a_job_that_did_not_fail_nothing_is_written(make: Make, code: int | None) -> None:
+def test_a_job_that_did_not_fail_has_no_diagnosis(make: Make, code: int | None) -> None:
     cluster = make("print('up', flush=True)\nimport time\n" + ("" if code == 0 else "time.sleep(600)\n"))
     cluster.start()
     if code is None:
@@ -88,7 +88,7 @@ def test_of_a_job_that_did_not_fail_nothing_is_written(make: Make, code: int | N
     assert not (cluster.job_folder / "diagnosis").exists()
 
 
-def test_where_it_cannot_be_written_the_job_ends_all_the_same_and_says_so(make: Make) -> None:
+def test_a_diagnosis_that_cannot_be_written_is_logged_and_the_job_ends(make: Make) -> None:
     cluster = make("raise SystemExit(3)\n")
     (cluster.job_folder / "diagnosis").write_text("a file in the way")
     cluster.run()
@@ -99,113 +99,113 @@ def test_where_it_cannot_be_written_the_job_ends_all_the_same_and_says_so(make: 
 
 
 class Files:
-    """A bucket that takes what is uploaded when it is told, or fails."""
+    """A bucket whose uploads wait for an event, or fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.goes, self.error = threading.Event(), error
-        self.there: dict[str, bytes] = {}
+        self.released, self.error = threading.Event(), error
+        self.uploads: dict[str, bytes] = {}
 
     def upload(self, name: str, source: Path) -> None:
         assert source.parent == Path("/proc/self/fd")  # no file of the host's disk, which may be full
-        self.goes.wait()
+        self.released.wait()
         if self.error:
             raise self.error
-        self.there[name] = source.read_bytes()
+        self.uploads[name] = source.read_bytes()
 
 
-def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_hangs_delays_the_next_job_by_30_s_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    files, said = Files(), list[str]()
-    task = diagnosis.start(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
+    files, messages = Files(), list[str]()
+    task = diagnosis.start(files, "a", lambda: b"1", messages.append)  # type: ignore[arg-type]
     now[0] += diagnosis.SECONDS - 0.1
     assert task.result is None
     now[0] += 0.2
     assert task.result is False
-    files.goes.set()
-    until(lambda: files.there == {"a": b"1"})
-    assert said == ["no diagnosis for fab bundle: it took longer than 30 s"]
+    files.released.set()
+    until(lambda: files.uploads == {"a": b"1"})
+    assert messages == ["no diagnosis for fab bundle: it took longer than 30 s"]
 
 
 class Slow(FolderBucket):
-    """A bucket that takes a diagnosis when it is told, and all else at once."""
+    """A bucket whose uploads of a diagnosis wait for an event."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.goes, self.taken = threading.Event(), list[str]()
+        self.released, self.uploads = threading.Event(), list[str]()
 
     def upload(self, name: str, source: Path) -> None:
         if "/diagnosis/" in name:
-            self.goes.wait()
-            self.taken.append(name)
+            self.released.wait()
+            self.uploads.append(name)
         super().upload(name, source)
 
 
-def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_path: Path) -> None:
+def test_a_host_writes_a_diagnosis_once_and_then_starts_the_next_job(tmp_path: Path) -> None:
     store = Slow(tmp_path)
     site = JobFiles(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     failed = JobRecord("job01", JobState.FAILED)
     site.diagnose(failed, ReplicaRecord("ps-0"), "")
-    assert site.finish()  # of no job is there anything to say
+    assert site.finish()  # there is no diagnosis to write
     for job_id in ("job01", "job02"):
         store.create(paths.job(job_id), b"{}")
-        (place := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
-        (place / "package.sha256").write_text("abc")
+        (folder := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
+        (folder / "package.sha256").write_text("abc")
         site.prepare(Plan(job_id, ["master-0", "ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a/b"), "ps-0")
-        store.goes.clear()
+        store.released.clear()
         for _ in range(3):
             site.diagnose(replace(failed, jobId=job_id), ReplicaRecord("ps-0"), "")
             assert not site.finish()
-        time.sleep(0.2)  # in which all else is done
+        time.sleep(0.2)  # long enough for everything else
         assert not site.finish()
-        store.goes.set()
+        store.released.set()
         until(site.finish)
-    assert store.taken == [paths.diagnosis("job01", "ps-0"), paths.diagnosis("job02", "ps-0")]
-    told = json.loads((tmp_path / paths.diagnosis("job02", "ps-0")).read_bytes())
-    assert (told["jobId"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
+    assert store.uploads == [paths.diagnosis("job01", "ps-0"), paths.diagnosis("job02", "ps-0")]
+    record = json.loads((tmp_path / paths.diagnosis("job02", "ps-0")).read_bytes())
+    assert (record["jobId"], record["replica"], record["host"]) == ("job02", "ps-0", "worker-1")
 
 
 @pytest.mark.parametrize("error", [BucketError(28, "No space left on device"), ValueError("what"), KeyError()])
-def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
-    files, said = Files(error), list[str]()
-    files.goes.set()
-    task = diagnosis.start(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
+def test_an_error_of_a_diagnosis_is_one_line(error: Exception) -> None:
+    files, messages = Files(error), list[str]()
+    files.released.set()
+    task = diagnosis.start(files, "a", lambda: b"1", messages.append)  # type: ignore[arg-type]
     until(lambda: task.result is not None)
-    why = {BucketError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
-    assert said == [f"no diagnosis for fab bundle: {why}"]
+    reason = {BucketError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
+    assert messages == [f"no diagnosis for fab bundle: {reason}"]
 
 
-def test_of_a_job_that_was_deleted_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
-    said = list[str]()
-    task = diagnosis.start(FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append)
+def test_a_deleted_job_gets_no_diagnosis_and_no_message(tmp_path: Path) -> None:
+    messages = list[str]()
+    task = diagnosis.start(FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", messages.append)
     until(lambda: task.result is not None)
-    assert (said, list(tmp_path.iterdir())) == ([], [])
+    assert (messages, list(tmp_path.iterdir())) == ([], [])
 
 
-def test_what_is_too_large_loses_its_oldest_lines_and_then_what_is_largest() -> None:
+def test_a_diagnosis_that_is_too_large_loses_its_oldest_lines_first() -> None:
     lines = [{"message": f"{n} " + "ä" * 4000} for n in range(LINES)]
     content = encoded({"schema": 1, "lines": lines, "small": "here"})
     assert len(content) <= LIMIT
-    told = json.loads(content)
-    assert told["small"] == "here"
-    assert told["lines"] == lines[-len(told["lines"]) :]
-    assert len(told["lines"]) > 20
-    told = json.loads(encoded({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
-    assert told == {"schema": 1, "lines": [], "tfConfig": "left out, as it was too large", "small": "here"}
+    record = json.loads(content)
+    assert record["small"] == "here"
+    assert record["lines"] == lines[-len(record["lines"]) :]
+    assert len(record["lines"]) > 20
+    record = json.loads(encoded({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
+    assert record == {"schema": 1, "lines": [], "tfConfig": "left out, as it was too large", "small": "here"}
 
 
-def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_log_are_truncated(tmp_path: Path) -> None:
     log = Log(tmp_path, "job01", "ps-0")
     log.write([OutputLine(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
     log.write([OutputLine(1769869999.0, "ERROR", "x" * 9000)])
     log.close()
-    found = diagnosis.truncated(diagnosis.last_lines(log.path))
-    assert len(found) == LINES
-    assert found[0]["message"] == "line 6"
-    assert (found[-1]["severity"], len(found[-1]["message"])) == ("ERROR", 4000)
+    lines = diagnosis.truncated(diagnosis.last_lines(log.path))
+    assert len(lines) == LINES
+    assert lines[0]["message"] == "line 6"
+    assert (lines[-1]["severity"], len(lines[-1]["message"])) == ("ERROR", 4000)
 
 
-def test_what_a_full_disk_kept_from_the_log_is_there_all_the_same() -> None:
+def test_the_last_error_is_in_the_diagnosis_though_the_disk_is_full() -> None:
     lines = [{"time": "12:00", "severity": "INFO", "message": "up"}]
     ended = ReplicaRecord("ps-0", endTime="12:01", errorMessage="up\nOSError: No space left on device")
     lost = {"time": "12:01", "severity": "ERROR", "message": "OSError: No space left on device"}
@@ -214,49 +214,49 @@ def test_what_a_full_disk_kept_from_the_log_is_there_all_the_same() -> None:
     assert diagnosis.with_tail(lines, ReplicaRecord("ps-0")) == lines
 
 
-def test_a_secret_is_nowhere_line_by_line() -> None:
+def test_each_line_of_a_secret_is_hidden() -> None:
     secrets = lines_of([f"{SECRET}\nsecond line", "abc", "", "correct horse"])
     assert secrets == [SECRET, "correct horse", "second line"]
-    told = {"a": [f"it is {SECRET}!", {"b": "correct horse, second line"}, 5, None], "abc": "abc"}
-    assert hidden(told, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
+    record = {"a": [f"it is {SECRET}!", {"b": "correct horse, second line"}, 5, None], "abc": "abc"}
+    assert hidden(record, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
 
 
 @pytest.mark.parametrize("at", [500, 1000])
-@pytest.mark.parametrize("left", [4, 12, len(SECRET)])
-def test_what_a_cut_left_of_a_secret_is_nowhere_either(at: int, left: int) -> None:
-    cut = "x" * (at - left) + SECRET[:left]
+@pytest.mark.parametrize("length", [4, 12, len(SECRET)])
+def test_the_rest_of_a_truncated_secret_is_hidden(at: int, length: int) -> None:
+    cut = "x" * (at - length) + SECRET[:length]
     secrets = lines_of([SECRET, "correct", "staple diet"])
-    assert hidden(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - left)}[secret]\ncorr"
+    assert hidden(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - length)}[secret]\ncorr"
     assert hidden("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
 
 
-def test_a_secret_is_looked_for_before_a_line_is_cut(tmp_path: Path) -> None:
-    (place := tmp_path / "state" / "jobs" / "job01").mkdir(parents=True)
+def test_secrets_are_hidden_before_lines_are_truncated(tmp_path: Path) -> None:
+    (folder := tmp_path / "state" / "jobs" / "job01").mkdir(parents=True)
     plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a", secrets=["TOKEN"])
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.write([OutputLine(1769860800.0, "INFO", "x" * 3990 + SECRET)])
     log.close()
-    assignment = Assignment(plan, "ps-0", place / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
+    assignment = Assignment(plan, "ps-0", folder / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
     content = diagnosis.build(
         HostFile("ps-0", str(tmp_path)), tmp_path, assignment, log.path, JobRecord("job01"), ReplicaRecord("ps-0"), ""
     )
     assert json.loads(content)["lines"][0]["message"] == "x" * 3990 + "[secret]"
 
 
-def test_a_clock_that_is_off_shows_in_when_the_end_was_heard_of() -> None:
+def test_the_clock_s_offset_is_the_host_s_time_minus_the_leader_s() -> None:
     job = JobRecord("job01", JobState.FAILED, endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
-    found = diagnosis.of_job(job, "2026-01-31T12:10:00.500Z")
+    record = diagnosis.of_job(job, "2026-01-31T12:10:00.500Z")
     clock = {"leader": "master-0", "leaderTime": job.endTime, "time": "2026-01-31T12:10:00.500Z", "aheadSeconds": 600.5}
-    assert found == {"jobId": "job01", "clock": clock}
+    assert record == {"jobId": "job01", "clock": clock}
     assert diagnosis.of_job(replace(job, endTime=None), "2026-01-31T12:10:00.500Z")["clock"]["aheadSeconds"] is None
 
 
-def test_how_a_trainer_ended_in_words() -> None:
-    told = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, signal=9, outOfMemory=True, memoryLimit=5))
-    assert (told["ended"], told["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
+def test_the_end_of_a_trainer_is_described() -> None:
+    trainer = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, signal=9, outOfMemory=True, memoryLimit=5))
+    assert (trainer["ended"], trainer["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
 
 
-def test_systemd_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_systemctl_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert diagnosis.units()["notReadable"].startswith("systemctl: ")
     program = tmp_path / "systemctl"
@@ -267,7 +267,7 @@ def test_systemd_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_
     assert diagnosis.units() == {"a.service": {"Result": "oom-kill"}, "b.service": {"LoadState": "not-found"}}
 
 
-def test_a_place_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
-    here, gone = diagnosis.disks([str(tmp_path), str(tmp_path / "gone")])
-    assert here["totalBytes"] > 0
-    assert gone == {"path": str(tmp_path / "gone"), "notReadable": "No such file or directory"}
+def test_a_disk_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    present, absent = diagnosis.disks([str(tmp_path), str(tmp_path / "gone")])
+    assert present["totalBytes"] > 0
+    assert absent == {"path": str(tmp_path / "gone"), "notReadable": "No such file or directory"}

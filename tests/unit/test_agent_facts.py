@@ -31,15 +31,15 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def by_hand(folder: Path, *names: str) -> str:
+def hash_with_sha256sum(folder: Path, *names: str) -> str:
     listed = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True).stdout
     return subprocess.run(["sha256sum"], input=listed, capture_output=True, check=True).stdout.split()[0].decode()
 
 
-def test_the_hash_is_that_of_sha256sum(data: Path) -> None:
+def test_the_hash_equals_sha256sum_s(data: Path) -> None:
     assert facts.digest([str(data)]) == {
         "paths": [str(data)],
-        "sha256": by_hand(data, "a.rec", "b.rec", "more/c.rec"),
+        "sha256": hash_with_sha256sum(data, "a.rec", "b.rec", "more/c.rec"),
         "files": 3,
         "bytes": 11,
     }
@@ -47,12 +47,12 @@ def test_the_hash_is_that_of_sha256sum(data: Path) -> None:
 
 @pytest.mark.parametrize("paths", [["{}/*.rec"], ["{}/a.rec", "{}/b.rec"], ["{}/b.rec", "{}/[a].rec"], ["file://{}/?.rec"]])
 def test_globs_lists_and_urls_name_the_same_files(data: Path, paths: list[str]) -> None:
-    found = facts.digest([path.format(data) for path in paths])
-    assert (found["sha256"], found["files"]) == (by_hand(data, "a.rec", "b.rec"), 2)
+    digest = facts.digest([path.format(data) for path in paths])
+    assert (digest["sha256"], digest["files"]) == (hash_with_sha256sum(data, "a.rec", "b.rec"), 2)
 
 
 @pytest.mark.parametrize("change", ["content", "name", "more"])
-def test_another_content_or_name_is_another_hash(data: Path, change: str) -> None:
+def test_another_content_or_name_changes_the_hash(data: Path, change: str) -> None:
     before = facts.digest([str(data)])["sha256"]
     if change == "name":
         (data / "a.rec").rename(data / "aa.rec")
@@ -78,37 +78,37 @@ def plan(*data: Path) -> Plan:
     return Plan("job01", ["master-0", "ps-0"], "m", [], {}, data=[str(path) for path in data])
 
 
-def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data: Path) -> None:
+def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: Path) -> None:
     store = FolderBucket(tmp_path)
     manifest = Manifest(plan(data), sys.executable, Ledger(store))
     wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
     assert manifest.new_facts() is None
     store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
-    found = wait_for(manifest.new_facts, "the manifest")
+    new_facts = wait_for(manifest.new_facts, "the manifest")
     item = store.read(paths.manifest("job01"))
     assert item is not None
     written = json.loads(item.content)
-    assert written["data"] == found["data"] == facts.digest([str(data)])
+    assert written["data"] == new_facts["data"] == facts.digest([str(data)])
     assert written["module"] == "m"
-    assert written["versions"] == {"scaletier": "9", **found["versions"]}
-    assert found["versions"]["python"].startswith("3.")
-    assert "tensorflow" in found["versions"]
+    assert written["versions"] == {"scaletier": "9", **new_facts["versions"]}
+    assert new_facts["versions"]["python"].startswith("3.")
+    assert "tensorflow" in new_facts["versions"]
     assert manifest.new_facts() is None
     manifest.close()
 
 
 @pytest.mark.parametrize("garbled", [b"", b"[]", b'{"versions": 1}'])
-def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, garbled: bytes) -> None:
+def test_a_garbled_manifest_is_unchanged(tmp_path: Path, data: Path, garbled: bytes) -> None:
     store = FolderBucket(tmp_path)
     store.create(paths.manifest("job01"), garbled)
-    found = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
-    assert found["data"]["files"] == 3
+    new_facts = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).new_facts, "the manifest")
+    assert new_facts["data"]["files"] == 3
     item = store.read(paths.manifest("job01"))
     assert item is not None
     assert item.content == garbled
 
 
-def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: Path) -> None:
+def test_a_job_s_own_python_does_not_run_the_job_s_code(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
     (site / "evil.pth").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
@@ -120,26 +120,26 @@ def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     manifest = Manifest(plan(), "/nonexistent/python", ledger)
     assert manifest.new_facts() is None
     manifest.close()
     ledger.store.create(paths.manifest("job01"), b"{}")
-    found = wait_for(Manifest(plan(tmp_path), "false", ledger).new_facts, "the manifest")
-    assert found == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
+    new_facts = wait_for(Manifest(plan(tmp_path), "false", ledger).new_facts, "the manifest")
+    assert new_facts == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 
-def test_the_leader_puts_the_facts_into_the_record_once() -> None:
-    found = {"versions": {"python": "3.11.2"}, "data": {"notHashed": "gone", "paths": []}}
-    chief = ReplicaRecord("master-0", state=ReplicaState.RUNNING, facts=found)
+def test_the_leader_adds_the_facts_to_the_record_once() -> None:
+    new_facts = {"versions": {"python": "3.11.2"}, "data": {"notHashed": "gone", "paths": []}}
+    chief = ReplicaRecord("master-0", state=ReplicaState.RUNNING, facts=new_facts)
     view = View(plan(), {"master-0": chief, "ps-0": replace(chief, name="ps-0", facts={})}, now())
     job = JobRecord("job01", state=JobState.RUNNING, manifest={"versions": {"scaletier": "9"}})
-    told = decide(job, view)
-    assert told is not None
-    assert told.manifest == {"versions": {"scaletier": "9", "python": "3.11.2"}, "data": found["data"]}
-    assert decide(told, view) is None
+    updated = decide(job, view)
+    assert updated is not None
+    assert updated.manifest == {"versions": {"scaletier": "9", "python": "3.11.2"}, "data": new_facts["data"]}
+    assert decide(updated, view) is None
     for state in (JobState.CANCELLING, JobState.PREPARING):
         other = decide(replace(job, state=state), replace(view, replicas={"master-0": chief}))
         assert other is not None
-        assert other.manifest == told.manifest
+        assert other.manifest == updated.manifest

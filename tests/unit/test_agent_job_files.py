@@ -1,4 +1,4 @@
-"""A job's files on its host: its package, the environment of its trainer, its secrets, and what is removed of other jobs."""
+"""A job's files on its host: its package, its secrets, its trainer's environment, and the removal of other jobs' files."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def with_environment(**variables: str) -> Plan:
 
 def put_package(state: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Plan:
     """Write a package to the bucket, and return its plan."""
-    packed = state.parent / "bucket" / paths.package("job01")
-    with tarfile.open(packed, "w:gz") as tar:
+    archive = state.parent / "bucket" / paths.package("job01")
+    with tarfile.open(archive, "w:gz") as tar:
         for entry, content in members:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    return replace(PLAN, packageSha256=hashlib.sha256(packed.read_bytes()).hexdigest())
+    return replace(PLAN, packageSha256=hashlib.sha256(archive.read_bytes()).hexdigest())
 
 
 def test_the_environment_of_the_trainer(state: Path) -> None:
@@ -63,14 +63,14 @@ def test_the_environment_of_the_trainer(state: Path) -> None:
     rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(state / "stop")}
     assert environment(state, with_environment()) == {"PYTHONPATH": package} | rest
     environ = {"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "HOME": "/h", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"}
-    mine = with_environment(TYPE="mine", PYTHONPATH="/theirs")
-    assert environment(state, mine, environ) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
+    plan = with_environment(TYPE="mine", PYTHONPATH="/theirs")
+    assert environment(state, plan, environ) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
     assert environment(state, environ={"PATH": "/usr/local/bin"})["PATH"] == "/opt/scaletier/venv/bin:/usr/local/bin"
     environment(state, with_environment(JOB_DIR=f"{state}/a/output"))
     assert (state / "a/output").is_dir()
 
 
-def test_a_host_fills_in_arguments_and_environment(state: Path) -> None:
+def test_a_host_expands_variables_in_arguments_and_environment(state: Path) -> None:
     plan = with_environment(JOB_DIR=f"{state}/out", INDEX="3", LOGS="${JOB_DIR}/logs", PATTERN="$HOME-$${x}")
     assignment = job_files(state).prepare(replace(plan, args=["--out", "$JOB_DIR/$INDEX"]), "ps-0")
     assert assignment.argv[-2:] == ["--out", f"{state}/out/3"]
@@ -79,59 +79,68 @@ def test_a_host_fills_in_arguments_and_environment(state: Path) -> None:
     assert assignment.directory == state / "jobs/job01/package"
 
 
-class Launching:
-    """A launcher that notes what it is asked."""
+class FakeLauncher:
+    """A launcher that records its requests."""
 
     def __init__(self) -> None:
-        self.warmed, self.kept = 0, [["nothing"]]
+        self.warm_calls, self.kept_jobs = 0, [["nothing"]]
 
     def warm(self) -> None:
-        self.warmed += 1
+        self.warm_calls += 1
 
     def tidy(self, keep: list[str]) -> None:
-        self.kept.append(keep)
+        self.kept_jobs.append(keep)
 
 
-def test_a_trainer_that_is_another_user_has_a_home_of_its_own_and_nothing_that_is_the_agent_s(state: Path) -> None:
-    own = {"HOME": "/h", "USER": "replica", "LOGNAME": "replica", "SHELL": "/x", SOCKET: "/run/l.sock", "LANG": "C.UTF-8"}
-    launcher = Launching()
-    files = job_files(state, own, launcher)
-    found = files.prepare(with_environment(A="b"), "ps-0").environment
+def test_a_trainer_of_another_user_has_its_own_home_and_none_of_the_agent_s_environment(state: Path) -> None:
+    agent_environ = {
+        "HOME": "/h",
+        "USER": "replica",
+        "LOGNAME": "replica",
+        "SHELL": "/x",
+        SOCKET: "/run/l.sock",
+        "LANG": "C.UTF-8",
+    }
+    launcher = FakeLauncher()
+    files = job_files(state, agent_environ, launcher)
+    environ = files.prepare(with_environment(A="b"), "ps-0").environment
     home = f"{state}/jobs/job01/home"
-    theirs = {"HOME": home, "USER": "trainer", "LOGNAME": "trainer", "LANG": "C.UTF-8", "A": "b"}
-    assert {name: found.get(name) for name in (*own, "A")} == dict.fromkeys(own) | theirs
-    assert launcher.warmed == 1
+    trainer_environ = {"HOME": home, "USER": "trainer", "LOGNAME": "trainer", "LANG": "C.UTF-8", "A": "b"}
+    assert {name: environ.get(name) for name in (*agent_environ, "A")} == dict.fromkeys(agent_environ) | trainer_environ
+    assert launcher.warm_calls == 1
     assert files._job
-    places = [("home/", home), ("tmp/", "/tmp"), ("var/tmp/", "/var/tmp")]
-    assert files._job.folders.folders[1:] == [(top, prefix) for prefix, top in places], "all that a trainer may write to"
-    assert environment(state, with_environment(HOME="/mine"), own, launcher)["HOME"] == "/mine"
+    folders = [("home/", home), ("tmp/", "/tmp"), ("var/tmp/", "/var/tmp")]
+    assert files._job.folders.folders[1:] == [(top, prefix) for prefix, top in folders], (
+        "all folders that a trainer may write to"
+    )
+    assert environment(state, with_environment(HOME="/mine"), agent_environ, launcher)["HOME"] == "/mine"
 
 
-def test_what_jobs_leave_is_asked_to_be_taken_away_where_there_is_any(tmp_path: Path) -> None:
-    launcher = Launching()
+def test_leftover_files_of_other_jobs_are_removed_by_the_launcher(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
     files = job_files(tmp_path, launcher=launcher)
     files.tidy([])
     (tmp_path / "jobs/job01").mkdir(parents=True)
     files.tidy(["job01", "job02"])
-    assert launcher.kept == [["nothing"]]
+    assert launcher.kept_jobs == [["nothing"]]
     files.tidy(["job02"])
-    assert launcher.kept == [["nothing"], ["job02"]]
+    assert launcher.kept_jobs == [["nothing"], ["job02"]]
     (tmp_path / "jobs/job01").rmdir()
     for number, name in enumerate(("fetched/job01", "trials/trial-0abc"), 3):
         (tmp_path / name).mkdir(parents=True)
         files.tidy(["job02"])
-        assert len(launcher.kept) == number, name
+        assert len(launcher.kept_jobs) == number, name
         (tmp_path / name).rmdir()
     files.tidy(["job02"])
-    assert len(launcher.kept) == 4
+    assert len(launcher.kept_jobs) == 4
 
 
-def test_secrets_are_for_the_trainer_of_their_job(state: Path) -> None:
+def test_only_the_trainer_of_a_job_gets_its_secrets(state: Path) -> None:
     (state / "secrets").mkdir()
     for name in ("job01", "job02"):
         (state / "secrets" / f"{name}.json").write_text(f'{{"TOKEN": "of {name}, $JOB_ID"}}')
     plan, files = replace(with_environment(TOKEN="no", JOB_ID="x"), secrets=["TOKEN"]), job_files(state)
-    assert files.prepare(plan, "ps-0").environment["TOKEN"] == "of job01, $JOB_ID", "as it is"
+    assert files.prepare(plan, "ps-0").environment["TOKEN"] == "of job01, $JOB_ID", "without expansion"
     files.tidy(["job01"])
     assert [path.name for path in (state / "secrets").iterdir()] == ["job01.json"]
     files.tidy([])
@@ -142,7 +151,7 @@ def test_secrets_are_for_the_trainer_of_their_job(state: Path) -> None:
     files.tidy([])
 
 
-def test_no_depth_of_what_trainers_left_ends_an_agent(state: Path) -> None:
+def test_an_agent_removes_folders_of_any_depth(state: Path) -> None:
     plan = put_package(state)
     fetched = state / "fetched"
     try:
@@ -154,41 +163,41 @@ def test_no_depth_of_what_trainers_left_ends_an_agent(state: Path) -> None:
         subprocess.run(["rm", "-rf", fetched], check=True)
 
 
-@pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])
-def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(state: Path, evil: str) -> None:
-    entry = tarfile.TarInfo(evil)
-    entry.type, entry.linkname = (tarfile.SYMTYPE, "/etc") if evil == "link" else (tarfile.REGTYPE, "")
+@pytest.mark.parametrize("member", ["../evil.py", "/evil.py", "link"])
+def test_a_package_with_a_member_outside_its_folder_is_refused(state: Path, member: str) -> None:
+    entry = tarfile.TarInfo(member)
+    entry.type, entry.linkname = (tarfile.SYMTYPE, "/etc") if member == "link" else (tarfile.REGTYPE, "")
     plan = put_package(state, (entry, b""))
-    with pytest.raises(BucketError, match=rf"holds '{evil}', which is no file of a package"):
+    with pytest.raises(BucketError, match=rf"holds '{member}', which is no file of a package"):
         job_files(state).prepare(plan, "ps-0")
     assert not list(state.parent.rglob("evil.py"))
     assert not (state / "fetched/job01/package").exists()
 
 
-def test_a_package_that_is_not_the_plan_s_is_not_unpacked(state: Path) -> None:
+def test_a_package_with_another_hash_than_the_plan_s_is_refused(state: Path) -> None:
     plan = replace(put_package(state, (tarfile.TarInfo("task.py"), b"")), packageSha256="0" * 64)
     with pytest.raises(BucketError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
         job_files(state).prepare(plan, "ps-0")
     assert not list(state.parent.rglob("task.py"))
 
 
-@pytest.mark.parametrize("damage", ["logs", "fetched", "task"])
-def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(state: Path, damage: str) -> None:
+@pytest.mark.parametrize("obstacle", ["logs", "fetched", "task"])
+def test_files_that_cannot_be_written_raise_a_bucket_error(state: Path, obstacle: str) -> None:
     plan = put_package(state, (tarfile.TarInfo("task.py"), b""))
-    if damage == "task":
+    if obstacle == "task":
         plan = replace(plan, tasks={})
     else:
-        (state / damage).write_text("a file")
+        (state / obstacle).write_text("a file")
     with pytest.raises(BucketError, match="cannot be laid out here"):
         job_files(state).prepare(plan, "ps-0")
 
 
 @pytest.mark.parametrize(
-    ("quota", "most", "inter"), [("max 100000", 10**6, 2), ("150000 100000", 2, 2), ("10000 100000", 1, 2), ("", 10**6, 2)]
+    ("quota", "limit", "inter"), [("max 100000", 10**6, 2), ("150000 100000", 2, 2), ("10000 100000", 1, 2), ("", 10**6, 2)]
 )
-def test_the_processors_of_a_host(tmp_path: Path, quota: str, most: int, inter: int) -> None:
+def test_the_cpu_quota_limits_processors_and_threads(tmp_path: Path, quota: str, limit: int, inter: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    found = processors(tmp_path / "cpu.max")
-    assert found == min(len(os.sched_getaffinity(0)), most)
-    assert threads(found)["TF_NUM_INTEROP_THREADS"] == str(max(inter, found))
-    assert threads(found)["OMP_NUM_THREADS"] == threads(found)["TF_NUM_INTRAOP_THREADS"] == str(found)
+    count = processors(tmp_path / "cpu.max")
+    assert count == min(len(os.sched_getaffinity(0)), limit)
+    assert threads(count)["TF_NUM_INTEROP_THREADS"] == str(max(inter, count))
+    assert threads(count)["OMP_NUM_THREADS"] == threads(count)["TF_NUM_INTRAOP_THREADS"] == str(count)

@@ -1,4 +1,4 @@
-"""The leader: who takes the lease and when, by its own clock alone; what it counts; when it may go."""
+"""The leader: when a replica takes the lease, what the leader counts and does, and when it may exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAN = Plan("job01", NAMES, "trainer.task", [], {}, leaseSeconds=10.0, heartbeat
 
 
 class Bucket:
-    """A job that was handed over, and the clock of a host."""
+    """A submitted job, and the clock of a host."""
 
     def __init__(self, root: Path) -> None:
         self.clock, self.ledger = Clock(), Ledger(FolderBucket(root))
@@ -57,8 +57,8 @@ def running(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaR
     return {name: ReplicaRecord(name, state=ReplicaState.RUNNING, heartbeatSeq=beat, **changes) for name in names}  # type: ignore[arg-type]
 
 
-def takes_after(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
-    """Return the seconds after which this leader may take the lease as it is."""
+def seconds_until_free(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
+    """Return the seconds after which this leader may take the unchanged lease."""
     for tenths in range(int(limit * 10)):
         if leader.may_take(bucket.job):
             return tenths / 10
@@ -68,15 +68,15 @@ def takes_after(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
 
 @pytest.mark.parametrize(("name", "after"), [("master-0", 0.0), ("worker-0", 1.0), ("ps-0", 2.0)])
 def test_a_free_lease_is_taken_in_the_order_of_the_plan(bucket: Bucket, name: str, after: float) -> None:
-    assert takes_after(bucket, bucket.leader(name)) == pytest.approx(after, abs=0.11)
+    assert seconds_until_free(bucket, bucket.leader(name)) == pytest.approx(after, abs=0.11)
 
 
-def test_all_replicas_beyond_the_fifth_wait_alike(bucket: Bucket) -> None:
+def test_all_replicas_after_the_fifth_wait_equally_long(bucket: Bucket) -> None:
     plan = replace(PLAN, replicas=[f"worker-{n}" for n in range(100)])
-    assert takes_after(bucket, bucket.leader("worker-99", plan=plan)) == pytest.approx(5.0, abs=0.11)
+    assert seconds_until_free(bucket, bucket.leader("worker-99", plan=plan)) == pytest.approx(5.0, abs=0.11)
 
 
-def test_a_lease_that_is_held_is_taken_over_after_silence_alone(bucket: Bucket) -> None:
+def test_a_held_lease_is_taken_only_when_its_holder_is_silent(bucket: Bucket) -> None:
     holder, other = bucket.leader("master-0"), bucket.leader("worker-0")
     holder.take(bucket.stored)
     assert bucket.job.lease.holder == "master-0/1"
@@ -86,10 +86,10 @@ def test_a_lease_that_is_held_is_taken_over_after_silence_alone(bucket: Bucket) 
         holder.act(bucket.stored, running(), False)  # it renews its lease
     bucket.clock.pass_(4.0)
     holder.act(bucket.stored, running(), False)
-    assert takes_after(bucket, other) == pytest.approx(11.0, abs=0.11)
+    assert seconds_until_free(bucket, other) == pytest.approx(11.0, abs=0.11)
 
 
-def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket) -> None:
+def test_a_lease_is_renewed_at_most_three_times_in_its_period(bucket: Bucket) -> None:
     leader = bucket.leading()
     for _ in range(100):
         bucket.clock.pass_(0.1)
@@ -97,35 +97,35 @@ def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket)
     assert bucket.job.lease.heartbeatSeq in (2, 3)
 
 
-def test_an_earlier_incarnation_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket: Bucket) -> None:
+def test_only_the_own_earlier_lease_is_taken_at_once(bucket: Bucket) -> None:
     bucket.leader("worker-0", "1").take(bucket.stored)
     later = bucket.leader("worker-0", "2")
     assert not later.leads(bucket.job)
     assert later.may_take(bucket.job)
     bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("fab 1", submitter=True))
-    assert takes_after(bucket, bucket.leader("master-0")) == 40.0
+    assert seconds_until_free(bucket, bucket.leader("master-0")) == 40.0
     bucket.ledger.change_job(bucket.stored, bucket.job.with_holder("ps-0"))
-    assert takes_after(bucket, bucket.leader("ps-0")) == 0.0
+    assert seconds_until_free(bucket, bucket.leader("ps-0")) == 0.0
 
 
-def test_who_was_overtaken_changes_nothing(bucket: Bucket) -> None:
+def test_a_replaced_leader_changes_nothing(bucket: Bucket) -> None:
     first, second = bucket.leader("master-0"), bucket.leader("worker-0")
-    mine = first.take(bucket.stored)
+    outdated = first.take(bucket.stored)
     bucket.clock.pass_(60.0)
     second.take(bucket.stored)
     after = bucket.stored
     assert (after.record.lease.holder, after.record.lease.epoch) == ("worker-0/1", 2)
     done = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     with pytest.raises(Conflict):
-        first.act(mine, done, False)
+        first.act(outdated, done, False)
     with pytest.raises(Conflict):
-        first.take(mine)
+        first.take(outdated)
     assert bucket.stored == after
     assert not first.leads(after.record)
 
 
 @pytest.mark.parametrize("wall", ["2026-01-31T11:50:00.000Z", "2026-01-31T12:10:00.000Z", "2036-01-31T12:00:00.000Z"])
-def test_a_wall_clock_that_is_off_changes_nothing(bucket: Bucket, wall: str) -> None:
+def test_a_wrong_wall_clock_changes_nothing(bucket: Bucket, wall: str) -> None:
     leader = bucket.leading()
     for beat in range(30):
         records = running(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
@@ -136,7 +136,7 @@ def test_a_wall_clock_that_is_off_changes_nothing(bucket: Bucket, wall: str) -> 
     assert bucket.job.runSeconds == pytest.approx(30.0, abs=4.0)
 
 
-def test_who_is_silent_is_lost_by_the_leader_s_own_clock(bucket: Bucket) -> None:
+def test_a_silent_replica_is_lost_by_the_leader_s_clock(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
     leader.act(bucket.stored, running(), False)
     for beat in range(30):
@@ -157,7 +157,7 @@ def test_silence_during_a_suspension_does_not_count(bucket: Bucket) -> None:
     assert bucket.job.runSeconds == 5.0
 
 
-def test_the_run_time_continues_with_another_leader(bucket: Bucket) -> None:
+def test_the_run_time_continues_under_another_leader(bucket: Bucket) -> None:
     first, second = bucket.leader("master-0"), bucket.leader("worker-0")
     first.take(bucket.stored)
     for _ in range(21):
@@ -172,8 +172,8 @@ def test_the_run_time_continues_with_another_leader(bucket: Bucket) -> None:
     assert bucket.job.runSeconds - before == pytest.approx(20.0, abs=4.0)
 
 
-def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -> None:
-    """A peer that exits 20 s after a kill follows from it, one that exits 40 s after does not."""
+def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) -> None:
+    """An exit of a peer 20 s after a kill is attributed to it, one 40 s after is not."""
     for pause, state in ((20, "RUNNING"), (40, "FAILED")):
         leader = bucket.leading(incarnation=str(pause))
         killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
@@ -203,10 +203,10 @@ def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
     assert bucket.job == after.record
 
 
-def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Bucket) -> None:
+def test_the_leader_s_wait_for_the_others_has_a_limit(bucket: Bucket) -> None:
     leader = bucket.leading()
     records = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
-    for _ in range(2):  # the first moves it on, the second sees that it has ended
+    for _ in range(2):  # the first ends the job, the second observes the end
         leader.act(bucket.stored, records, False)
     bucket.clock.pass_(6.0)  # stopSeconds and two heartbeats
     assert not leader.settled(bucket.job, records)
@@ -220,14 +220,14 @@ def test_a_reassigned_job_records_its_hosts(bucket: Bucket) -> None:
     assert bucket.job.hosts == ["w3", "w4", "p"]
     before = bucket.stored.version
     leader.act(bucket.stored, running(), False)
-    assert bucket.stored.version == before, "it is said once"
+    assert bucket.stored.version == before, "the hosts are written once"
 
 
 def test_the_leader_starts_hosts_and_records_the_answers(bucket: Bucket) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def start(host: str) -> str:
-        asked.append(host)
+        requests.append(host)
         return "HTTP 403" if host == "h-ps" else ""
 
     plan = PLAN.with_hosts({"master-0": "h-m", "worker-0": "h-w", "ps-0": "h-ps"})
@@ -237,7 +237,7 @@ def test_the_leader_starts_hosts_and_records_the_answers(bucket: Bucket) -> None
     for beat in range(40):
         leader.act(bucket.stored, running("master-0", beat=beat) | running("worker-0", "ps-0", preempted=True), False)
         bucket.clock.pass_(1.0)
-    assert asked == ["h-ps", "h-w"] * 3
+    assert requests == ["h-ps", "h-w"] * 3
     causes = [event.cause for event in bucket.job.events]
     assert causes.count("h-w is being started") == 1
     assert causes.count("h-ps is not started: HTTP 403; it is asked for again") == 1

@@ -16,12 +16,12 @@ from hosts.agent.lines import LONGEST_LINE, Messages, Splitter, is_quiet, is_rem
 def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:
     """Return the lines of pieces that arrive `seconds` after one another."""
     splitter = Splitter()
-    found = [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n * seconds)]
-    return found + list(splitter.end())
+    lines = [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n * seconds)]
+    return lines + list(splitter.end())
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\b\r\n", exclude_categories=["Cs"]))), st.integers(1, 9))
-def test_lines_come_back_however_they_are_cut(lines: list[str], size: int) -> None:
+def test_lines_survive_any_split_into_pieces(lines: list[str], size: int) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     assert split(*(data[at : at + size] for at in range(0, len(data), size))) == lines
 
@@ -35,22 +35,22 @@ def test_any_bytes_are_lines(pieces: list[bytes]) -> None:
         line.encode()
 
 
-def test_ends_of_lines() -> None:
+def test_line_ends() -> None:
     assert split(b"one\r\ntwo\n\nfour") == ["one", "two", "", "four"]
     assert split(b"one\r", b"\ntwo\r\n") == ["one", "two"]
     assert split(b"\xff\xfe is not UTF-8\n") == ["\ufffd\ufffd is not UTF-8"]
 
 
-def test_of_a_progress_bar_a_state_now_and_then_is_kept() -> None:
+def test_a_progress_bar_yields_a_line_every_few_seconds() -> None:
     states = [f"\r{n:3}%".encode() for n in range(12)]
     lines = split(*states, b"\r100%\n", b"done\n", seconds=1.0)
     assert lines[-2:] == ["100%", "done"]
-    assert len(lines) == 2 + 2  # two of ten seconds
+    assert len(lines) == 2 + 2  # two of the bar in ten seconds
     assert "" not in lines
 
 
 def keras_bar(steps: int) -> list[bytes]:
-    """Return Keras 3's output of an epoch: it moves back by its last output, and pads a longer one."""
+    """Return Keras 3's output of an epoch: backspaces over the last output, and padding if that was longer."""
     width, pieces = 0, []
     for step in range(1, steps + 1):
         text = f"{step}/{steps} ━━ {'' if step == steps else '12s '}3ms/step - loss: {1 / step:.4f}"
@@ -61,20 +61,20 @@ def keras_bar(steps: int) -> list[bytes]:
 
 
 @given(st.integers(1, 12), st.integers(1, 60))
-def test_a_bar_of_keras_is_one_line_at_its_last_state(steps: int, size: int) -> None:
+def test_a_keras_bar_is_one_line_with_its_last_state(steps: int, size: int) -> None:
     data = b"Epoch 1/1\n" + b"".join(keras_bar(steps)) + b"done\n"
     last = f"\x1b[1m{steps}/{steps} ━━ 3ms/step - loss: {1 / steps:.4f}\x1b[0m"
     assert split(*(data[at : at + size] for at in range(0, len(data), size))) == ["Epoch 1/1", last, "done"]
 
 
-def test_a_long_bar_of_keras_shows_a_state_now_and_then() -> None:
+def test_a_long_keras_bar_yields_a_line_every_few_seconds() -> None:
     lines = split(*keras_bar(12), seconds=1.0)
     assert [line.split("/")[0] for line in lines] == ["\x1b[1m5", "\x1b[1m10", "\x1b[1m12"]
     assert not [line for line in lines if "\b" in line]
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"),
+    ("written", "expected"),
     [
         (b"10%\b\b\b20%\b\b\b30%\n", "30%"),
         (b"wait |\b/\b-\b\\\bdone\n", "wait done"),
@@ -86,12 +86,12 @@ def test_a_long_bar_of_keras_shows_a_state_now_and_then() -> None:
         (b"100%\b\b\b\b\r\n", "100%"),
     ],
 )
-def test_backspaces_are_applied_across_pieces(written: bytes, shown: str) -> None:
+def test_backspaces_are_applied_across_pieces(written: bytes, expected: str) -> None:
     for size in range(1, len(written) + 1):
-        assert split(*(written[at : at + size] for at in range(0, len(written), size))) == [shown], size
+        assert split(*(written[at : at + size] for at in range(0, len(written), size))) == [expected], size
 
 
-def test_a_line_of_backspaces_costs_little_and_keeps_little() -> None:
+def test_a_line_of_backspaces_needs_little_memory() -> None:
     splitter = Splitter()
     for _ in range(200):
         assert not list(splitter.feed(b"x" * 10 + b"\b" * 1000, 0.0))
@@ -108,14 +108,14 @@ def nested_bars(outer: int, inner: int, leave: bool, printed: str = "") -> list[
     return [piece.encode() for piece in [*pieces, "\n", "done\n"]]
 
 
-def test_of_nested_bars_a_state_now_and_then_and_the_last_are_lines() -> None:
+def test_nested_bars_yield_their_last_states() -> None:
     lines = split(*nested_bars(3, 40, leave=False), seconds=0.125)
     assert lines == ["outer  0", "inner 40", "outer  1", "inner 40", "outer  2", "inner 40", "outer  3", "done"]
 
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("printed", ["loss 0.5\n", "\router  0loss 0.5\n"])
-def test_nested_bars_hide_no_other_line_across_pieces(leave: bool, printed: str) -> None:
+def test_nested_bars_do_not_hide_other_lines(leave: bool, printed: str) -> None:
     written = b"".join(nested_bars(3, 4, leave, printed))
     for size in (*range(1, 14), 99):
         lines = split(*(written[at : at + size] for at in range(0, len(written), size)))
@@ -124,7 +124,7 @@ def test_nested_bars_hide_no_other_line_across_pieces(leave: bool, printed: str)
         assert lines[-2:] == ["outer  3", "done"], size
 
 
-def test_a_row_that_is_drawn_no_more_is_a_line_after_a_while() -> None:
+def test_a_row_that_is_no_longer_redrawn_becomes_a_line() -> None:
     splitter = Splitter()
     assert list(splitter.feed(b"one\n\rinner 1\x1b[A\n\rinner 2\x1b[A", 10.0)) == ["one"]
     assert splitter.due(11.0) == 4.0
@@ -134,37 +134,37 @@ def test_a_row_that_is_drawn_no_more_is_a_line_after_a_while() -> None:
     assert list(splitter.end()) == ["top"]
 
 
-def test_what_moves_the_cursor_or_erases_is_left_out() -> None:
+def test_control_sequences_of_the_cursor_are_removed() -> None:
     assert split(b"\x1b[?25l\x1b[2Kx \x1b[1my\x1b[0m\x1b[K\x1b[3;4Hz\n") == ["x \x1b[1my\x1b[0mz"]
 
 
-def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
+def test_a_line_without_an_end_is_shown_once_after_a_second() -> None:
     splitter = Splitter()
 
-    def fed(data: bytes, now: float) -> list[str]:
+    def feed(data: bytes, now: float) -> list[str]:
         return list(splitter.feed(data, now))
 
     assert splitter.due(0.0) is None
-    assert fed("loading …".encode(), 10.0) == []
+    assert feed("loading …".encode(), 10.0) == []
     assert splitter.due(10.25) == 0.75
     assert list(splitter.take_partial(10.5)) == []
     assert list(splitter.take_partial(11.0)) == ["loading …"]
     assert splitter.due(11.0) is None
-    assert fed(b" done\nnext\n", 20.0) == [" done", "next"]
-    assert fed(b"shown", 30.0) + list(splitter.take_partial(31.0)) == ["shown"]
-    assert fed(b"\n\n", 40.0) == [""], "its own end is no line, the next one is"
-    assert fed(b"a", 50.0) + fed(b"b", 50.9) + fed(b"c", 51.1) == ["abc"], "who goes on writing is shown too"
-    assert fed(b"\xe2\x80", 60.0) + list(splitter.take_partial(61.0)) == []
-    assert fed(b"\xa6\n", 62.0) == ["…"]
-    assert fed(b"5%\r", 70.0) + list(splitter.take_partial(71.0)) == ["5%"]
-    assert fed(b"6%", 72.0) + list(splitter.take_partial(73.0)) == [], "of a bar a state now and then"
+    assert feed(b" done\nnext\n", 20.0) == [" done", "next"]
+    assert feed(b"shown", 30.0) + list(splitter.take_partial(31.0)) == ["shown"]
+    assert feed(b"\n\n", 40.0) == [""], "the end of the shown line is no line of its own"
+    assert feed(b"a", 50.0) + feed(b"b", 50.9) + feed(b"c", 51.1) == ["abc"], "a line that keeps growing is shown too"
+    assert feed(b"\xe2\x80", 60.0) + list(splitter.take_partial(61.0)) == []
+    assert feed(b"\xa6\n", 62.0) == ["…"]
+    assert feed(b"5%\r", 70.0) + list(splitter.take_partial(71.0)) == ["5%"]
+    assert feed(b"6%", 72.0) + list(splitter.take_partial(73.0)) == [], "a bar is shown every few seconds"
     assert splitter.due(73.0) == 3.0
     assert list(splitter.take_partial(76.0)) == ["6%"]
     assert list(splitter.end()) == []
 
 
 @given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\b\r", exclude_categories=["Cs"])), st.integers(0, 3))))
-def test_whatever_the_moments_nothing_is_lost_or_shown_twice(pieces: list[tuple[str, int]]) -> None:
+def test_no_text_is_lost_or_shown_twice(pieces: list[tuple[str, int]]) -> None:
     splitter, now, shown = Splitter(), 10.0, []
     for text, wait in pieces:
         shown += splitter.feed(text.encode(), now)
@@ -219,11 +219,11 @@ def test_severity(text: str, severity: str | None) -> None:
 
 
 def messages(*lines: str, start: float = 100.0, step: float = 0.001) -> list[tuple[float, str]]:
-    found = Messages()
-    return [found.add(line, start + n * step)[:2] for n, line in enumerate(lines)]
+    grouping = Messages()
+    return [grouping.add(line, start + n * step)[:2] for n, line in enumerate(lines)]
 
 
-def raised() -> list[str]:
+def chained_traceback() -> list[str]:
     try:
         try:
             raise KeyError("x")
@@ -234,10 +234,10 @@ def raised() -> list[str]:
 
 
 def test_a_traceback_is_one_message() -> None:
-    lines = ["INFO:root:step 1", *raised(), "INFO:root:step 2"]
-    found = messages(*lines)
-    assert [severity for _, severity in found] == ["INFO", *["ERROR"] * (len(lines) - 2), "INFO"]
-    assert len({moment for moment, _ in found[1:-1]}) == 1
+    lines = ["INFO:root:step 1", *chained_traceback(), "INFO:root:step 2"]
+    entries = messages(*lines)
+    assert [severity for _, severity in entries] == ["INFO", *["ERROR"] * (len(lines) - 2), "INFO"]
+    assert len({time for time, _ in entries[1:-1]}) == 1
 
 
 def test_chained_tracebacks_are_one_message() -> None:
@@ -253,23 +253,23 @@ def test_chained_tracebacks_are_one_message() -> None:
 
 
 def test_logging_exception_is_one_message() -> None:
-    assert set(messages("ERROR:root:it failed", *raised())) == {(100.0, "ERROR")}
+    assert set(messages("ERROR:root:it failed", *chained_traceback())) == {(100.0, "ERROR")}
 
 
-def test_an_exception_may_have_a_long_text_but_what_comes_later_is_not_of_it() -> None:
+def test_a_long_exception_text_belongs_to_its_message() -> None:
     text = ["ValueError: Exception encountered.", "", "Input 0 is wrong.", "", "Arguments received:", "  x"]
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', *text]
     assert set(messages(*lines)) == {(100.0, "ERROR")}
-    found = Messages()
-    seen = [found.add(line, 100.0).severity for line in lines]
-    seen += [found.add("INFO:root:x", 100.0).severity, found.add("print", 100.0).severity]
-    assert seen == ["ERROR"] * len(lines) + ["INFO", "INFO"]
+    grouping = Messages()
+    severities = [grouping.add(line, 100.0).severity for line in lines]
+    severities += [grouping.add("INFO:root:x", 100.0).severity, grouping.add("print", 100.0).severity]
+    assert severities == ["ERROR"] * len(lines) + ["INFO", "INFO"]
     later = Messages()
     assert [later.add(line, 100.0).severity for line in lines] == ["ERROR"] * len(lines)
     assert later.add("retrying", 100.2).severity == "INFO"
 
 
-def test_indented_lines_continue_a_message_but_not_for_ever() -> None:
+def test_indented_lines_continue_a_message_for_a_second() -> None:
     assert messages("WARNING:x:y", "  more", "", "print") == [
         (100.0, "WARNING"),
         (100.0, "WARNING"),
@@ -280,7 +280,7 @@ def test_indented_lines_continue_a_message_but_not_for_ever() -> None:
     assert messages("  first line of all") == [(100.0, "INFO")]
 
 
-def test_words_are_those_of_logging() -> None:
+def test_severities_have_the_names_of_logging() -> None:
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         name = logging.getLevelName(level)
         assert severity_of(f"{name}:root:x") == name
@@ -302,7 +302,7 @@ REMARKS = [
 
 
 @pytest.mark.parametrize("line", REMARKS)
-def test_a_remark(line: str) -> None:
+def test_start_up_remarks_are_recognized(line: str) -> None:
     assert is_remark(line)
     assert not is_remark(f"trainer: {line}")
 
@@ -317,17 +317,17 @@ def test_a_remark(line: str) -> None:
         "To enable the following instructions: read the manual",
     ],
 )
-def test_what_is_none(line: str) -> None:
+def test_other_lines_are_no_remarks(line: str) -> None:
     assert not is_remark(line)
 
 
 @pytest.mark.parametrize(("level", "quiet"), [("0", False), ("1", False), ("2", True), ("3", True), (None, False)])
-def test_who_asks_for_remarks_has_them(level: str | None, quiet: bool) -> None:
+def test_remarks_are_hidden_only_at_log_level_2_or_higher(level: str | None, quiet: bool) -> None:
     assert is_quiet({} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}) is quiet
 
 
 @pytest.mark.parametrize("level", ["2", "0"])
-def test_the_log_of_a_trainer(make: Make, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+def test_the_log_omits_remarks_at_log_level_2(make: Make, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     printed = "".join(f"print({line!r})\n" for line in (REMARKS[0], "mine", *REMARKS[1:], "and mine"))
     cluster = make(printed)

@@ -1,4 +1,4 @@
-"""The log on a host and in the bucket: whole lines, in order, once, through deaths and full disks."""
+"""The log on a host and in the bucket: complete lines, in order, once, despite kills and full disks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def messages(path: Path) -> list[str]:
     return [json.loads(entry.line)["message"] for entry in ChunkReader(Chunks(path)).entries()]
 
 
-def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_format_of_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = Log(tmp_path, "job01", "ps-0")
     log.write([OutputLine(1769860800.25, "WARNING", 'é "quoted"\t')])
     assert read(log) == [
@@ -42,8 +42,8 @@ def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_the_log_continues_after_half_a_line(tmp_path: Path) -> None:
     Log(tmp_path, "job01", "ps-0").write_message("one")
-    (there,) = (tmp_path / "job01").iterdir()
-    with there.open("a") as file:
+    (chunk,) = (tmp_path / "job01").iterdir()
+    with chunk.open("a") as file:
         file.write('{"time": "20')
     again = Log(tmp_path, "job01", "ps-0")
     again.write_message("two")
@@ -53,34 +53,34 @@ def test_the_log_continues_after_half_a_line(tmp_path: Path) -> None:
     assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
 
 
-def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
+def test_newest_links_to_the_newest_job(tmp_path: Path) -> None:
     for job in ("job01", "job02"):
         Log(tmp_path, job, "ps-0").write_message(job)
     assert messages(tmp_path / "newest") == ["job02"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job01", "job02", "newest"]
 
 
-def copies(log: Log, store: FolderBucket) -> LogArchive:
+def start_archive(log: Log, store: FolderBucket) -> LogArchive:
     with suppress(BucketError):
         store.create("jobs/job01/job.json", b"{}")
     return LogArchive(log, store, NAME, archived(store, NAME))
 
 
-def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_grows_with_the_log_and_is_complete_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, FolderBucket(tmp_path))
+    archive = start_archive(log, FolderBucket(tmp_path))
     log.write_message("one")
     until(lambda: messages(tmp_path / NAME) == ["one"])
     log.write_message("two")
     until(lambda: messages(tmp_path / NAME) == ["one", "two"])
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 3600.0)
     log.write_message("three")
-    until(following.finish)
+    until(archive.finish)
     assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
 
 
-def test_late_lines_create_no_folder_of_a_deleted_job(tmp_path: Path) -> None:
+def test_late_lines_do_not_recreate_a_deleted_job(tmp_path: Path) -> None:
     log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), FolderBucket(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
     (tmp_path / "bucket").mkdir()
     store.create("jobs/job01/job.json", b"{}")
@@ -91,12 +91,12 @@ def test_late_lines_create_no_folder_of_a_deleted_job(tmp_path: Path) -> None:
     log.write_message("two")
     began = time.monotonic()
     until(LogArchive(log, store, name, archived(store, name)).finish)
-    assert time.monotonic() - began < 10  # and not the minute that a bucket has which does not answer
+    assert time.monotonic() - began < 10  # not the minute that an unresponsive bucket gets
     assert list((tmp_path / "bucket" / "jobs").iterdir()) == []
 
 
-class Once(FolderBucket):
-    """A bucket in which nothing is written twice."""
+class WriteOnceBucket(FolderBucket):
+    """A bucket that refuses to overwrite."""
 
     def upload(self, name: str, source: Path) -> None:
         assert not (self._root / name).exists()
@@ -107,45 +107,43 @@ def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     monkeypatch.setattr("hosts.agent.log.LARGEST", 1000)
     monkeypatch.setattr("hosts.agent.log._PIECE", 300)
-    said = []
+    expected = []
     for incarnation in range(3):
         log = Log(tmp_path / "logs", "job01", "ps-0")
-        following = copies(log, Once(tmp_path))
+        archive = start_archive(log, WriteOnceBucket(tmp_path))
         for n in range(50):
             log.write([OutputLine(1.0, "INFO", text := f"{incarnation} {n}")] * 2)
-            said += [text] * 2
-        until(following.finish)
-    assert messages(tmp_path / NAME) == said
-    kept = archived(FolderBucket(tmp_path), NAME)
-    assert max(chunk.size for chunk in kept) < 2000
-    assert len(kept) > 10
+            expected += [text] * 2
+        until(archive.finish)
+    assert messages(tmp_path / NAME) == expected
+    chunks = archived(FolderBucket(tmp_path), NAME)
+    assert max(chunk.size for chunk in chunks) < 2000
+    assert len(chunks) > 10
 
 
-def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_job_has_few_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
     monkeypatch.setattr(log_module, "_OF_THE_LOG", 0.001)
     monkeypatch.setattr(log_module, "_MOST_SECONDS", 3600.0)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    following = copies(log, FolderBucket(tmp_path))
+    archive = start_archive(log, FolderBucket(tmp_path))
     log.write_message("one")
     time.sleep(0.1)
     assert archived(FolderBucket(tmp_path), NAME) == []
-    until(following.finish)
+    until(archive.finish)
     assert messages(tmp_path / NAME) == ["one"]
 
 
-def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_lines_wait_up_to_a_minute_for_the_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.write_message("one")
-    following = LogArchive(log, FolderBucket(tmp_path / "away"), NAME, [])
-    assert not following.finish()
+    archive = LogArchive(log, FolderBucket(tmp_path / "away"), NAME, [])
+    assert not archive.finish()
     time.sleep(0.1)
-    assert not following.finish()
+    assert not archive.finish()
     FolderBucket(tmp_path).create("comes/jobs/job01/job.json", b"{}")
     (tmp_path / "comes").rename(tmp_path / "away")
-    until(following.finish)
+    until(archive.finish)
     assert messages(tmp_path / "away" / NAME) == ["one"]
     never = LogArchive(log, FolderBucket(tmp_path / "never"), NAME, [])
     assert not never.finish()
@@ -154,61 +152,59 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
     assert never.finish()
 
 
-def test_a_bucket_that_is_away_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_an_unreachable_bucket_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(BucketError):
         archived(FolderBucket(tmp_path / "away"), NAME)
     assert archived(FolderBucket(tmp_path), NAME) == []
 
 
-def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_and_in_the_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_beyond_its_limit_keeps_its_first_and_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.02)
     log = Log(tmp_path / "logs", "job01", "ps-0", 20_000)
-    following = copies(log, Once(tmp_path))
+    archive = start_archive(log, WriteOnceBucket(tmp_path))
     for n in range(1000):
         log.write_message(f"line {n}")
         if n % 100 == 0:
-            time.sleep(0.03)  # some of it is copied before it is cut, some never
-    until(following.finish)
+            time.sleep(0.03)  # some of it is archived before it is cut, some never
+    until(archive.finish)
     for path in (log.path, tmp_path / NAME):
         assert sum(Chunks(path).sizes().values()) <= 20_000 + 1_300
-        there = messages(path)
-        assert there[:10] == [f"line {n}" for n in range(10)]
-        assert there[-50:] == [f"line {n}" for n in range(950, 1000)]
-        missing = [int(text.split()[1]) for text in there if text.endswith(" cut …")]
-        assert len(there) - len(missing) + sum(missing) == 1000
+        lines = messages(path)
+        assert lines[:10] == [f"line {n}" for n in range(10)]
+        assert lines[-50:] == [f"line {n}" for n in range(950, 1000)]
+        cut = [int(text.split()[1]) for text in lines if text.endswith(" cut …")]
+        assert len(lines) - len(cut) + sum(cut) == 1000
 
 
 def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", 0.01)
-    bucket, old = Once(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
+    bucket, old = WriteOnceBucket(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.write_message("one")
-    until(copies(old, bucket).finish)
+    until(start_archive(old, bucket).finish)
     old.write_message("that nobody copied")
     new = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
     new.write_message("two")
-    following = copies(new, bucket)
+    archive = start_archive(new, bucket)
     until(lambda: messages(new.path) == ["one", "two"])
     new.write_message("three")
-    until(following.finish)
+    until(archive.finish)
     assert messages(tmp_path / NAME) == messages(new.path) == ["one", "two", "three"]
     again = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
     again.write_message("four")
-    until(copies(again, bucket).finish)
+    until(start_archive(again, bucket).finish)
     assert messages(tmp_path / NAME) == ["one", "two", "three", "four"]
     assert len({chunk.incarnation for chunk in archived(bucket, NAME)}) == 2
 
 
-def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: Path) -> None:
-    there = Chunk(1 << 40, 0, 0, 5)
-    log = Log(tmp_path, "job01", "ps-0", archived=[there])
+def test_a_clock_that_was_set_back_keeps_the_order_of_logs(tmp_path: Path) -> None:
+    earlier = Chunk(1 << 40, 0, 0, 5)
+    log = Log(tmp_path, "job01", "ps-0", archived=[earlier])
     log.write_message("one")
     (chunk,) = chunks_of(Chunks(log.path).sizes())
-    assert chunk.incarnation == there.incarnation + 1
+    assert chunk.incarnation == earlier.incarnation + 1
 
 
-def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path) -> None:
+def test_the_oldest_logs_beyond_the_limit_are_removed(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "chunk").write_text("x" * 900)
     os.utime(tmp_path / "old", (1, 1))
@@ -236,13 +232,13 @@ def test_a_full_disk_blocks_nothing_and_lost_lines_are_counted(tmp_path: Path, m
         log.write([OutputLine(1769860801.0 + n, "INFO", "lost") for n in range(3)])
         monkeypatch.setattr(os, "write", write)
         log.write_message(f"kept {round_}")
-    told = "… 4 lines lost from 2026-01-31T12:00:00.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"
-    assert [line["message"] for line in read(log)] == ["before", told, "kept 0", told, "kept 1"]
+    gap = "… 4 lines lost from 2026-01-31T12:00:00.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"
+    assert [line["message"] for line in read(log)] == ["before", gap, "kept 0", gap, "kept 1"]
     log.roll()
     assert [chunk.size for chunk in log.closed()] == list(Chunks(log.path).sizes().values())
 
 
-def test_an_unwritable_folder_loses_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_only_loses_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path, "job01", "ps-0")
 
     def refuse(*_: object) -> int:
@@ -256,7 +252,7 @@ def test_an_unwritable_folder_loses_lines_only(tmp_path: Path, monkeypatch: pyte
     assert "1 lines lost" in read(log)[0]["message"]
 
 
-def test_a_chunk_that_cannot_be_gone_on_with_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_cannot_be_continued_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Log(tmp_path, "job01", "ps-0").write_message("one")
 
     def refuse(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The agent's main process: its configuration, its messages to systemd, and a wake-up that reaches it or ends it at once."""
+"""The agent's main process: its configuration, its messages to systemd, and wake-ups that arrive while it ends."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def write(etc: Path, host: dict[str, Any]) -> dict[str, str]:
     return {"SCALETIER_ETC": str(etc), "SCALETIER_STATE": "/state"}
 
 
-def test_load(tmp_path: Path) -> None:
+def test_load_reads_host_json(tmp_path: Path) -> None:
     environ = write(tmp_path, HOST | {"pollSeconds": 2.5, "python": "/usr/bin/python3", "schema": 2})
     assert load(environ) == (HostFile("ps-0", "/bucket", 2.5, "/usr/bin/python3"), Path("/state"))
     assert load(write(tmp_path, HOST))[0] == HostFile("ps-0", "/bucket", 1.0, "/opt/scaletier/venv/bin/python")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"name": 1}, "host.json.name must be a text, not 1"),
         ({"bucket": None}, "host.json.bucket must be a text, not None"),
@@ -68,15 +68,15 @@ def test_load(tmp_path: Path) -> None:
         ({"schema": 99}, "host.json was written by a newer scaletier (schema 99"),
     ],
 )
-def test_a_bad_file_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_an_invalid_host_json_is_one_error_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(HostConfigError) as caught:
         load(write(tmp_path, HOST | changes))
-    assert str(caught.value).startswith(f"{tmp_path}/host.json: {said}")
+    assert str(caught.value).startswith(f"{tmp_path}/host.json: {message}")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])
-def test_notify(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_reaches_systemd_if_there_is_one(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = address.format(tmp=tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + address[1:] if address.startswith("@") else address)
@@ -89,7 +89,7 @@ def test_notify(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     notify("STATUS=nobody is there")
 
 
-def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
+def test_a_local_bucket_does_not_import_fsspec(tmp_path: Path) -> None:
     code = "import sys, hosts.agent.__main__ as agent; agent.open_bucket('/bucket'); print('fsspec' in sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
@@ -97,6 +97,6 @@ def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])
-def test_who_is_woken_when_it_has_seen_that_there_is_nothing_is_started_again(when: str, code: int) -> None:
+def test_an_agent_woken_while_it_ends_asks_for_a_restart(when: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=limit(), check=False)
     assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""A library or a program that a trainer did not find: one line says how its host gets it."""
+"""A library or a program that a trainer misses: the error has one line with the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "remedy"),
     [
         (["ImportError: libGL.so.1: cannot open shared object file: No such file or directory"], "libGL.so.1: add libgl1 "),
         (["OSError: libgomp.so.1: cannot open shared object file: No such file or directory"], "libgomp.so.1: add libgomp1 "),
@@ -91,24 +91,24 @@ def call(source: str) -> list[str]:
         (["sh: 1: mytool: not found"], "program mytool: add the Debian package that has it (https://packages.debian.org/"),
     ],
 )
-def test_what_is_missing_comes_with_its_remedy(lines: list[str], said: str) -> None:
+def test_a_missing_library_or_program_has_a_remedy(lines: list[str], remedy: str) -> None:
     (line,) = missing.remedy(lines).splitlines()
-    assert line.startswith(f"Its host has no {said}")
+    assert line.startswith(f"Its host has no {remedy}")
     assert line.endswith(THEN)
 
 
-def test_a_word_of_shells_is_no_package_of_debian() -> None:
-    told = missing.remedy(["the trainer cannot start: cd: No such file or directory"])
-    assert told == "cd is a word of shells and no program: run the command as sh -c '…'."
+def test_a_shell_builtin_needs_no_package() -> None:
+    remedy = missing.remedy(["the trainer cannot start: cd: No such file or directory"])
+    assert remedy == "cd is a word of shells and no program: run the command as sh -c '…'."
 
 
-def test_a_library_of_gpus_is_no_package_of_debian() -> None:
-    said = missing.remedy(["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"])
-    assert "CPUs" in said
-    assert "packages" not in said
+def test_a_gpu_library_needs_no_package() -> None:
+    remedy = missing.remedy(["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"])
+    assert "CPUs" in remedy
+    assert "packages" not in remedy
 
 
-def test_a_folder_that_is_missing_is_no_program() -> None:
+def test_a_missing_folder_is_no_missing_program() -> None:
     assert not missing.remedy([*call('subprocess.run(["ls"], cwd="nodir")'), f"{NO_FILE} 'nodir'"])
     handled = [*call("run(['own'])"), f"{NO_FILE} 'other'"]
     assert not missing.remedy([*handled, "Traceback (most recent call last):", "    open('data')", f"{NO_FILE} 'data'"])
@@ -128,18 +128,18 @@ def test_a_folder_that_is_missing_is_no_program() -> None:
         "",
     ],
 )
-def test_what_is_no_such_thing_is_left_alone(line: str) -> None:
+def test_other_errors_have_no_remedy(line: str) -> None:
     assert not missing.remedy(["Traceback (most recent call last):", line])
 
 
-def test_the_message_of_the_job_has_it_in_its_first_line() -> None:
+def test_the_remedy_is_in_the_first_line_of_the_job_s_error() -> None:
     end = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
     first, *rest = exit_message(ReplicaRecord("worker-0", exitCode=1, errorMessage=end)).splitlines()
     assert first.startswith("The replica worker 0 exited with a non-zero status of 1. Its host has no libGL.so.1: add libgl1 ")
     assert rest == [end]
 
 
-def test_the_list_that_it_names_is_there() -> None:
+def test_the_named_package_list_exists() -> None:
     name, _, path = missing.LIST.partition(" in ")
     packages = set(yaml.safe_load((ROOT / path).read_text())[name])
     libraries = ("libGL.so.1", "libglib-2.0.so.0", "libgomp.so.1", "libsndfile.so.1", "libgfortran.so.5")

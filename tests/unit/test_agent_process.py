@@ -1,4 +1,4 @@
-"""The real process, `python -m hosts.agent`, and its trainer: what goes in, what comes out, how it ends."""
+"""The real process, `python -m hosts.agent`, and its trainer: input, output and end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from jobs.progress import JobProgress
 from jobs.records import JobRecord, Task
 
 
-def test_success(make: Make) -> None:
+def test_a_successful_job(make: Make) -> None:
     cluster = make(f"import os, logging\nlogging.warning('careful')\nprint(os.environ['TF_CONFIG'])\n{GOES}")
     cluster.start()
-    until(lambda: "job RUNNING" in cluster.log("master-0"))  # a shorter job may be done before it was seen to run
+    until(lambda: "job RUNNING" in cluster.log("master-0"))  # a shorter job could end before a test observes that it runs
     (cluster.package / "go").touch()
     assert cluster.wait() == [0]
     job = cluster.job
@@ -55,11 +55,11 @@ def test_a_program_reports_its_progress(make: Make) -> None:
     assert cluster.wait() == [0]
     assert cluster.job.progress is not None
     assert replace(cluster.job.progress, time="") == JobProgress(5, 9, None, None, 0.5, {"accuracy": 0.25})
-    told = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
-    assert cluster.log("master-0", "WARNING") == [told]
+    warning = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
+    assert cluster.log("master-0", "WARNING") == [warning]
 
 
-def test_a_command_reports_the_end(make: Make) -> None:
+def test_a_command_is_notified_of_the_end(make: Make) -> None:
     code = "import os, sys; print('it cost', os.environ['TOKEN']); sys.exit(3)"
     target = "sh -c 'cat > $JOB_DIR/$0; echo told; exit 5' ${JOB_ID}"
     cluster = make(code, notify=target, secrets=["TOKEN"])
@@ -70,16 +70,16 @@ def test_a_command_reports_the_end(make: Make) -> None:
     secrets.mkdir(parents=True)
     (secrets / "job01.json").write_text('{"TOKEN": "hunter2hunter2"}')
     cluster.run()
-    told = JobRecord.from_json((output / "job01").read_bytes())
-    assert (told.state, told.replicas[0]["exitCode"]) == ("FAILED", 3)
-    assert "it cost [secret]" in told.errorMessage
+    record = JobRecord.from_json((output / "job01").read_bytes())
+    assert (record.state, record.replicas[0]["exitCode"]) == ("FAILED", 3)
+    assert "it cost [secret]" in record.errorMessage
     assert cluster.job.notification is not None
     assert (cluster.job.state, cluster.job.notification.error) == ("FAILED", "it exited with status 5")
     assert cluster.log("master-0")[-2:] == ["told", "notify: command sh … failed: it exited with status 5"]
     assert cluster.queue.entries == []
 
 
-def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:
+def test_a_line_without_an_end_is_in_the_log(make: Make) -> None:
     cluster = make("print('loading …', end='', flush=True)\n" + GOES.replace("print('up')", "pass"))
     cluster.start()
     until(lambda: "loading …" in cluster.log("master-0"))
@@ -143,12 +143,12 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
     first = cluster.record("master-0").firstError
     assert first is not None
     assert first.message == "ValueError: bad shape"
-    said = [json.loads(line) for line in cluster.archive("master-0").splitlines()]
-    assert (first.time, first.message) in [(line["time"], line["message"]) for line in said]
+    lines_logged = [json.loads(line) for line in cluster.archive("master-0").splitlines()]
+    assert (first.time, first.message) in [(line["time"], line["message"]) for line in lines_logged]
     assert {"Traceback (most recent call last):", "ValueError: bad shape"} <= set(cluster.log("master-0", "ERROR"))
 
 
-def test_a_flood_of_output_arrives_whole(make: Make) -> None:
+def test_a_flood_of_output_arrives_complete(make: Make) -> None:
     cluster = make("import sys\nfor n in range(50_000):\n    sys.stdout.write(f'{n}\\n')\nsys.stdout.write('no newline')")
     cluster.run()
     lines = cluster.log("master-0")
@@ -156,7 +156,7 @@ def test_a_flood_of_output_arrives_whole(make: Make) -> None:
     assert "no newline" in lines
 
 
-def test_a_process_that_left_the_session_does_not_hold_up_the_end(make: Make) -> None:
+def test_a_process_outside_the_session_does_not_delay_the_end(make: Make) -> None:
     cluster = make(
         "import subprocess\n"
         "left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -173,22 +173,22 @@ def test_a_process_that_left_the_session_does_not_hold_up_the_end(make: Make) ->
 
 def test_the_package_comes_from_the_bucket(make: Make) -> None:
     cluster = make("", packageSha256="")
-    packed = cluster.job_folder / "package.tar.gz"
-    with tarfile.open(packed, "w:gz") as tar:
+    archive = cluster.job_folder / "package.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
         for name, text in (("task.py", "import deep.er\n"), ("deep/er.py", "print('from the bucket')\n")):
             file = tarfile.TarInfo(name)
             file.size = len(text)
             tar.addfile(file, io.BytesIO(text.encode()))
-    plan = replace(cluster.plan, packageSha256=hashlib.sha256(packed.read_bytes()).hexdigest())
+    plan = replace(cluster.plan, packageSha256=hashlib.sha256(archive.read_bytes()).hexdigest())
     (cluster.job_folder / "plan.json").write_bytes(plan.to_json())
     jobs = cluster.host("master-0") / "state" / "jobs"
     (jobs / "job01" / "package").unlink()
     fetched = jobs.parent / "fetched"
-    whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
-    packed.write_bytes(damaged)
+    complete, damaged = archive.read_bytes(), archive.read_bytes()[:-9]
+    archive.write_bytes(damaged)
     cluster.start()
     until(lambda: (fetched / "job01" / ".package.tar.gz").exists())
-    packed.write_bytes(whole)
+    archive.write_bytes(complete)
     assert cluster.wait() == [0]
     assert "from the bucket" in cluster.log("master-0")
     assert cluster.job.state == "SUCCEEDED"
@@ -199,27 +199,27 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Keep others from writing there, as a store does itself."""
-    held = os.open(folder, os.O_RDONLY)
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other writers, as a store does."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make: Make) -> None:
-    """A FIFO in the place of the job's record: who reads it hangs, as on a file system that is away."""
+def test_restarts_and_stops_work_while_the_bucket_hangs(make: Make) -> None:
+    """Replace the job's record by a FIFO: a read of it hangs, as on an unreachable file system."""
     cluster = make("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GOES, stopSeconds=0.3)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
     job = cluster.job_folder / "job.json"
-    with holding(cluster.job_folder):  # or a write that has begun would take its place
+    with lock_folder(cluster.job_folder):  # a write in progress would replace the FIFO
         job.unlink()
         os.mkfifo(job)
     reader = None
-    while reader is None:  # until somebody reads
+    while reader is None:  # until the agent reads it
         with suppress(OSError):
             reader = os.open(job, os.O_WRONLY | os.O_NONBLOCK)
     try:
@@ -230,12 +230,12 @@ def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make
         cluster.processes["master-0"].terminate()
         until(lambda: gone(second))
         assert cluster.processes["master-0"].wait(PATIENCE) == 0
-        assert cluster.record("master-0").restarts == 0  # the bucket was never told
+        assert cluster.record("master-0").restarts == 0  # no record was written since
     finally:
         os.close(reader)
 
 
-def test_a_program_that_was_replaced_asks_to_be_started_again(make: Make, tmp_path: Path) -> None:
+def test_an_agent_whose_code_was_replaced_asks_for_a_restart(make: Make, tmp_path: Path) -> None:
     cluster = make(GOES)
     for name in ("jobs", "hosts"):
         shutil.copytree(ROOT / name, tmp_path / "program" / name)
@@ -250,13 +250,13 @@ def test_a_program_that_was_replaced_asks_to_be_started_again(make: Make, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "No such file or directory; fab train writes it"),
         ('{"name": "ps-0", "bucket": "s3://x"}', "'s3://x' is no bucket"),
     ],
 )
-def test_a_host_without_configuration_prints_one_line_and_exits_with_2(make: Make, text: str | None, said: str) -> None:
+def test_a_host_without_configuration_prints_one_line_and_exits_with_2(make: Make, text: str | None, message: str) -> None:
     cluster = make("")
     file = cluster.host("master-0") / "etc" / "host.json"
     file.unlink()
@@ -266,4 +266,4 @@ def test_a_host_without_configuration_prints_one_line_and_exits_with_2(make: Mak
     assert cluster.wait() == [2]
     (line,) = cluster.journal("master-0").splitlines()
     assert line.startswith("<3>replica: ")
-    assert said in line
+    assert message in line

@@ -14,37 +14,39 @@ from jobs.states import ReplicaState
 from jobs.study import Study
 
 PLAN = Plan("job01", ["master-0", "worker-0"], "trainer.task", [], {}, maxRestarts=2)
-WHOLE = replace(PLAN, restartPolicy="all")
+RESTART_ALL = replace(PLAN, restartPolicy="all")
 NOW = "2026-01-31T12:00:00.000Z"
 RUNNING = ReplicaRecord("worker-0", state=ReplicaState.RUNNING, startTime="2026-01-31T11:00:00.000Z")
 PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
 
 
-def ends(record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
-    """Start a trainer, which runs for `seconds` and ends by itself."""
+def run_and_end(
+    record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN
+) -> ReplicaRecord:
+    """Start a trainer that runs for `seconds` and ends by itself."""
     return rules.after_exit(plan, rules.started(record, NOW), rules.Exit(status, memory), seconds, NOW, "tail")
 
 
-def test_a_kill_is_restarted_until_there_were_too_many() -> None:
-    record, seen = RUNNING, []
+def test_a_kill_is_restarted_up_to_the_limit() -> None:
+    record, states = RUNNING, []
     for _ in range(3):
-        record = ends(record, -9)
-        seen.append((record.state, record.restarts, record.restartsUsed))
-    assert seen == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
+        record = run_and_end(record, -9)
+        states.append((record.state, record.restarts, record.restartsUsed))
+    assert states == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
     assert record.killed
     assert not record.crashLooping
     assert record.events == [Event(NOW, "signal 9 (SIGKILL)")] * 2
 
 
-def test_a_trainer_that_ran_well_has_its_restarts_back() -> None:
+def test_ten_good_minutes_reset_the_restarts() -> None:
     exhausted = replace(RUNNING, restarts=2, restartsUsed=2)
-    assert ends(exhausted, -9, 599.9).state == EXITED
-    good = ends(exhausted, -9, 600.0)
+    assert run_and_end(exhausted, -9, 599.9).state == EXITED
+    good = run_and_end(exhausted, -9, 600.0)
     assert (good.state, good.restarts, good.restartsUsed, good.consecutiveFailures) == (PREPARING, 3, 1, 0)
 
 
 @pytest.mark.parametrize(
-    ("deaths", "alike"),
+    ("ends", "expected"),
     [
         ([(-9, 1.0)] * 3, [1, 2, 3]),
         ([(-9, 9.9), (-9, 9.9), (-9, 10.0)], [1, 2, 0]),
@@ -52,64 +54,64 @@ def test_a_trainer_that_ran_well_has_its_restarts_back() -> None:
         ([(-9, 1.0), (1, 1.0), (-9, 1.0)], [1, 0, 1]),
     ],
 )
-def test_the_same_death_at_once_three_times_is_hopeless(deaths: list[tuple[int, float]], alike: list[int]) -> None:
-    plan, record, seen = replace(PLAN, maxRestarts=9), RUNNING, []
-    for code, seconds in deaths:
-        record = ends(record, code, seconds, plan=plan)
-        seen.append(record.consecutiveFailures)
-    assert seen == alike
-    assert record.crashLooping == (alike[-1] == 3)
+def test_three_equal_early_ends_are_a_crash_loop(ends: list[tuple[int, float]], expected: list[int]) -> None:
+    plan, record, failures = replace(PLAN, maxRestarts=9), RUNNING, []
+    for code, seconds in ends:
+        record = run_and_end(record, code, seconds, plan=plan)
+        failures.append(record.consecutiveFailures)
+    assert failures == expected
+    assert record.crashLooping == (expected[-1] == 3)
     assert record.state == (EXITED if record.crashLooping else PREPARING)
 
 
-def test_three_times_too_little_memory_is_hopeless_however_long_it_took() -> None:
+def test_three_times_out_of_memory_is_a_crash_loop_however_long_it_ran() -> None:
     plan, record = replace(PLAN, maxRestarts=9), RUNNING
     for _ in range(2):
-        record = ends(record, -9, 300.0, memory=True, plan=plan)
+        record = run_and_end(record, -9, 300.0, memory=True, plan=plan)
     assert not record.crashLooping
-    assert ends(record, -9, 300.0, plan=plan).consecutiveFailures == 0  # another death
-    assert ends(record, -9, 600.0, memory=True, plan=plan).consecutiveFailures == 0
-    assert ends(record, -9, 300.0, memory=True, plan=plan).crashLooping
+    assert run_and_end(record, -9, 300.0, plan=plan).consecutiveFailures == 0  # another reason
+    assert run_and_end(record, -9, 600.0, memory=True, plan=plan).consecutiveFailures == 0
+    assert run_and_end(record, -9, 300.0, memory=True, plan=plan).crashLooping
 
 
-def test_out_of_memory_is_recorded_until_the_next_end() -> None:
-    starved = ends(RUNNING, -9, memory=True)
-    assert starved.outOfMemory
-    assert starved.events[-1].cause == "signal 9 (SIGKILL), out of memory"
-    assert not ends(starved, -9).outOfMemory
+def test_out_of_memory_is_recorded_until_the_next_end_of_a_trainer() -> None:
+    out_of_memory = run_and_end(RUNNING, -9, memory=True)
+    assert out_of_memory.outOfMemory
+    assert out_of_memory.events[-1].cause == "signal 9 (SIGKILL), out of memory"
+    assert not run_and_end(out_of_memory, -9).outOfMemory
 
 
-def test_peers_that_need_one_another_leave_a_kill_to_the_leader() -> None:
-    ended = ends(RUNNING, -9, plan=WHOLE)
+def test_restart_policy_all_leaves_a_kill_to_the_leader() -> None:
+    ended = run_and_end(RUNNING, -9, plan=RESTART_ALL)
     assert (ended.state, ended.exitCode, ended.restarts) == (EXITED, 137, 0)
     assert ended.killed
-    spare = ends(RUNNING, -9, plan=replace(WHOLE, optionalRoles=["worker"]))
-    assert (spare.state, spare.restarts) == (PREPARING, 1)
-    assert rules.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
+    optional = run_and_end(RUNNING, -9, plan=replace(RESTART_ALL, optionalRoles=["worker"]))
+    assert (optional.state, optional.restarts) == (PREPARING, 1)
+    assert rules.resume(RESTART_ALL, "worker-0", 0, RUNNING, NOW).state == EXITED
 
 
 def test_an_exit_is_not_restarted() -> None:
     for code in (0, 1, 127):
-        ended = ends(RUNNING, code)
+        ended = run_and_end(RUNNING, code)
         assert (ended.state, ended.exitCode, ended.restarts, ended.endTime) == (EXITED, code, 0, NOW)
         assert ended.errorMessage == ("tail" if code else "")
 
 
 @pytest.mark.parametrize("code", [128, 130, 137, 143, 255])
 def test_a_high_code_is_no_signal(code: int) -> None:
-    ended = ends(RUNNING, code)
+    ended = run_and_end(RUNNING, code)
     assert (ended.state, ended.killed, ended.exitCode, ended.signal) == (EXITED, False, code, None)
 
 
-def test_codes_that_start_again_use_up_the_restarts_for_good() -> None:
-    record, seen = RUNNING, []
+def test_restart_codes_use_restarts_permanently() -> None:
+    record, states = RUNNING, []
     for _ in range(3):
-        record = ends(record, 42, 600.0)
-        seen.append((record.state, record.restarts, record.restartsUsed, record.killed))
-    assert seen == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
-    assert ends(replace(record, restartsUsed=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).restartsUsed == 2, (
-        "what others took"
-    )
+        record = run_and_end(record, 42, 600.0)
+        states.append((record.state, record.restarts, record.restartsUsed, record.killed))
+    assert states == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
+    assert (
+        run_and_end(replace(record, restartsUsed=4, faults=1), -9, 600.0, plan=replace(PLAN, maxRestarts=9)).restartsUsed == 2
+    ), "only restarts after kills are reset"
 
 
 @pytest.mark.parametrize(
@@ -124,11 +126,11 @@ def test_codes_that_start_again_use_up_the_restarts_for_good() -> None:
     ],
     ids=["abort", "faults", "memory", "a child's memory", "codes in turn", "a code and kills in turn"],
 )
-def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends_by: list[tuple[int, bool]]) -> None:
+def test_faults_of_a_program_count_however_late_they_happen(ends_by: list[tuple[int, bool]]) -> None:
     plan, record, starts = replace(PLAN, maxRestarts=3, restartCodes=[42, 43]), RUNNING, 0
     while record.state != EXITED and starts < 50:
         status, memory = ends_by[starts % len(ends_by)]
-        record = ends(record, status, 620.0, memory=memory, plan=plan)
+        record = run_and_end(record, status, 620.0, memory=memory, plan=plan)
         starts += 1
     assert (record.state, record.killed, record.crashLooping) == (EXITED, True, False)
     assert starts <= 2 * (plan.maxRestarts + 1)
@@ -136,25 +138,25 @@ def test_what_a_program_does_to_itself_is_no_bad_luck_however_late_it_comes(ends
 
 
 @pytest.mark.parametrize("status", [-9, -15, -2, -1])
-def test_what_others_send_takes_nothing_from_a_trainer_that_runs_well(status: int) -> None:
+def test_signals_do_not_count_against_a_trainer_that_ran_well(status: int) -> None:
     record = RUNNING
     for _ in range(9):
-        record = ends(record, status, 620.0)
+        record = run_and_end(record, status, 620.0)
     assert (record.state, record.restarts, record.restartsUsed, record.faults) == (PREPARING, 9, 1, 0)
 
 
-def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
+def test_a_study_s_codes_apply_to_trials_only() -> None:
     tuned = replace(PLAN, study=Study([]), restartCodes=[1], permanentCodes=[143])
-    assert ends(RUNNING, 1, plan=tuned).state == EXITED
-    assert not ends(RUNNING, 1, plan=tuned).killed
+    assert run_and_end(RUNNING, 1, plan=tuned).state == EXITED
+    assert not run_and_end(RUNNING, 1, plan=tuned).killed
 
 
-def test_the_wait_grows_to_a_limit() -> None:
+def test_the_wait_before_a_restart_grows_up_to_a_limit() -> None:
     waits = [rules.wait_before_start(replace(RUNNING, restartsUsed=n)) for n in (0, 1, 2, 3, 4, 6, 7, 5000)]
     assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 16.0, 30.0, 30.0]
 
 
-def test_resume_of_a_first_life() -> None:
+def test_resume_without_a_record() -> None:
     assert rules.resume(PLAN, "worker-0", 1, None, NOW) == ReplicaRecord("worker-0", attempt=1, heartbeatTime=NOW)
 
 
@@ -171,7 +173,7 @@ def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
     assert (exhausted.state, exhausted.restartsUsed) == (EXITED, 2)
 
 
-def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
+def test_resume_keeps_a_final_or_waiting_record() -> None:
     for changes in (
         {"exitCode": 0},
         {"exitCode": 3},
@@ -184,11 +186,11 @@ def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
     assert rules.resume(PLAN, "worker-0", 0, waiting, NOW) == waiting
 
 
-def test_another_attempt_starts_all_over_but_a_chief_that_is_done() -> None:
+def test_another_attempt_resets_all_but_a_chief_that_succeeded() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0, restarts=2, restartsUsed=2, crashLooping=True, consecutiveFailures=2)
     again = rules.resume(PLAN, "worker-0", 1, done, NOW)
     assert (again.state, again.attempt, again.restarts, again.restartsUsed, again.crashLooping) == (PREPARING, 1, 0, 0, False)
-    assert again.consecutiveFailures == 2  # one that never runs longer than a moment is still found out
+    assert again.consecutiveFailures == 2  # a crash loop is still recognized
     chief = replace(done, name="master-0")
     assert rules.resume(PLAN, "master-0", 1, chief, NOW).state == EXITED
     assert not rules.outdated(PLAN, chief, 1)
@@ -196,7 +198,7 @@ def test_another_attempt_starts_all_over_but_a_chief_that_is_done() -> None:
     assert not rules.outdated(PLAN, replace(done, attempt=1), 1)
 
 
-def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
+def test_a_stop_keeps_the_earlier_end() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0)
     assert rules.after_stop(done, 143, NOW) == done
     assert (rules.after_stop(RUNNING, 143, NOW).exitCode, rules.after_stop(RUNNING, 143, NOW).endTime) == (
@@ -205,15 +207,15 @@ def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
     )
 
 
-def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
+def test_a_start_keeps_the_first_start_time_and_counts() -> None:
     first = rules.started(ReplicaRecord("worker-0"), NOW)
     assert (first.state, first.startTime, first.lastStartTime, first.starts) == (ReplicaState.RUNNING, NOW, NOW, 1)
     later = rules.started(rules.for_attempt(rules.after_exit(PLAN, first, rules.Exit(-9), 60.0, NOW, ""), 1), "later")
     assert (later.startTime, later.lastStartTime, later.starts, later.restarts) == (NOW, "later", 2, 0)
 
 
-def test_an_event_gets_its_seconds_once() -> None:
-    killed = ends(RUNNING, -9)
+def test_an_event_gets_its_recovery_time_once() -> None:
+    killed = run_and_end(RUNNING, -9)
     up = rules.recovered(killed, 2.34567)
     assert up.events == [Event(NOW, "signal 9 (SIGKILL)", 2.346)]
     assert rules.recovered(up, 9.0) == up
@@ -234,7 +236,7 @@ _records = st.builds(
 
 
 @given(_records, st.integers(-64, 255), st.sampled_from([1.0, 60.0, 600.0]))
-def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, seconds: float) -> None:
+def test_restarts_stay_within_the_plan_s_limit(record: ReplicaRecord, status: int, seconds: float) -> None:
     ended = rules.after_exit(PLAN, record, rules.Exit(status), seconds, NOW, "")
     assert ended.restartsUsed <= PLAN.maxRestarts
     if not ended.crashLooping:
@@ -246,7 +248,7 @@ def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, secon
 
 
 @given(_records, st.integers(0, 3))
-def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: ReplicaRecord, attempt: int) -> None:
+def test_resumes_stay_within_the_plan_s_limit(record: ReplicaRecord, attempt: int) -> None:
     for _ in range(5):
         record = rules.resume(PLAN, "worker-0", attempt, record, NOW)
         assert record.restartsUsed <= PLAN.maxRestarts
@@ -257,13 +259,13 @@ def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: Replic
 
 
 @pytest.mark.parametrize("state", [ReplicaState.RUNNING, EXITED])
-def test_a_preemption_is_a_restart_that_does_not_count(state: ReplicaState) -> None:
+def test_a_preemption_uses_no_restart(state: ReplicaState) -> None:
     ended = {"exitCode": 143, "killed": True} if state is EXITED else {}
-    left = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, restartsUsed=2)
-    back = rules.resume(PLAN, "worker-0", 0, left, NOW)
+    preempted = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, restartsUsed=2)
+    back = rules.resume(PLAN, "worker-0", 0, preempted, NOW)
     assert (back.state, back.restarts, back.restartsUsed, back.preempted) == (PREPARING, 8, 2, False)
     assert back.events == [Event(NOW, "its host was preempted")]
-    whole = rules.resume(WHOLE, "worker-0", 0, left, NOW)
-    assert (whole.killed, whole.preempted) == (True, False), "its peers start again with it"
+    restart_all = rules.resume(RESTART_ALL, "worker-0", 0, preempted, NOW)
+    assert (restart_all.killed, restart_all.preempted) == (True, False), "its peers restart with it"
     crashed = rules.resume(PLAN, "worker-0", 0, rules.started(back, NOW), NOW)
-    assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "what comes after it counts"
+    assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "a later end counts"

@@ -1,4 +1,4 @@
-"""A replica's reports and reads: heartbeat first, own lost writes recognised, late answers ignored."""
+"""A replica's reports and reads: heartbeats first, its own lost writes are recognized, late answers ignored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Replica:
         incarnation: str = "a",
         version: str | None = None,
         plan: Plan = PLAN,
-        probes: HostProbes = HostProbes(),  # noqa: B008  it never changes
+        probes: HostProbes = HostProbes(),  # noqa: B008  immutable
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         self.host = Host(name, plan)
@@ -89,10 +89,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_heartbeat_comes_first(root: Path) -> None:
     replica = Replica(root)
-    seen: list[tuple[str, str]] = []
-    replica.store.before = lambda method, name: seen.append((method, name))
+    calls: list[tuple[str, str]] = []
+    replica.store.before = lambda method, name: calls.append((method, name))
     replica.reporter.round()
-    assert seen[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
+    assert calls[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
 
 
 def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path) -> None:
@@ -123,8 +123,8 @@ def test_the_connections_of_a_silent_trainer_are_recorded(root: Path) -> None:
 
 def test_a_write_whose_answer_was_lost_is_overwritten(root: Path) -> None:
     replica = Replica(root)
-    for evil in ("after", "before", "after"):
-        replica.store.fail = [evil]
+    for failure in ("after", "before", "after"):
+        replica.store.fail = [failure]
         with pytest.raises(BucketError):
             replica.reporter.publish()
         replica.reporter.publish()
@@ -140,7 +140,7 @@ def test_a_later_incarnation_continues_from_the_earlier_record(root: Path) -> No
     later.reporter.publish()
     assert later.written.incarnation == "b"
     late = Replica(root, incarnation="c", version="what was there before")
-    late.reporter.publish()  # over a write that a former life had under way
+    late.reporter.publish()  # over a write of an earlier incarnation
     assert late.written.incarnation == "c"
 
 
@@ -153,22 +153,22 @@ def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
     other.rounds(2)
     replica.rounds(2)
     assert replica.job.state == "RUNNING"
-    assert ("INFO", "job RUNNING") in replica.host.said
+    assert ("INFO", "job RUNNING") in replica.host.messages
     other.rounds()
     assert other.reporter.follows_leader
     assert other.reporter.job == replica.job
 
 
-def test_after_a_step_the_next_comes_at_once(root: Path) -> None:
+def test_a_round_after_a_change_is_due_at_once(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
     other.rounds()
     other.reporter.publish()
     replica.rounds()
-    seen = []
+    due = []
     for _ in range(3):
         replica.reporter.round()
-        seen.append(replica.reporter.due_at_once)
-    assert seen == [True, False, False]
+        due.append(replica.reporter.due_at_once)
+    assert due == [True, False, False]
 
 
 def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
@@ -187,23 +187,23 @@ def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
     assert replica.host.child.stops == []
 
 
-def test_who_is_overtaken_obeys(root: Path) -> None:
+def test_a_replaced_leader_obeys_the_new_one(root: Path) -> None:
     replica = Replica(root)
     replica.rounds(2)
 
-    def overtaken(method: str, name: str) -> None:
+    def replace_leader(method: str, name: str) -> None:
         if (method, name) == ("replace", paths.job("job01")):
             replica.store.before = lambda method, name: None
             replica.write(replica.job.with_holder("worker-0/x").ended("said by another"))
 
-    replica.store.before = overtaken
+    replica.store.before = replace_leader
     replica.clock.pass_(5.0)
     replica.rounds(2)
     assert (replica.job.lease.holder, replica.job.errorMessage) == ("worker-0/x", "said by another")
     assert replica.host.child.stops == [PLAN.stopSeconds]
 
 
-def test_the_end_of_a_job_gives_its_hosts_away_and_all_settle(root: Path) -> None:
+def test_the_end_of_a_job_frees_its_hosts_and_all_settle(root: Path) -> None:
     replica, other = Replica(root), Replica(root, "worker-0")
     for _ in range(4):
         replica.rounds()
@@ -223,8 +223,8 @@ def test_the_end_of_a_job_gives_its_hosts_away_and_all_settle(root: Path) -> Non
     assert [r["exitCode"] for r in replica.job.replicas] == [0, 143]
 
 
-def test_a_trainer_that_is_about_to_start_again_does_not_once_its_job_is_over(root: Path) -> None:
-    """The leader's own was killed and is to start with all others, when the chief is found to be done."""
+def test_a_pending_restart_is_dropped_once_the_job_ended(root: Path) -> None:
+    """The leader's trainer was killed and waits for the restart of all when the chief succeeds."""
     plan = replace(PLAN, restartPolicy="all")
     leader, chief = Replica(root, "worker-0", plan=plan), Replica(root, plan=plan)
     leader.rounds(3)
@@ -238,16 +238,16 @@ def test_a_trainer_that_is_about_to_start_again_does_not_once_its_job_is_over(ro
     chief.host.ends(0)
     chief.reporter.round()
 
-    def meanwhile(method: str, name: str) -> None:
+    def step_other_thread(method: str, name: str) -> None:
         leader.host.supervisor.step()  # the other thread never waits
 
-    leader.store.before = lambda method, name: meanwhile(method, name) if name == paths.QUEUE else None
+    leader.store.before = lambda method, name: step_other_thread(method, name) if name == paths.QUEUE else None
     leader.reporter.round()
     assert (leader.job.state, leader.reporter.settled, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
     assert len(leader.host.children) == 1
 
 
-def test_a_request_to_cancel_is_heard_by_the_leader(root: Path) -> None:
+def test_the_leader_obeys_a_request_to_cancel(root: Path) -> None:
     replica = Replica(root)
     replica.rounds(2)
     replica.ledger.request_cancel("job01", b"{}")
@@ -255,7 +255,7 @@ def test_a_request_to_cancel_is_heard_by_the_leader(root: Path) -> None:
     assert (replica.job.state, replica.host.child.stops) == ("CANCELLING", [PLAN.stopSeconds])
 
 
-def test_a_job_that_is_gone_is_an_error_that_does_not_stop_the_heartbeat(root: Path) -> None:
+def test_a_missing_job_is_an_error_that_does_not_stop_the_heartbeat(root: Path) -> None:
     replica = Replica(root)
     (root / paths.job("job01")).unlink()
     with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
@@ -263,30 +263,30 @@ def test_a_job_that_is_gone_is_an_error_that_does_not_stop_the_heartbeat(root: P
     assert (replica.written.state, replica.written.heartbeatSeq) == (ReplicaState.PREPARING, 1)
 
 
-def test_two_lives_that_write_at_once_do_not_loop(root: Path) -> None:
+def test_concurrent_writes_of_two_incarnations_do_not_loop(root: Path) -> None:
     replica = Replica(root)
 
-    def always(method: str, name: str) -> None:
+    def raise_conflict(method: str, name: str) -> None:
         if method in ("create", "replace"):
             raise Conflict(name)
 
-    replica.store.before = always
+    replica.store.before = raise_conflict
     with pytest.raises(Conflict):
         replica.reporter.publish()
 
 
-def test_progress_is_written_with_the_heartbeat_and_the_lease_alone(root: Path) -> None:
+def test_progress_adds_no_writes_to_heartbeat_and_lease(root: Path) -> None:
     replica = Replica(root, plan=replace(PLAN, replicas=["master-0"]))
     writes: list[tuple[str, str]] = []
     replica.rounds(2)
     replica.store.before = lambda method, name: writes.append((method, name)) if method == "replace" else None
     replica.rounds(12)
-    silent, reported = list(writes), range(100, 112)
+    writes_without_progress, reported = list(writes), range(100, 112)
     writes.clear()
     for step in reported:
         replica.host.child.progress = JobProgress(step, 200, 1.0)
         replica.rounds(1)
-    assert abs(len(writes) - len(silent)) <= 1
+    assert abs(len(writes) - len(writes_without_progress)) <= 1
     assert replica.written.progress is not None
     assert replica.written.progress.step >= reported[-1] - 4
     assert replica.job.progress is not None
@@ -298,35 +298,35 @@ def test_progress_is_written_with_the_heartbeat_and_the_lease_alone(root: Path) 
 def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Path, error: str) -> None:
     target = "POST https://example.com/…"
     results: list[Notification] = []
-    asked: list[JobRecord] = []
+    notified: list[JobRecord] = []
 
     def notify(job: JobRecord) -> Notification | None:
-        asked.append(job)
+        notified.append(job)
         return results[-1] if results else None
 
     replica = Replica(root, plan=replace(PLAN, replicas=["master-0"], notify="https://example.com/secret"), notify=notify)
     replica.write(replace(replica.job, notification=Notification(target)))
     replica.rounds(4)
-    assert (replica.job.state, asked) == ("RUNNING", [])
+    assert (replica.job.state, notified) == ("RUNNING", [])
     replica.host.ends(0)
     replica.rounds(3)
     assert (replica.job.state, replica.reporter.settled, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
-    assert [r["exitCode"] for r in asked[0].replicas] == [0]
-    moved = iter([True])  # by another just now
+    assert [r["exitCode"] for r in notified[0].replicas] == [0]
+    moved = iter([True])  # by another writer in between
 
-    def overtake(method: str, name: str) -> None:
+    def write_in_between(method: str, name: str) -> None:
         if (method, name) == ("replace", paths.job("job01")) and next(moved, False):
             replica.write(replace(replica.job, labels={"a": "b"}))
 
-    replica.store.before = overtake
+    replica.store.before = write_in_between
     results.append(Notification(target, NOW, 3, error))
     replica.rounds(1)
     assert not replica.reporter.settled
     replica.rounds(3)
     assert (replica.reporter.settled, replica.ledger.queue().entries) == (True, [])
     assert (replica.job.notification, replica.job.labels) == (Notification(target, NOW, 3, error), {"a": "b"})
-    told = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
-    assert [line for line in replica.host.said if line[1].startswith("notify")] == told
+    messages = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
+    assert [line for line in replica.host.messages if line[1].startswith("notify")] == messages
     later = Replica(
         root, incarnation="b", plan=replace(PLAN, replicas=["master-0"], notify="x"), notify=lambda _: pytest.fail("twice")
     )

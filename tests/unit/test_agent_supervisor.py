@@ -1,4 +1,4 @@
-"""The supervisor: a trainer started, restarted and stopped by the rules, with nothing of the bucket."""
+"""The supervisor: starts, restarts and stops a trainer by the rules, without the bucket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = "2026-01-31T12:00:00.000Z"
 
 
 class Child:
-    """A trainer that ends when it is told."""
+    """A trainer that ends when the test sets its code."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
@@ -53,7 +53,7 @@ class Host:
     def __init__(self, name: str = "worker-0", plan: Plan = PLAN, record: ReplicaRecord | None = None) -> None:
         self.clock = Clock()
         self.children: list[Child] = []
-        self.said: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
         self.fails: Exception | None = None
         assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
         self.supervisor = Supervisor(assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
@@ -65,7 +65,7 @@ class Host:
         return self.children[-1]
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
-        self.said.append((severity, message))
+        self.messages.append((severity, message))
 
     @property
     def child(self) -> Child:
@@ -93,7 +93,7 @@ def host() -> Host:
     return host
 
 
-def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
+def test_a_start_that_timed_out_is_repeated() -> None:
     host = Host()
     host.fails = TimeoutError("the launcher did not answer")
     host.orders(0)
@@ -104,35 +104,35 @@ def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
     assert host.record.state == "RUNNING"
 
 
-def test_nothing_runs_before_the_job_s_record_was_read() -> None:
+def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:
     host = Host()
     assert host.supervisor.step() == float("inf")
     assert (host.children, host.record.state, host.supervisor.idle) == ([], "PREPARING", False)
     host.supervisor.order(0, "")
     assert host.supervisor.step() == 9.0
     assert (len(host.children), host.record.state, host.record.startTime) == (1, "RUNNING", NOW)
-    assert host.said == [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
+    assert host.messages == [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
 
 
-def test_a_killed_trainer_is_restarted_with_nothing_of_the_bucket(host: Host) -> None:
+def test_a_killed_trainer_is_restarted_without_the_bucket(host: Host) -> None:
     for restarts in (1, 2):
         host.ends(-9)
         assert host.record.restarts == restarts
         if restarts == 2:
-            assert len(host.children) == 2  # the second time after a second
+            assert len(host.children) == 2  # the second restart waits for a second
             host.clock.pass_(0.5)
             assert host.supervisor.step() == pytest.approx(0.5)
             host.clock.pass_(0.5)
             host.supervisor.step()
         assert len(host.children) == restarts + 1
         assert host.record.state == "RUNNING"
-    assert [text for severity, text in host.said if severity == "WARNING"] == [
+    assert [text for severity, text in host.messages if severity == "WARNING"] == [
         "restarting after signal 9 (SIGKILL) (1 of 5)",
         "restarting after signal 9 (SIGKILL) (2 of 5), in 1 s",
     ]
 
 
-def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
+def test_a_restart_s_event_has_the_seconds_until_the_next_output(host: Host) -> None:
     host.ends(-9)
     host.clock.pass_(2.5)
     assert host.record.events[-1].seconds is None
@@ -143,15 +143,15 @@ def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
     host.ends(-9)
     assert [event.seconds for event in host.record.events] == [2.5, None]
     host.clock.pass_(1.0)
-    host.supervisor.step()  # it is started again
+    host.supervisor.step()  # it is restarted
     host.child.lines = 1
     host.child.code = 0
     host.clock.pass_(0.5)
-    host.supervisor.step()  # it has printed and ended before anybody looked
+    host.supervisor.step()  # it printed and ended between two steps
     assert [event.seconds for event in host.record.events] == [2.5, 1.5]
 
 
-def test_lines_are_counted_through_all_restarts() -> None:
+def test_lines_are_counted_across_restarts() -> None:
     host = Host(record=ReplicaRecord("worker-0", lines=100))
     host.orders(0)
     host.child.lines = 7
@@ -162,35 +162,35 @@ def test_lines_are_counted_through_all_restarts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (0, ("INFO", "trainer exited with status 0")),
         (3, ("ERROR", "trainer exited with status 3")),
         (255, ("ERROR", "trainer exited with status 255")),
     ],
 )
-def test_an_exit_is_not_restarted(host: Host, code: int, said: tuple[str, str]) -> None:
+def test_an_exit_is_not_restarted(host: Host, code: int, message: tuple[str, str]) -> None:
     assert host.ends(code) == float("inf")
     assert (host.record.state, host.record.exitCode, len(host.children)) == ("EXITED", code, 1)
     assert host.supervisor.idle
-    assert host.said[-1] == said
+    assert host.messages[-1] == message
 
 
-def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
+def test_three_equal_early_ends_are_final(host: Host) -> None:
     for _ in range(3):
         while host.record.state is ReplicaState.PREPARING:
             host.clock.pass_(1.0)
             host.supervisor.step()
         host.ends(-11, after=5.0)
     assert (host.record.crashLooping, host.record.state, len(host.children)) == (True, "EXITED", 3)
-    assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
+    assert host.messages[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
 
 
 def test_out_of_memory_is_recorded(host: Host) -> None:
     host.child.out_of_memory = True
     host.ends(-9)
     assert host.record.outOfMemory
-    assert ("WARNING", "restarting after signal 9 (SIGKILL), out of memory (1 of 5)") in host.said
+    assert ("WARNING", "restarting after signal 9 (SIGKILL), out of memory (1 of 5)") in host.messages
 
 
 @pytest.mark.parametrize("error", [OSError("no python"), ValueError("embedded null byte")])
@@ -211,41 +211,41 @@ def test_the_end_of_the_job_stops_the_trainer_once(host: Host) -> None:
     host.ends(143)
     assert (host.record.state, host.record.exitCode, host.record.restarts) == ("EXITED", 143, 0)
     assert host.supervisor.idle
-    assert host.said[-1] == ("INFO", "stopping: job CANCELLING")
+    assert host.messages[-1] == ("INFO", "stopping: job CANCELLING")
 
 
-def test_a_job_that_ends_before_it_starts_here_starts_nothing() -> None:
+def test_a_job_that_ended_before_its_start_starts_no_trainer() -> None:
     host = Host()
     host.orders(0, "job CANCELLED")
     assert (host.children, host.record.state, host.record.exitCode) == ([], "EXITED", None)
 
 
-def test_a_unit_that_is_stopped_stops_its_trainer(host: Host) -> None:
+def test_a_stopped_unit_stops_its_trainer(host: Host) -> None:
     host.supervisor.terminate()
     host.supervisor.step()
     assert host.child.stops == [7.0]
     host.ends(0)
-    assert (host.record.state, host.record.exitCode) == ("EXITED", 143)  # its own answer to SIGTERM is no success
-    assert host.said[-1] == ("INFO", "stopping: the unit is stopped")
+    assert (host.record.state, host.record.exitCode) == ("EXITED", 143)  # an exit with 0 after SIGTERM is no success
+    assert host.messages[-1] == ("INFO", "stopping: the unit is stopped")
     host.orders(1)
     assert len(host.children) == 1
 
 
-def test_who_answers_to_sigterm_by_143_starts_again_while_its_host_is_taken_back(host: Host) -> None:
+def test_a_trainer_that_exits_with_143_on_a_preempted_host_is_restarted(host: Host) -> None:
     assert not host.record.killed
     host.supervisor.set_preempted()
-    host.ends(143)  # told by its machine before it was by us
+    host.ends(143)  # SIGTERM came from the machine, not from the agent
     assert (host.record.state, host.record.restarts) == ("RUNNING", 1)
 
 
-def test_a_unit_that_is_stopped_before_it_began() -> None:
+def test_a_unit_stopped_before_its_start_starts_no_trainer() -> None:
     host = Host()
     host.supervisor.terminate()
     host.supervisor.step()
     assert (host.children, host.record.state, host.record.exitCode) == ([], "EXITED", 143)
 
 
-def test_another_attempt_stops_and_starts_again(host: Host) -> None:
+def test_another_attempt_restarts_the_trainer(host: Host) -> None:
     host.orders(1)
     assert host.child.stops == [7.0]
     host.ends(143)
@@ -260,7 +260,7 @@ def test_another_attempt_stops_and_starts_again(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["master-0", "worker-0"])
-def test_who_ends_well_to_start_again_is_not_done(name: str) -> None:
+def test_an_exit_with_0_at_another_attempt_is_no_success(name: str) -> None:
     host = Host(name)
     host.orders(0)
     host.orders(1)
@@ -268,7 +268,7 @@ def test_who_ends_well_to_start_again_is_not_done(name: str) -> None:
     assert (len(host.children), host.record.attempt, host.record.state) == (2, 1, "RUNNING")
 
 
-def test_a_late_answer_does_not_call_another_attempt_back(host: Host) -> None:
+def test_a_late_order_does_not_revert_to_an_earlier_attempt(host: Host) -> None:
     host.supervisor.order(1, "")
     host.orders(0)
     assert host.child.stops == [7.0]
@@ -282,29 +282,29 @@ def test_a_chief_that_is_done_stays_done() -> None:
     assert (len(host.children), host.record.attempt, host.record.done) == (1, 0, True)
 
 
-def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
+def test_restart_policy_all_waits_for_the_leader() -> None:
     host = Host(plan=replace(PLAN, restartPolicy="all"))
     host.orders(0)
     host.ends(-9)
     assert (len(host.children), host.record.killed) == (1, True)
-    assert host.said[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
+    assert host.messages[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
     host.orders(1)
     assert (len(host.children), host.record.attempt) == (2, 1)
 
 
-def test_no_caller_waits_for_another_thread(host: Host) -> None:
-    """A signal may come while the other thread asks: what it asks is answered at once."""
-    seen: list[Any] = []
+def test_callers_do_not_wait_for_another_thread(host: Host) -> None:
+    """A signal handler may run while the other thread reads the record: that thread does not wait."""
+    records: list[Any] = []
     with host.supervisor._lock:
-        host.supervisor.terminate()  # in a handler, by the thread that has the lock
+        host.supervisor.terminate()  # in a signal handler, on the thread that holds the lock
         host.supervisor.step()
-        asker = threading.Thread(target=lambda: seen.append(host.supervisor.record))
-        asker.start()
-    asker.join(PATIENCE)
-    assert [record.state for record in seen] == [ReplicaState.RUNNING]
+        reader = threading.Thread(target=lambda: records.append(host.supervisor.record))
+        reader.start()
+    reader.join(PATIENCE)
+    assert [record.state for record in records] == [ReplicaState.RUNNING]
 
 
-def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
+def test_progress_survives_a_restart_and_trials_have_none(host: Host) -> None:
     host.child.progress = JobProgress(5)
     host.ends(-9)
     host.supervisor.step()
@@ -319,11 +319,11 @@ def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
 
 
 def test_the_first_error_is_recorded_with_its_last_line_and_survives_a_restart(host: Host) -> None:
-    begun, whole, later = FirstError("1", "Traceback"), FirstError("1", "ValueError: x"), FirstError("2", "y")
-    for error in (None, begun, whole):
+    partial, complete, later = FirstError("1", "Traceback"), FirstError("1", "ValueError: x"), FirstError("2", "y")
+    for error in (None, partial, complete):
         host.child.first_error = error
         assert host.record.firstError == error
     host.ends(-9)
     host.supervisor.step()
     host.child.first_error = later
-    assert host.record.firstError == whole
+    assert host.record.firstError == complete

@@ -1,4 +1,4 @@
-"""The rights of a trainer on Google's hosts to buckets, and of a program that fab runs for a job."""
+"""The bucket access of trainers on Google's hosts, and of programs that fab runs for a job."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from jobs.records import Plan, Task
 _ASK = """
 import json, sys, urllib.request
 url = f"http://127.0.0.1:{sys.argv[1]}/computeMetadata/v1/instance/service-accounts/default/token"
-asked = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-told = json.load(urllib.request.urlopen(asked, timeout=10))
-assert told["access_token"] == "narrow", told
+request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+answer = json.load(urllib.request.urlopen(request, timeout=10))
+assert answer["access_token"] == "narrow", answer
 sys.exit(3)
 """
 PLAN = Plan("job02", ["master-0"], "trainer.task", [], {})
 TASK = Task(tfConfig="{}", environment={"JOB_DIR": "gs://mine/jobs/job02/output", "SCALETIER_DATA": "gs://mine/data"})
 
 
-def of(*args: str, **environment: str) -> Access:
+def access_of(*args: str, **environment: str) -> Access:
     task = replace(TASK, environment=TASK.environment | environment)
     return access(replace(PLAN, args=list(args)), task, "mine")
 
 
 def test_a_job_writes_its_output_and_reads_the_stacks_data() -> None:
-    assert of() == Access("mine", ("jobs/job02/output",), ("data",))
+    assert access_of() == Access("mine", ("jobs/job02/output",), ("data",))
 
 
-def test_a_job_reads_what_it_continues_and_uses_named_buckets() -> None:
-    found = of("--resume=gs://mine/jobs/job01/output", "gs://theirs/set/a.csv,gs://more", OUT="gs://results/x")
-    assert found.writes == ("jobs/job02/output",)
-    assert "jobs/job01/output" in found.reads
-    assert found.others == ("theirs", "more", "results")
-    assert of("gs://mine").reads == ("data",), "the whole bucket is nobody's to read"
+def test_a_job_reads_the_output_it_continues_and_uses_named_buckets() -> None:
+    granted = access_of("--resume=gs://mine/jobs/job01/output", "gs://theirs/set/a.csv,gs://more", OUT="gs://results/x")
+    assert granted.writes == ("jobs/job02/output",)
+    assert "jobs/job01/output" in granted.reads
+    assert granted.others == ("theirs", "more", "results")
+    assert access_of("gs://mine").reads == ("data",), "a job may not read the whole bucket"
 
 
 def test_a_job_that_continues_another_s_output_may_write_there() -> None:
-    assert of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
-    elsewhere = of(JOB_DIR="gs://results/x")
-    assert (elsewhere.writes, elsewhere.others) == (("jobs/job02/output",), ("results",))
+    assert access_of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
+    other_bucket = access_of(JOB_DIR="gs://results/x")
+    assert (other_bucket.writes, other_bucket.others) == (("jobs/job02/output",), ("results",))
 
 
-def test_the_boundary_as_google_has_it() -> None:
+def test_the_access_boundary_in_google_s_format() -> None:
     resource = "//storage.googleapis.com/projects/_/buckets/"
     of_mine, listed = "projects/_/buckets/mine/objects/", "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
     assert boundary(Access("mine", ("jobs/j/output",), ("data", "jobs/i/output/model-7"), ("theirs",))) == [
@@ -83,42 +83,42 @@ def test_the_boundary_as_google_has_it() -> None:
     ]
 
 
-def test_a_name_that_begins_like_another_is_another() -> None:
-    found = of("--warm-start", "gs://mine/jobs/old", "gs://mine/jobs/job02/output-2", JOB_DIR="gs://mine/runs/1")
-    assert found == Access("mine", ("runs/1",), ("data", "jobs/old", "jobs/job02/output-2"))
-    for rule in boundary(found):
+def test_a_name_with_the_same_prefix_gets_no_access() -> None:
+    granted = access_of("--warm-start", "gs://mine/jobs/old", "gs://mine/jobs/job02/output-2", JOB_DIR="gs://mine/runs/1")
+    assert granted == Access("mine", ("runs/1",), ("data", "jobs/old", "jobs/job02/output-2"))
+    for rule in boundary(granted):
         expression = rule.get("availabilityCondition", {}).get("expression", "")
         starts = re.findall(r"startsWith\('([^']*)'\)", expression)
         assert all(start.endswith(("/", ".")) for start in starts)
 
 
-def test_who_asks_for_ever_leaves_its_replica_room_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hosts.agent.token_broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
-    monkeypatch.setattr("hosts.agent.token_broker._Handler.timeout", None)  # nobody is hung up on for being slow
+def test_the_broker_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hosts.agent.token_broker._Handler.disable_nagle_algorithm", False)  # socket pairs lack it
+    monkeypatch.setattr("hosts.agent.token_broker._Handler.timeout", None)  # no timeout for slow clients
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
     pairs = [socket.socketpair() for _ in range(200)]
     before = threading.active_count()
     try:
-        for there, _ in pairs:
-            broker._server.process_request(there, ("127.0.0.1", 1))
+        for server_end, _ in pairs:
+            broker._server.process_request(server_end, ("127.0.0.1", 1))
         assert threading.active_count() - before == 32
-        heard = [here for _, here in pairs if select.select([here], [], [], 0)[0]]
-        assert heard == [here for _, here in pairs[32:]]
-        assert {here.recv(1) for here in heard} == {b""}, "who finds no room is hung up on"
-        for _, here in pairs:
-            here.close()
-        wait_for(lambda: threading.active_count() == before, "the end of those who asked")
+        closed = [client for _, client in pairs if select.select([client], [], [], 0)[0]]
+        assert closed == [client for _, client in pairs[32:]]
+        assert {client.recv(1) for client in closed} == {b""}, "connections beyond the limit are closed"
+        for _, client in pairs:
+            client.close()
+        wait_for(lambda: threading.active_count() == before, "the end of all handlers")
         pairs.append(socket.socketpair())
         broker._server.process_request(pairs[-1][0], ("127.0.0.1", 1))
-        assert not select.select([pairs[-1][1]], [], [], 0)[0], "there is room again"
+        assert not select.select([pairs[-1][1]], [], [], 0)[0], "a new connection is accepted again"
         assert threading.active_count() == before + 1
     finally:
-        for _, here in pairs:
-            here.close()
+        for _, client in pairs:
+            client.close()
         broker.close()
 
 
-def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_start_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
     pairs = [socket.socketpair() for _ in range(40)]
 
@@ -128,14 +128,14 @@ def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPat
     try:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            for there, _ in pairs:
-                broker._server.process_request(there, ("127.0.0.1", 1))
-        assert {here.recv(1) for _, here in pairs} == {b""}, "who finds no thread is hung up on"
-        places = [broker._server._slots.acquire(blocking=False) for _ in range(33)]
-        assert places == [True] * 32 + [False]
+            for server_end, _ in pairs:
+                broker._server.process_request(server_end, ("127.0.0.1", 1))
+        assert {client.recv(1) for _, client in pairs} == {b""}, "connections without a thread are closed"
+        slots = [broker._server._slots.acquire(blocking=False) for _ in range(33)]
+        assert slots == [True] * 32 + [False]
     finally:
-        for _, here in pairs:
-            here.close()
+        for _, client in pairs:
+            client.close()
         broker.close()
 
 
@@ -145,31 +145,31 @@ def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPat
     )
 )
 def test_no_argument_widens_a_rule(args: list[str]) -> None:
-    found = of(*args)
-    rules = boundary(found)
-    assert found.writes == ("jobs/job02/output",)
+    granted = access_of(*args)
+    rules = boundary(granted)
+    assert granted.writes == ("jobs/job02/output",)
     assert len(rules) <= 10
-    assert len(found.others) <= MOST_BUCKETS
-    assert "" not in found.reads
+    assert len(granted.others) <= MOST_BUCKETS
+    assert "" not in granted.reads
     for rule in rules:
         expression = rule.get("availabilityCondition", {}).get("expression", "")
         texts = 2 * expression.count("resource.name") + 6 * expression.count("objectListPrefix")
-        assert expression.count("'") == texts, "each text ends where it should"
+        assert expression.count("'") == texts, "each text is quoted correctly"
         assert expression.count("||") <= 12
 
 
-def test_a_command_is_lent_the_rights_of_its_output_alone() -> None:
+def test_a_command_gets_access_to_its_output_only() -> None:
     rules: list[Any] = []
 
-    def mint(asked: Any) -> tuple[str, float]:
-        rules.append(asked)
+    def mint(rule: Any) -> tuple[str, float]:
+        rules.append(rule)
         return "narrow", 3600.0
 
     assert main(["gs://mine/jobs/job01/output", "--", sys.executable, "-c", _ASK, PORT], mint) == 3
-    (found,) = rules
+    (granted,) = rules
     conditions = {
-        rule["availablePermissions"][0]: rule.get("availabilityCondition", {}).get("expression", "") for rule in found
+        rule["availablePermissions"][0]: rule.get("availabilityCondition", {}).get("expression", "") for rule in granted
     }
     assert "/buckets/mine/objects/jobs/job01/output/'" in conditions["inRole:roles/storage.objectUser"]
     assert "/buckets/mine/objects/data/'" in conditions["inRole:roles/storage.objectViewer"]
-    assert {rule["availableResource"].rpartition("/")[2] for rule in found} == {"mine"}
+    assert {rule["availableResource"].rpartition("/")[2] for rule in granted} == {"mine"}

@@ -1,4 +1,4 @@
-"""A job's files beside an empty JOB_DIR: found without following a link, kept within bounds."""
+"""A job's files outside an empty JOB_DIR: found without following links, copied within limits."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ LONG = 60.0
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Write a package with a file that came with it, and the mark that it is whole; a JOB_DIR beside it."""
+    """Write a package with one file and the mark that it is complete, and a JOB_DIR."""
     folder = tmp_path / "state/package"
     folder.mkdir(parents=True)
-    (folder / "task.py").write_text("came along")
+    (folder / "task.py").write_text("packaged")
     (tmp_path / "state/package.sha256").write_text("0")
     (tmp_path / "bucket/jobs/job01/output").mkdir(parents=True)
-    later(tmp_path / "state/package.sha256")
+    wait_for_newer_ctime(tmp_path / "state/package.sha256")
     return folder
 
 
-def later(mark: Path) -> None:
-    """Wait until what is written from now on is newer than this file."""
+def wait_for_newer_ctime(mark: Path) -> None:
+    """Wait until files that are written from now on are newer than this one."""
     probe = mark.with_name("probe")
     wait_for(lambda: probe.write_text("") == 0 and probe.stat().st_ctime_ns > mark.stat().st_ctime_ns, "the clock of files")
     probe.unlink()
 
 
-def since(package: Path) -> int:
+def unpack_time(package: Path) -> int:
     return package.with_name("package.sha256").stat().st_ctime_ns
 
 
@@ -55,40 +55,40 @@ def output(package: Path) -> Path:
     return package.parents[1] / "bucket/jobs/job01/output"
 
 
-def kept(package: Path, *more: tuple[str, str], seconds: float = LONG) -> dict[str, Any]:
-    return keep(str(output(package)), "master-0", since(package), [(str(package), ""), *more], seconds)
+def keep_files(package: Path, *more: tuple[str, str], seconds: float = LONG) -> dict[str, Any]:
+    return keep(str(output(package)), "master-0", unpack_time(package), [(str(package), ""), *more], seconds)
 
 
-def test_what_a_job_wrote_beside_itself_is_kept_and_what_came_with_it_is_not(package: Path, tmp_path: Path) -> None:
+def test_files_that_a_job_wrote_elsewhere_are_kept_without_its_package(package: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    again = (
+    caches = (
         home / ".keras/keras.json",
         package / "__pycache__/task.pyc",
         package / "c/x",
         package / "__autograph_generated_file1.py",
     )
-    for path in (package / "model/model.txt", home / "notes", home / "deep/.own/x", *again):
+    for path in (package / "model/model.txt", home / "notes", home / "deep/.own/x", *caches):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("weights")
     (package / "c/CACHEDIR.TAG").touch()
     (package / "run.sh").write_text("")
     (package / "run.sh").chmod(0o755)
-    told = kept(package, (str(tmp_path / "home"), "home/"), (str(tmp_path / "none"), "tmp/"))
-    assert told["kept"] == ["run.sh", "home/deep/.own/x", "home/notes", "model/model.txt"]
-    assert (told["keptFiles"], told["keptBytes"], told["leftOut"]) == (4, 21, [])
-    left = output(package) / paths.LEFT / "master-0"
-    assert sorted(path.relative_to(left).as_posix() for path in left.rglob("*") if path.is_file()) == sorted(told["kept"])
-    assert (left / "model/model.txt").read_text() == "weights"
-    assert kept(package) == kept(package), "again, over what is there"
+    report = keep_files(package, (str(tmp_path / "home"), "home/"), (str(tmp_path / "none"), "tmp/"))
+    assert report["kept"] == ["run.sh", "home/deep/.own/x", "home/notes", "model/model.txt"]
+    assert (report["keptFiles"], report["keptBytes"], report["leftOut"]) == (4, 21, [])
+    saved = output(package) / paths.LEFT / "master-0"
+    assert sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()) == sorted(report["kept"])
+    assert (saved / "model/model.txt").read_text() == "weights"
+    assert keep_files(package) == keep_files(package), "a second run overwrites the first"
 
 
-def test_of_a_job_that_wrote_to_its_folder_the_rest_is_named_and_not_copied(package: Path) -> None:
+def test_a_job_with_output_has_other_files_named_and_not_copied(package: Path) -> None:
     (package / "scratch").write_text("x")
     (package / "large").write_text("xx")
     (output(package) / "deep").mkdir()
     (output(package) / "deep/model").write_text("x")
-    told = kept(package)
-    assert (told["jobDirEmpty"], told["kept"], told["leftOut"], told["leftOutFiles"]) == (
+    report = keep_files(package)
+    assert (report["jobDirEmpty"], report["kept"], report["leftOut"], report["leftOutFiles"]) == (
         False,
         [],
         ["large (2 B)", "scratch (1 B)"],
@@ -100,19 +100,19 @@ def test_of_a_job_that_wrote_to_its_folder_the_rest_is_named_and_not_copied(pack
     (output(package) / "deep/model").rename(package / "model")
     (output(package) / "left").mkdir()
     (output(package) / "left/of-another").write_text("x")
-    told = kept(package)
-    assert (told["jobDirEmpty"], told["kept"]) == (True, ["model", "scratch"])
+    report = keep_files(package)
+    assert (report["jobDirEmpty"], report["kept"]) == (True, ["model", "scratch"])
 
 
-def test_no_link_is_followed_and_nothing_but_files_is_read(package: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed_and_only_files_are_read(package: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("secret")
     (package / "link").symlink_to(tmp_path / "secret/key")
     (package / "folder").symlink_to(tmp_path / "secret")
     (package / "round").symlink_to(package)
     os.mkfifo(package / "pipe")
-    told = kept(package)
-    assert (told["keptFiles"], told["leftOutFiles"]) == (0, 0)
+    report = keep_files(package)
+    assert (report["keptFiles"], report["leftOutFiles"]) == (0, 0)
     assert keep(str(output(package)), "m", 0, [(str(package / "folder"), "")], LONG)["keptFiles"] == 0
 
 
@@ -127,77 +127,79 @@ def test_a_file_that_becomes_a_link_between_search_and_copy_is_refused(package: 
             open_file(UnsavedFile(str(package), path, "x", 6))
 
 
-def test_of_much_the_smallest_are_kept_and_the_largest_named_with_their_size(
+def test_beyond_the_limit_the_smallest_files_are_kept_and_the_largest_named(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("a", 40), ("b", 50), ("c", 60), ("d", 1_500_000)):
         (package / name).write_bytes(bytes(size))
     monkeypatch.setattr(keep_unsaved, "MOST_BYTES", 100)
-    told = kept(package)
-    assert (told["kept"], told["leftOut"], told["leftOutFiles"]) == (["a", "b"], ["d (1.5 MB)", "c (60 B)"], 2)
+    report = keep_files(package)
+    assert (report["kept"], report["leftOut"], report["leftOutFiles"]) == (["a", "b"], ["d (1.5 MB)", "c (60 B)"], 2)
     monkeypatch.setattr(keep_unsaved, "MOST_FILES", 1)
-    assert kept(package)["kept"] == ["a"]
+    assert keep_files(package)["kept"] == ["a"]
 
 
 def test_hostile_names_are_harmless(package: Path) -> None:
     for name in (b"\xff", b"n" * 255, b"new\nline", b"..."):
         Path(os.fsdecode(bytes(package) + b"/" + name)).write_bytes(b"x")
-    told = kept(package)
-    assert told["kept"] == ["...", "new\nline", "n" * (keep_unsaved.LONGEST - 1) + "…"]
-    assert told["leftOut"] == ["\ufffd (UnicodeEncodeError)"]
-    UnsavedFiles.from_dict(json.loads(json.dumps(told)))
+    report = keep_files(package)
+    assert report["kept"] == ["...", "new\nline", "n" * (keep_unsaved.LONGEST - 1) + "…"]
+    assert report["leftOut"] == ["\ufffd (UnicodeEncodeError)"]
+    UnsavedFiles.from_dict(json.loads(json.dumps(report)))
 
 
-def test_a_huge_tree_is_looked_at_within_bounds(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_a_huge_tree_has_limits(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = package.joinpath(*"x" * 40)
     deep.mkdir(parents=True)
     (deep / "model").write_text("x")
-    assert kept(package)["error"] == "folders are nested deeper than 32"
+    assert keep_files(package)["error"] == "folders are nested deeper than 32"
     monkeypatch.setattr(keep_unsaved, "_ENTRIES", 10)
-    assert kept(package)["error"] == "there are more than 10 files and folders"
-    assert kept(package, seconds=-1.0)["error"] == "it took too long"
+    assert keep_files(package)["error"] == "there are more than 10 files and folders"
+    assert keep_files(package, seconds=-1.0)["error"] == "it took too long"
 
 
-def test_a_copy_that_cannot_be_written_is_said(package: Path) -> None:
+def test_a_copy_that_cannot_be_written_is_reported(package: Path) -> None:
     (package / "model").write_text("x")
     (output(package) / "left").write_text("no folder")
-    told = kept(package)
-    assert (told["kept"], told["leftOut"]) == ([], ["model (Not a directory)"])
+    report = keep_files(package)
+    assert (report["kept"], report["leftOut"]) == ([], ["model (Not a directory)"])
 
 
-def test_a_bucket_by_its_url_is_written_through_fsspec(package: Path) -> None:
+def test_a_bucket_s_url_is_written_through_fsspec(package: Path) -> None:
     url = f"memory://{package}/output"
     (package / "model").write_text("weights")
-    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG)["kept"] == ["model"]
+    assert keep(url, "ps-0", unpack_time(package), [(str(package), "")], LONG)["kept"] == ["model"]
     files = fsspec.filesystem("memory")
     assert files.cat_file(f"{package}/output/left/ps-0/model") == b"weights"
-    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG)["keptFiles"] == 1
+    assert keep(url, "ps-0", unpack_time(package), [(str(package), "")], LONG)["keptFiles"] == 1
     files.pipe_file(f"{package}/output/model-7/data", b"x")
-    told = keep(url, "ps-0", since(package), [(str(package), "")], LONG)
-    assert (told["jobDirEmpty"], told["leftOut"]) == (False, ["model (7 B)"])
+    report = keep(url, "ps-0", unpack_time(package), [(str(package), "")], LONG)
+    assert (report["jobDirEmpty"], report["leftOut"]) == (False, ["model (7 B)"])
 
 
-class Says(list[str]):
+class MessageLog(list[str]):
     def write_message(self, message: str, severity: str = "INFO") -> None:
         self.append(message)
 
 
-def collected(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
-    said, bucket = Says(), package.parents[1] / "bucket"
-    found = searched(package, {"JOB_DIR": str(output(package)), **env}, str(bucket), FolderBucket(bucket), start, said, python)
-    return found, said
+def collect(package: Path, start: TrainerStart, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
+    messages, bucket = MessageLog(), package.parents[1] / "bucket"
+    unsaved_files = search(
+        package, {"JOB_DIR": str(output(package)), **env}, str(bucket), FolderBucket(bucket), start, messages, python
+    )
+    return unsaved_files, messages
 
 
-def searched(
+def search(
     package: Path,
     env: dict[str, str],
     bucket: str,
     files: Any,
     start: TrainerStart,
-    said: Says,
+    messages: MessageLog,
     python: str = sys.executable,
 ) -> UnsavedFiles:
-    assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, said)
+    assignment = Assignment(Plan("job01", ["master-0"], "task", [], {}), "master-0", package, env, python, messages)
     folders = JobFolders(package, package.with_name("package.sha256"), {})
     task = unsaved.start_search(assignment, folders, HostFile("master-0", bucket, python=python), files, start)
     return wait_for(lambda: task.result, "what was left")
@@ -205,54 +207,54 @@ def searched(
 
 def test_the_agent_runs_a_separate_program_for_the_search(package: Path) -> None:
     (package / "model").write_text("x")
-    found, said = collected(package, Child, LD_LIBRARY_PATH="/none", PYTHONPATH="/none", PYTHONSTARTUP="/none")
-    assert found == UnsavedFiles(True, ["model"], 1, 1)
-    assert said == [
+    unsaved_files, messages = collect(package, Child, LD_LIBRARY_PATH="/none", PYTHONPATH="/none", PYTHONSTARTUP="/none")
+    assert unsaved_files == UnsavedFiles(True, ["model"], 1, 1)
+    assert messages == [
         "the job wrote nothing to JOB_DIR; the files that it wrote elsewhere are kept in JOB_DIR/left/master-0: model"
     ]
 
 
-def test_what_is_beside_an_output_that_is_not_empty_is_named(package: Path) -> None:
+def test_files_outside_an_output_that_is_not_empty_are_named(package: Path) -> None:
     (package / "model").write_text("x")
     (output(package) / "small").write_text("x")
-    assert collected(package, Child) == (
+    assert collect(package, Child) == (
         UnsavedFiles(leftOut=["model (1 B)"], leftOutFiles=1),
         ["it wrote beside JOB_DIR; not kept: model (1 B)"],
     )
     (package / "model").unlink()
-    assert collected(package, Child) == (UnsavedFiles(), [])
+    assert collect(package, Child) == (UnsavedFiles(), [])
 
 
-def test_an_output_in_the_cluster_s_bucket_is_looked_at_by_the_replica(package: Path) -> None:
-    """The program would need a client of its own, which takes seconds to import."""
+def test_an_output_in_the_cluster_s_bucket_is_read_by_the_agent(package: Path) -> None:
+    """The search program would need its own client, which takes seconds to import."""
     (package / "model").write_text("x")
     gs = {"JOB_DIR": "gs://bucket/jobs/job01/output"}
     files: Any = SimpleNamespace(sizes=lambda name: {"model": 1} if name == "jobs/job01/output" else {})
-    assert searched(package, gs, "gs://bucket", files, Child, Says()).leftOut == ["model (1 B)"]
+    assert search(package, gs, "gs://bucket", files, Child, MessageLog()).leftOut == ["model (1 B)"]
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(tmp_path / "host")
-    yield made
-    made.close()
+    host = Host(tmp_path / "host")
+    yield host
+    host.close()
 
 
-def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
+def test_the_launcher_starts_the_search_like_a_trainer(host: Host) -> None:
     (host.package / "came").write_text("")
     mark = host.package.with_name("package.sha256")
     mark.write_text("0")
-    later(mark)
+    wait_for_newer_ctime(mark)
     (host.package / "model").write_text("x")
     (host.bucket / "jobs/job01/output").mkdir(parents=True)
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
-    found = searched(host.package, env, str(host.bucket), FolderBucket(host.bucket), host.launcher, Says())
-    assert found.kept == ["model"]
-    assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
+    unsaved_files = search(host.package, env, str(host.bucket), FolderBucket(host.bucket), host.launcher, MessageLog())
+    assert unsaved_files.kept == ["model"]
+    assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.systemd_run_calls
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ("exit 0", "it printed nothing"),
         ("echo oh; echo no", "no"),
@@ -262,36 +264,39 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
         ("exec >&- 2>&-; exit 1", "it printed nothing"),
     ],
 )
-def test_a_program_without_a_report_is_an_error_of_one_line(package: Path, tmp_path: Path, script: str, why: str) -> None:
+def test_a_search_without_a_report_is_an_error_of_one_line(package: Path, tmp_path: Path, script: str, reason: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    found, said = collected(package, Child, str(python), PATH=os.environ["PATH"])
-    assert found == UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}")
-    assert said == [found.error]
+    unsaved_files, messages = collect(package, Child, str(python), PATH=os.environ["PATH"])
+    assert unsaved_files == UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {reason}")
+    assert messages == [unsaved_files.error]
 
 
-def test_a_program_that_cannot_start_or_does_not_end_blocks_nothing(
+def test_a_search_that_cannot_start_or_does_not_end_blocks_nothing(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = collected(package, Child, str(tmp_path / "none"))
-    assert found.error == "files beside JOB_DIR were not looked for: No such file or directory"
+    unsaved_files, _ = collect(package, Child, str(tmp_path / "none"))
+    assert unsaved_files.error == "files beside JOB_DIR were not looked for: No such file or directory"
     for name in ("SECONDS", "_START_SECONDS"):
         monkeypatch.setattr(unsaved, name, 0.1)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 600\n")
     python.chmod(0o755)
-    found, _ = collected(package, Child, str(python), PATH=os.environ["PATH"])
-    assert found.error == "files beside JOB_DIR were not looked for: it took too long"
+    unsaved_files, _ = collect(package, Child, str(python), PATH=os.environ["PATH"])
+    assert unsaved_files.error == "files beside JOB_DIR were not looked for: it took too long"
 
 
-def test_what_a_hostile_program_prints_keeps_a_record_small(package: Path, tmp_path: Path) -> None:
+def test_a_hostile_search_s_report_keeps_the_record_small(package: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\nprint('{{\"kept\": [' + ','.join(['\"' + 'x' * 1000 + '\"'] * 200) + ']}}')\n")
     python.chmod(0o755)
-    found, _ = collected(package, Child, str(python))
-    assert (len(found.kept), {len(name) for name in found.kept}) == (keep_unsaved.NAMED, {2 * keep_unsaved.LONGEST})
+    unsaved_files, _ = collect(package, Child, str(python))
+    assert (len(unsaved_files.kept), {len(name) for name in unsaved_files.kept}) == (
+        keep_unsaved.NAMED,
+        {2 * keep_unsaved.LONGEST},
+    )
 
 
-def test_the_folder_has_one_name() -> None:
+def test_agent_and_jobs_agree_on_the_folder_s_name() -> None:
     assert keep_unsaved.LEFT == paths.LEFT

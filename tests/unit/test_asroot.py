@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import SCRIPT, module
+from launching import SCRIPT, load_program
 from opsdata import inventory_json
 
 from hosts.agent import token_broker
@@ -33,7 +33,7 @@ from ops.models import server
 from ops.package import push
 from ops.submit import render
 
-host = module("root-helper")
+host = load_program("root-helper")
 PLACES = ("/etc/", "/opt/", "/var/lib/")
 CODE = {"jobs/a.py": b"", "hosts/VERSION": b"1", "hosts/tuner/a.py": b""}
 MEMBER = st.one_of(

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import SCRIPT, Host, module
+from launching import SCRIPT, Host, load_program
 from replicahosts import PATIENCE, until
 from waiting import scale, wait_for
 
@@ -38,7 +38,7 @@ from infra.ports import PEER_PORTS
 from jobs import paths
 from jobs.records import Plan
 
-launch, at_the_end = module("launch"), module("post-stop")
+launch, at_the_end = load_program("launch"), load_program("post-stop")
 HOME = "/var/lib/scaletier/jobs/job01"
 GOOD: dict[str, Any] = {
     "job": "job01",
@@ -489,7 +489,7 @@ def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_p
         f'BindReadOnlyPaths=-"{host.bucket}/jobs/b/output"',
         f'BindPaths="{output}"',
     ):
-        assert shown in host.asked
+        assert shown in host.systemd_run_calls
 
 
 def test_a_program_that_is_not_there_says_so(host: Host, tmp_path: Path) -> None:
@@ -507,12 +507,14 @@ def test_its_peers_are_written_down_before_it_begins(host: Host, tmp_path: Path)
         return printed(tmp_path)[-1]
 
     assert seen(worker="10.77.0.2", ps="10.77.0.128") == "['10.77.0.2', '10.77.0.128']"
-    assert f'BindReadOnlyPaths="{host.root}/run/hosts":"/etc/hosts"' in host.asked, "torchrun tells peers the name of its host"
+    assert f'BindReadOnlyPaths="{host.root}/run/hosts":"/etc/hosts"' in host.systemd_run_calls, (
+        "torchrun tells peers the name of its host"
+    )
     names = (host.root / "run/hosts").read_text()
     assert names == Path("/etc/hosts").read_text().rstrip("\n") + "\n10.77.0.2 worker\n10.77.0.128 ps\n"
-    (host.root / "asked").unlink()
+    (host.root / "systemd-run-calls").unlink()
     assert seen() == "[]", "what was left open by the one before is closed with this one's beginning"
-    assert "/etc/hosts" not in host.asked
+    assert "/etc/hosts" not in host.systemd_run_calls
     file.unlink()
     assert finished(started(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", str(file))) == 0
     assert printed(tmp_path)[-1] == "False", "who has no peers waits for nothing"
@@ -582,7 +584,7 @@ def test_what_a_shell_leaves_has_the_seconds_of_the_job(host: Host, tmp_path: Pa
         plan = Plan("job01", ["master-0"], "task", [], {}, stopSeconds=seconds, command=["true"])
         assignment = Assignment(plan, "master-0", host.package, {"PATH": os.environ["PATH"]}, sys.executable, log)
         assert finished(spawn(host.launcher, assignment)) == 0
-        assert f"'TimeoutStopSec={asked}'" in host.asked
+        assert f"'TimeoutStopSec={asked}'" in host.systemd_run_calls
     unit = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/hardening.conf"
     assert not [line for line in unit.read_text().splitlines() if line.startswith("TimeoutStop")]
 
@@ -691,13 +693,13 @@ def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, t
     starts = host.launcher
     starts.warm()
     starts.warm()
-    until(lambda: len(host.served) == 1)
+    until(lambda: len(host.processes) == 1)
     assert finished(trainer(host, tmp_path, run(host, "print(1)"), starts)) == 0
-    assert len(host.served) == 1
+    assert len(host.processes) == 1
     starts.warm()
-    until(lambda: len(host.served) == 2)
-    host.served[1].kill()
-    host.served[1].wait()
+    until(lambda: len(host.processes) == 2)
+    host.processes[1].kill()
+    host.processes[1].wait()
     assert finished(trainer(host, tmp_path, run(host, "print(2)"), starts)) == 0
     assert printed(tmp_path) == ["1", "2"]
 
@@ -797,11 +799,11 @@ def test_a_program_starts_while_it_is_deleted_what_others_have_left(host: Host, 
         tidy(host, "job01")
     assert finished(started(host, tmp_path, "print(1)")) == 0
     assert [name[:6] for name in left(host)] == [".gone-", ".gone-", "jobs/j"]
-    until(lambda: host.served[1].poll() is not None)
-    assert host.served[0].poll() is None, "one deletes, and the next one leaves it to that"
+    until(lambda: host.processes[1].poll() is not None)
+    assert host.processes[0].poll() is None, "one deletes, and the next one leaves it to that"
     go.touch()
     until(lambda: left(host) == ["jobs/job01"])
-    assert host.served[0].wait() == 0
+    assert host.processes[0].wait() == 0
 
 
 def test_what_a_loss_of_power_has_left_goes_with_the_next(host: Host) -> None:
@@ -815,7 +817,7 @@ def test_a_deletion_that_fails_is_said(host: Host) -> None:
     (host.root / "bin/rm").chmod(0o755)
     (host.state / "jobs/job02").mkdir()
     tidy(host, "job01")
-    assert host.served[0].wait(PATIENCE) == 1
+    assert host.processes[0].wait(PATIENCE) == 1
 
 
 def test_what_nobody_waits_for_any_more_is_not_done(host: Host, tmp_path: Path) -> None:
@@ -826,10 +828,10 @@ def test_what_nobody_waits_for_any_more_is_not_done(host: Host, tmp_path: Path) 
         for asked, descriptors in (({"keep": ["job01"]}, []), (request_of_run, [output.fileno()])):
             with launcher_client._connected(host.address) as channel:
                 launcher_client._ask(channel, asked, descriptors)
-    until(lambda: len(host.served) == 2)
-    assert [each.wait(PATIENCE) for each in host.served] == [0, 0]
+    until(lambda: len(host.processes) == 2)
+    assert [each.wait(PATIENCE) for each in host.processes] == [0, 0]
     assert left(host) == ["jobs/job01", "jobs/job02"]
-    assert not host.asked
+    assert not host.systemd_run_calls
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], TrialUnit]]:
 
         yield spawned
     host.close()
-    assert f'BindPaths="{scratch}":"{scratch}"' in host.asked
-    assert "'TimeoutStopSec=90.0'" in host.asked
+    assert f'BindPaths="{scratch}":"{scratch}"' in host.systemd_run_calls
+    assert "'TimeoutStopSec=90.0'" in host.systemd_run_calls
 
 
 def test_a_unit_ends_with_its_code(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
