@@ -74,43 +74,41 @@ CHEAPER: dict[str, str] = {
         "test_jobs.py::test_arguments_arrive_byte_for_byte": (
             f"{_UNIT}test_agent_process.py::test_arguments_and_environment_arrive_byte_for_byte"
         ),
-        "test_jobs.py::test_cancel_stops_all_and_the_log_stays": f"{_STORY}test_the_next_job_waits_until_that_one_is_cancelled",
-        "test_jobs.py::test_why_jobs_failed_is_told_in_one_file": f"{_STORY}test_a_failed_job_is_explained_in_one_file",
-        "test_jobs.py::test_of_two_that_train_at_the_same_time_one_waits_for_the_other": (
-            f"{_UNIT}test_jobs_queue.py::test_all_hosts_or_none"
-        ),
-        "test_truth.py::test_clocks_that_are_ten_minutes_off_change_nothing": (
+        "test_jobs.py::test_cancel_stops_all_replicas_and_keeps_the_log": f"{_STORY}test_the_next_job_starts_after_a_cancel",
+        "test_jobs.py::test_one_bundle_explains_why_jobs_failed": f"{_STORY}test_a_failed_job_is_explained_in_one_file",
+        "test_jobs.py::test_one_of_two_simultaneous_submissions_waits": (f"{_UNIT}test_jobs_queue.py::test_all_hosts_or_none"),
+        "test_truth.py::test_clocks_off_by_ten_minutes_change_nothing": (
             "tests/simulation/test_schedules.py::test_no_schedule_breaks_an_invariant"
         ),
-        "test_truth.py::test_a_host_that_is_gone_for_a_while_is_waited_for": (
+        "test_truth.py::test_a_job_waits_for_a_temporarily_stopped_host": (
             f"{_UNIT}test_agent_job_rules.py::test_a_lost_host_is_waited_for_then_fails_the_job"
         ),
-        "test_truth.py::test_jobs_wait_their_turn_and_start_with_no_laptop": (
+        "test_truth.py::test_queued_jobs_start_in_order_without_the_operators_machine": (
             f"{_UNIT}test_jobs_queue.py::test_priority_then_time"
         ),
-        "test_truth.py::test_a_submission_that_is_killed_anywhere_blocks_nobody": (
+        "test_truth.py::test_a_killed_submission_blocks_no_other_job": (
             f"{_UNIT}test_ops_submit.py::test_what_a_killed_fab_train_left_behind_is_cleared_away"
         ),
-        "test_firewall.py::test_who_reaches_whom_is_what_the_table_says": f"{_STORY}test_the_firewall_is_its_table",
-        "test_part.py::test_a_host_that_is_off_is_done_without": (
+        "test_firewall.py::test_connections_match_the_firewall_table": f"{_STORY}test_connections_match_the_firewall_table",
+        "test_part.py::test_a_job_avoids_a_stopped_host": (
             f"{_UNIT}test_ops_submit.py::test_a_host_that_does_not_answer_is_done_without_where_another_would_do"
         ),
-        "test_part.py::test_a_cluster_that_shrinks_under_a_job_says_so_and_asks": (
+        "test_part.py::test_shrinking_a_cluster_under_a_job_needs_consent": (
             f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job"
         ),
-        "test_batch.py::test_every_instance_has_one_result_though_a_worker_is_killed": (
+        "test_batch.py::test_every_instance_has_one_result_after_a_worker_is_killed": (
             f"{_UNIT}test_batch_task.py::test_killed_anywhere_it_goes_on_where_it_was"
         ),
-        "test_tuning.py::test_every_trial_comes_to_its_end_whatever_dies": (
+        "test_tuning.py::test_every_trial_ends_after_a_kill_and_a_lost_host": (
             f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"
         ),
-        "test_tuning.py::test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead": (
+        "test_tuning.py::test_a_missing_metric_fails_the_job_and_names_the_reported_one": (
             f"{_UNIT}test_tuner_run.py::test_the_error_of_a_wrong_tag_names_the_reported_metrics"
         ),
         "test_serving.py::test_a_model_that_no_server_can_load": (
             f"{_UNIT}test_ops_models.py::test_a_version_that_no_server_can_load_is_failed"
         ),
-        "test_serving.py::test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_back": (
+        "test_serving.py::test_a_stopped_host_delays_no_deployment_and_loads_it_later": (
             f"{_UNIT}test_ops_models.py::test_a_server_that_is_down_is_named_and_holds_nobody_up"
         ),
     }.items()

@@ -1,4 +1,4 @@
-"""A real browser without a window, which reaches nothing but this machine."""
+"""Drive a headless browser that can reach only this machine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--window-size=1400,1000",
 )
-_AGAIN_SECONDS = limit(60)
-# TensorBoard's page is made of elements that hide theirs in shadow trees.
+_RELOAD_SECONDS = limit(60)
+# TensorBoard's page is made of elements whose children are in shadow trees.
 _DEEP = """
 function deep(root, selector) {
-  const found = [...root.querySelectorAll(selector)];
+  const matches = [...root.querySelectorAll(selector)];
   for (const element of root.querySelectorAll('*'))
-    if (element.shadowRoot) found.push(...deep(element.shadowRoot, selector));
-  return found;
+    if (element.shadowRoot) matches.push(...deep(element.shadowRoot, selector));
+  return matches;
 }
 function above(element, name) {
   while (element && element.localName !== name) element = element.parentElement || element.getRootNode().host;
@@ -69,14 +69,17 @@ class Browser:
         self._driver.quit()
 
     def open(self, url: str) -> None:
-        """Open a page from its beginning, even if only the part behind # differs."""
+        """Open a page from its beginning, even if only the fragment differs."""
         self._driver.get("about:blank")
         self._driver.get(url)
 
     def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen", bars: bool = True) -> None:
-        """Set the window's size in CSS pixels for pages that are opened from here on; below a width of 600 it is a phone's.
+        """Set the viewport of pages that are opened later, in CSS pixels; a width below 600 is a phone's.
 
-        It prefers a colour scheme, `light` or `dark`, or paper if media is `print`; with or without scroll bars.
+        Args:
+            scheme: the preferred colour scheme, `light` or `dark`.
+            media: `screen` or `print`.
+            bars: whether scroll bars are shown.
         """
         self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": not bars})
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -93,11 +96,11 @@ class Browser:
         selector: str,
         points: Sequence[tuple[float, float]],
         kind: str = "mouse",
-        enough: Callable[[], bool] | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> None:
-        """Draw a line over an element by `mouse`, `pen` or `touch`; with `enough` until that is true.
+        """Draw a line over an element by `mouse`, `pen` or `touch`, with `until` repeatedly until that returns True.
 
-        Points are parts of its width and height, from its upper left.
+        Points are fractions of its width and height, from its upper left.
         """
         element = self._driver.find_element(By.CSS_SELECTOR, selector)
         self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
@@ -107,69 +110,71 @@ class Browser:
 
         def follow(down: bool) -> ActionBuilder:
             actions = ActionBuilder(self._driver, mouse=PointerInput(kind, kind), duration=5)
-            for place, (x, y) in enumerate(points):
+            for index, (x, y) in enumerate(points):
                 actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[3]))
-                if down and place == 0:
+                if down and index == 0:
                     actions.pointer_action.pointer_down()
             return actions
 
         actions = follow(down=True)
-        while enough:
+        while until:
             actions.perform()
             actions = follow(down=False)
-            if enough():
+            if until():
                 break
         actions.pointer_action.pointer_up()
         actions.perform()
 
     def press(self, selector: str, key: str) -> None:
-        """Press a key on an element, which gets the focus."""
+        """Focus an element and press a key on it."""
         self._driver.find_element(By.CSS_SELECTOR, selector).send_keys(key)
 
-    def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 60) -> Any:
-        """Return what a script returns on the page that is open, once it is good."""
+    def await_script(self, script: str, is_expected: Callable[[Any], bool], seconds: float = 60) -> Any:
+        """Run a script on the open page until its result is as expected, and return that."""
         deadline = time.monotonic() + limit(seconds)
-        while not good(value := self.value(script)):
+        while not is_expected(value := self.value(script)):
             assert time.monotonic() < deadline, f"after {limit(seconds):.0f} s still {value!r}: {script}"
             time.sleep(0.05)
         return value
 
-    def picture(self, path: Path, whole: bool = True) -> None:
+    def picture(self, path: Path, full_page: bool = True) -> None:
         """Write the page, or its visible part, as a PNG."""
-        shown = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)})
-        path.write_bytes(base64.b64decode(shown["data"]))
+        screenshot = self._driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"captureBeyondViewport": full_page, **self._clip(full_page)}
+        )
+        path.write_bytes(base64.b64decode(screenshot["data"]))
 
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
+    def _clip(self, full_page: bool) -> dict[str, Any]:
+        if not full_page:
             return {}
         size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
-    def heard(self) -> tuple[list[str], list[str]]:
-        """Return the page's console messages since the last call, and each URL that it asked for."""
+    def read_logs(self) -> tuple[list[str], list[str]]:
+        """Return console messages and requested URLs since the last call."""
         messages = [entry["message"] for entry in self._driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         return messages, [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
-    def check_quiet(self, *urls: str) -> None:
-        """Check that since the last call the console was silent, and every URL that was asked for begins with one of these."""
-        messages, asked = self.heard()
-        assert messages == [], "the console is silent"
-        assert all(url == "about:blank" or url.startswith(urls) for url in asked), asked
+    def check_no_messages(self, *urls: str) -> None:
+        """Check that since the last read the console is empty and each requested URL has one of these prefixes."""
+        console, requested = self.read_logs()
+        assert console == [], "the console is empty"
+        assert all(url == "about:blank" or url.startswith(urls) for url in requested), requested
 
-    def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 300) -> Any:
-        """Wait until a script's result on a page is good, and return it.
+    def await_value(self, url: str, script: str, is_expected: Callable[[Any], bool], seconds: float = 300) -> Any:
+        """Open a page until a script's result on it is as expected, and return that.
 
-        The script may use deep(root, selector) and above(element, name). The page is opened again now and then, as TensorBoard
-        asks once what there is, and may not have read all of it yet.
+        The script may use deep(root, selector) and above(element, name). The page is reloaded at intervals, as TensorBoard
+        lists its data once, possibly before it has read all of it.
         """
         deadline = time.monotonic() + limit(seconds)
         while True:
             self.open(url)
-            again = time.monotonic() + _AGAIN_SECONDS
-            while time.monotonic() < again:
-                if good(value := self._driver.execute_script(_DEEP + script)):
+            reload_time = time.monotonic() + _RELOAD_SECONDS
+            while time.monotonic() < reload_time:
+                if is_expected(value := self._driver.execute_script(_DEEP + script)):
                     return value
                 time.sleep(0.5)
             if time.monotonic() > deadline:
-                raise AssertionError(f"after {limit(seconds):.0f} s {url} still says {value!r} to {script}")
+                raise AssertionError(f"after {limit(seconds):.0f} s {url} still returns {value!r} for {script}")

@@ -1,4 +1,4 @@
-"""Real hosts for the e2e tests: stacks of their own, destroyed in `finally` whatever happened."""
+"""Real hosts for the e2e tests: separate stacks, always destroyed in `finally`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hosts_report import FAILED
 from stacks import ORIGINAL, Stack
 
 NAME = os.environ.get("CLUSTER", "e2e")
-"""The stack of the shared cluster: each shard names its own, so that two may be up at a time."""
+"""The stack of the shared cluster: each shard uses its own name, so that two can be up at once."""
 CUSTOM = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-highcpu-8",
@@ -20,14 +20,14 @@ CUSTOM = {
     "workerCount": "2",
     "evaluatorType": "n1-highcpu-4",
     "evaluatorCount": "1",
-    # Equal on every machine: the default is a share of this one's, and a model that is too large here could fit on another.
+    # Equal on every machine: the default is a share of this machine's memory, so a too large model could fit on another.
     "memory": '{"master": "1843MiB", "worker": "1843MiB", "ps": "3840MiB", "evaluator": "1GiB"}',
 }
 
 
 @pytest.fixture(scope="session")
 def _shared() -> list[Stack]:
-    """Return the cluster that many tests share, once one of them has used it."""
+    """Return the shared cluster, once a test has used it."""
     return []
 
 
@@ -42,8 +42,8 @@ def cluster(_shared: list[Stack]) -> Iterator[Stack]:
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_cluster_as_it_was(_shared: list[Stack], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cancel the jobs that a test leaves, and restore the hosts after a failed one; both without delay."""
+def _restore_the_cluster(_shared: list[Stack], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel the jobs that a test leaves, and restore the hosts after a failed one, without delay."""
     before = [(stack, stack.settings) for stack in _shared]
     yield
     for stack in _shared:
@@ -55,26 +55,26 @@ def _leave_the_cluster_as_it_was(_shared: list[Stack], request: pytest.FixtureRe
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker of tests that fetch packages."""
-    config.addinivalue_line("markers", "registry(packages): it fetches these packages from a registry")
+    """Register the marker of tests that fetch packages."""
+    config.addinivalue_line("markers", "registry(packages): fetches these packages from a registry")
 
 
 @pytest.fixture(scope="session")
 def served(cluster: Stack) -> str:
-    """Return a job that has trained on one host, whose export answers."""
+    """Train a job on one host for tests of serving."""
     cluster.must("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
     return "served"
 
 
 @pytest.fixture(scope="session")
 def original(cluster: Stack) -> str:
-    """Return a job that has trained on all of the cluster."""
+    """Train a job on the whole cluster."""
     cluster.must("train", "--job", "original", "--args", ORIGINAL)
     return "original"
 
 
 @pytest.fixture
 def empty_stack() -> Iterator[Stack]:
-    """Return a stack with nothing in it yet, beside the cluster."""
+    """Return a second, empty stack."""
     with Stack(f"{NAME}-second", {"scaleTier": "BASIC"}) as stack:
         yield stack

@@ -1,4 +1,4 @@
-"""Pictures for docs/: the upper part of a page as a browser on a desk shows it, in light colours.
+"""Pictures for docs/: the upper part of a page in a desktop browser, in light colours.
 
 `python tests/e2e/picture.py report-job01.html docs/report.png`, and of the page of examples/draw with a digit drawn on it,
 `python tests/e2e/picture.py 'http://127.0.0.1:8700/?model=mnist' examples/draw/draw.png`.
@@ -23,15 +23,15 @@ _ANSWERED = "return [...document.querySelectorAll('.answer')].map(each => each.t
 def main(page: str, target: str) -> None:
     """Open the page, a file or an address, and write the picture."""
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
-        drawn = page.startswith("http://")
-        browser.emulate(_WIDTH, _TRY_HEIGHT if drawn else _HEIGHT, bars=False)
-        browser.open(page if drawn else Path(page).resolve().as_uri())
-        if drawn:
-            browser.await_here(_ANSWERED, bool)
+        is_drawing_page = page.startswith("http://")
+        browser.emulate(_WIDTH, _TRY_HEIGHT if is_drawing_page else _HEIGHT, bars=False)
+        browser.open(page if is_drawing_page else Path(page).resolve().as_uri())
+        if is_drawing_page:
+            browser.await_script(_ANSWERED, bool)
             browser.draw(_SHEET, [*_DIGIT, *_REST])
-            browser.await_here(_ANSWERED, lambda answers: all(each.isdecimal() for each in answers))
-            browser.await_here("return document.querySelector('[role=status]').textContent", bool)  # all bars have moved
-        browser.picture(Path(target), whole=False)
+            browser.await_script(_ANSWERED, lambda answers: all(each.isdecimal() for each in answers))
+            browser.await_script("return document.querySelector('[role=status]').textContent", bool)  # all bars have moved
+        browser.picture(Path(target), full_page=False)
 
 
 if __name__ == "__main__":

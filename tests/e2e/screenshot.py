@@ -1,4 +1,4 @@
-"""A screenshot for docs/ of a job's screen: the events of N seconds, as a terminal then shows them.
+"""A screenshot for docs/ of a job's screen: as a terminal shows it after N seconds.
 
 `fab train --job demo --no-follow -- --model cnn` and `python tests/e2e/screenshot.py demo 60 docs/screen.png`.
 """
@@ -26,8 +26,8 @@ from ops.screen.render import Picture, joined
 _LINES, _COLUMNS = 30, 118
 
 
-def seen(job: str, seconds: float) -> Picture:
-    """Return the picture of a job that was followed for `seconds`."""
+def follow_job(job: str, seconds: float) -> Picture:
+    """Follow a job for `seconds` and return its picture."""
     cluster = ClusterClient.load()
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)
@@ -42,7 +42,7 @@ def seen(job: str, seconds: float) -> Picture:
 def main(job: str, seconds: str, target: str) -> None:
     """Follow the job and write the picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(joined(seen(job, float(seconds))))
+    console.print(joined(follow_job(job, float(seconds))))
     svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)
     width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
@@ -50,7 +50,7 @@ def main(job: str, seconds: str, target: str) -> None:
         page.write_text(f'<body style="margin:0">{svg}</body>')
         browser.emulate(900, round(900 * height / width), bars=False)
         browser.open(page.as_uri())
-        browser.picture(Path(target), whole=False)
+        browser.picture(Path(target), full_page=False)
 
 
 if __name__ == "__main__":

@@ -31,17 +31,17 @@ ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 """The tiny trainer, which needs no TensorFlow."""
 ENDLESS = ("--no-follow", "--", "--seconds", "36000")
-"""The tiny trainer until `enough` or a cancellation."""
+"""Run the tiny trainer until `Stack.finish_job` or a cancellation."""
 _SECONDS = 600.0
-"""The limit of a command on a usual machine."""
+"""The time limit of a command on a typical machine."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 _MARKS = ROOT / ".cache" / "tests" / "stacks"
-"""The folder of a file for each stack that tests created and have not removed."""
+"""A folder with one file for each stack that tests created and have not removed."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The exit code of a command, and all that it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -65,7 +65,7 @@ class Stack:
         self._started: list[subprocess.Popen[str]] = []
         self._call(name)
 
-    def _call(self, name: str) -> None:
+    def _set_name(self, name: str) -> None:
         self.name = name
         self.folder = ROOT / ".scaletier" / name
         self.env = {**os.environ, "PULUMI_STACK": name, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
@@ -80,21 +80,21 @@ class Stack:
         self._call(name)
 
     def clear(self) -> None:
-        """Remove the leftovers of a killed test run; AssertionError if the stack may be a user's own."""
+        """Remove the leftovers of a killed test run; raise AssertionError if the stack may be a user's own."""
         _MARKS.mkdir(parents=True, exist_ok=True)
         if self.name in [each["name"] for each in json.loads(self.pulumi("stack", "ls", "--json"))]:
             assert self._mark.exists(), (
-                f"stack {self.name} is there, and no test made it: `pulumi stack rename --stack {self.name} OTHER` keeps it; "
+                f"stack {self.name} exists, and no test created it: `pulumi stack rename --stack {self.name} OTHER` keeps it; "
                 f"`pulumi destroy --stack {self.name}` and `pulumi stack rm {self.name}` remove it"
             )
             self._remove()
         self.file.unlink(missing_ok=True)
         if self._mark.exists():
-            for names in own(self.name):  # its state is gone, as that in a folder of pytest's
+            for names in own(self.name):  # its state is gone, as one in a pytest folder is
                 project.delete(names.project, {})
-        left = claimed(self.name)
-        assert not left, (
-            f"stack {self.name} is in no state here, and its hosts are: {left}. `fab doctor` says how to remove them"
+        remaining = claimed(self.name)
+        assert not remaining, (
+            f"stack {self.name} has no state here but these hosts: {remaining}. `fab doctor` shows how to remove them"
         )
         self._mark.unlink(missing_ok=True)
 
@@ -117,14 +117,12 @@ class Stack:
     @property
     def names(self) -> LxdNames:
         """The names of its resources, once it is up."""
-        (found,) = own(self.name)
-        return found
+        (names,) = own(self.name)
+        return names
 
     def _remove(self) -> None:
         self.run("pulumi", "cancel", "--yes")
-        if self.run(
-            "pulumi", "destroy", "--yes", "--skip-preview"
-        ).code:  # there is something in its bucket, and it was not to go
+        if self.run("pulumi", "destroy", "--yes", "--skip-preview").code:  # its bucket has content and is retained
             self.configure(forceDestroy="true")
             self.up()
             self.pulumi("destroy", "--yes", "--skip-preview")
@@ -132,7 +130,7 @@ class Stack:
         self._mark.unlink(missing_ok=True)
 
     def run(self, *command: str, timeout: float = _SECONDS) -> Result:
-        """Run a command like a user of this stack, outside a terminal; its timeout is that of a usual machine.
+        """Run a command like a user of this stack, outside a terminal; its timeout is that of a typical machine.
 
         If the wait ends for any reason, the command is interrupted as by Ctrl-C first: a killed Pulumi leaves its providers.
         """
@@ -192,8 +190,8 @@ class Stack:
         return result.text
 
     def configure(self, **values: str) -> None:
-        words = (word for key, value in values.items() for word in ("--plaintext", f"{key}={value}"))
-        self.pulumi("config", "set-all", *words)
+        settings = (word for key, value in values.items() for word in ("--plaintext", f"{key}={value}"))
+        self.pulumi("config", "set-all", *settings)
 
     def up(self) -> str:
         return self.pulumi("up", "--yes", "--skip-preview")
@@ -256,18 +254,18 @@ class Stack:
         """Wait on a host until a condition of its shell is true, then run a command that must succeed."""
         self.must_ssh(host, f"until {condition}; do sleep 0.1; done; {then}", timeout)
 
-    def enough(self, job: str, replicas: int = 1) -> None:
-        """End a job of the tiny trainer, once `replicas` have begun, as if its time were over."""
+    def finish_job(self, job: str, replicas: int = 1) -> None:
+        """Let a job of the tiny trainer succeed, once `replicas` of it have started."""
         output = f"/bucket/jobs/{job}/output"
-        begun = f"[ $(ls {output} 2>/dev/null | grep -c json) -ge {replicas} ]"
-        self.wait_on("master-0", begun, f"sudo touch {output}/enough")
+        have_started = f"[ $(ls {output} 2>/dev/null | grep -c json) -ge {replicas} ]"
+        self.wait_on("master-0", have_started, f"sudo touch {output}/enough")
 
     def describe(self, job: str) -> dict[str, Any]:
         record: dict[str, Any] = self.must_json("describe", job)
         return record
 
-    def succeeds(self, job: str) -> dict[str, Any]:
-        """Return the record of a job once it has ended, which must have SUCCEEDED."""
+    def wait_succeeded(self, job: str) -> dict[str, Any]:
+        """Wait until a job has ended, check that it SUCCEEDED, and return its record."""
         record = self.wait(job, *_ENDED)
         assert record["state"] == "SUCCEEDED", record
         return record
@@ -277,54 +275,56 @@ class Stack:
         if _ENDED.issuperset(states):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.fab("wait", job, timeout=timeout)
-        return self.until(job, lambda record: record["state"] in states, f"in {states}", timeout)
+        return self.wait_until(job, lambda record: record["state"] in states, f"in {states}", timeout)
 
-    def until(self, job: str, seen: Callable[[dict[str, Any]], bool], what: str, timeout: float = _SECONDS) -> dict[str, Any]:
-        """Return the record of a job once `seen` is true of it; AssertionError says `what` was waited for."""
+    def wait_until(
+        self, job: str, condition: Callable[[dict[str, Any]], bool], what: str, timeout: float = _SECONDS
+    ) -> dict[str, Any]:
+        """Wait until a job's record meets a condition, which `what` describes in errors; return the record."""
         record: dict[str, Any] = {}
 
-        def is_so() -> bool:
+        def is_met() -> bool:
             record.update(self.describe(job))
-            return seen(record)
+            return condition(record)
 
         try:
-            wait_for(is_so, f"{job} {what}", timeout, poll=0.5)
+            wait_for(is_met, f"{job} {what}", timeout, poll=0.5)
         except AssertionError as error:
             error.add_note(f"its record: {record}")
             raise
         return record
 
     def wait_for_state(self, state: str, *jobs: str) -> str:
-        """Return which of these jobs, that are being submitted, is in a state, once one is."""
+        """Wait until one of these submitted jobs is in a state, and return it."""
 
-        def first() -> str | None:
+        def find_job() -> str | None:
             for job in jobs:
                 result = self.fab("describe", job, "--json")
                 if result.code == 0 and json.loads(result.out)["state"] == state:
                     return job
             return None
 
-        return wait_for(first, f"one of {jobs} is {state}", poll=0.2)
+        return wait_for(find_job, f"one of {jobs} is {state}", poll=0.2)
 
     def wait_for_leftovers(self, *expected: str) -> None:
-        """Wait until this is all that a destroyed stack has left on this machine."""
+        """Wait until a destroyed stack has left exactly this on this machine."""
 
-        def is_all() -> bool:
-            left[:] = leftovers(self.name)
-            return left == [*expected]
+        def is_expected() -> bool:
+            remaining[:] = leftovers(self.name)
+            return remaining == [*expected]
 
-        left: list[str] = []
+        remaining: list[str] = []
         try:
-            wait_for(is_all, f"{expected or 'nothing'} is left on this machine")
+            wait_for(is_expected, f"{expected or 'nothing'} remains on this machine")
         except AssertionError as error:
-            error.add_note(f"left: {left}")
+            error.add_note(f"remaining: {remaining}")
             raise
 
     def stop(self, host: str) -> None:
-        """Take a host's power away."""
+        """Power off a host."""
         client(self.names.project).instances.get(host).stop(force=True, wait=True)
 
-    def start_again(self, host: str) -> None:
+    def start_host(self, host: str) -> None:
         """Start a host that was stopped, and wait until it answers ssh."""
         instance = client(self.names.project).instances.get(host)
         if instance.status != "Running":
@@ -332,14 +332,14 @@ class Stack:
         wait_for(lambda: self.ssh(host, "hostname").out.strip() == host, f"{host} answers")
 
     def instances(self) -> list[str]:
-        """Return the names of the hosts that LXD has by now, whatever state they are in."""
+        """Return the names of the hosts in LXD, in any state."""
         return [instance.name for names in own(self.name) for instance in client(names.project).instances.all()]
 
-    # What hosts_report needs of a stack: to tell why a test failed, and to put back what it left.
+    # The interface for hosts_report, which reports a failed test's hosts and restores the stack.
 
     @property
     def settings(self) -> str:
-        """Return the configuration as it is written down."""
+        """Return the text of the configuration file."""
         return self.file.read_text()
 
     def restore(self, settings: str) -> None:
@@ -349,17 +349,17 @@ class Stack:
 
     @property
     def host_names(self) -> list[str]:
-        """Return the names of all its hosts, as the last update wrote them down."""
+        """Return the names of all hosts in the inventory."""
         return [*self.addresses]
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Return the address of each of its hosts, as the last update wrote them down."""
+        """Return the address of each host in the inventory."""
         hosts = json.loads((self.folder / "inventory.json").read_text())["hosts"]
         return {host["name"]: host["address"] for host in hosts}
 
     def active_jobs(self) -> list[str]:
-        """Return the jobs that run or wait, by the bucket as a host that runs has it; none if no host runs."""
+        """Return the running and queued jobs from the bucket, read on a running host; none if no host runs."""
         for names in own(self.name):
             if host := running(names.project):
                 queue = _read(host, "cluster/queue.json") or {"entries": []}
@@ -381,11 +381,11 @@ def _json(result: Result) -> Any:
     try:
         return json.loads(result.out)
     except ValueError:
-        raise AssertionError(f"this is no JSON: {result.text}") from None
+        raise AssertionError(f"invalid JSON: {result.text}") from None
 
 
 def _read(host: Any, name: str) -> dict[str, Any] | None:
-    """Return a bucket's record through LXD, much faster than by a command; None if it is not there."""
+    """Read a record from the bucket through LXD, much faster than by a command; None if it is missing."""
     try:
         record: dict[str, Any] = json.loads(host.files.get(f"/bucket/{name}"))
     except (pylxd.exceptions.NotFound, ValueError):
@@ -394,7 +394,7 @@ def _read(host: Any, name: str) -> dict[str, Any] | None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupt a command, wait for it, and kill all of its process group that is left."""
+    """Interrupt a command, wait for it, and kill the rest of its process group."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGINT)
@@ -406,7 +406,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def interrupt(process: subprocess.Popen[str]) -> int:
-    """Send Ctrl-C to a command's whole process group; its exit code."""
+    """Send Ctrl-C to a command's whole process group, and return its exit code."""
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=limit(600))
     return process.returncode

@@ -30,8 +30,8 @@ os.mkfifo("{_SECOND}", 0o644)
 """
 
 
-def framed(content: bytes) -> list[bytes]:
-    """Return the raw records of a TFRecord file, each with its length and checksums."""
+def raw_records(content: bytes) -> list[bytes]:
+    """Split a TFRecord file into raw records, each with its length and checksums."""
     records, at = [], 0
     while at < len(content):
         end = at + 16 + int.from_bytes(content[at : at + 8], "little")
@@ -45,13 +45,13 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
     """Deploy `batched`, and put images below data/batch: records in files of one shard, and lines of five."""
     folder = tmp_path_factory.mktemp("batch") / "batch"
     folder.mkdir()
-    records = framed((MNIST / "test-00000-of-00001.tfrecord").read_bytes())
+    records = raw_records((MNIST / "test-00000-of-00001.tfrecord").read_bytes())
     for number in range(_FILES):
         part = records[len(records) * number // _FILES : len(records) * (number + 1) // _FILES]
         (folder / f"test-{number:02}.tfrecord").write_bytes(b"".join(part))
     pixels = [round(byte / 255, 4) for byte in next(images(MNIST))[0]]
-    good = [json.dumps({"key": 20000 + key, "image": pixels}) for key in range(2)]
-    lines = [good[0], "no JSON", '{"key": 1, "image": [1]}', "", '{"image": 7}', good[1]]
+    valid = [json.dumps({"key": 20000 + key, "image": pixels}) for key in range(2)]
+    lines = [valid[0], "no JSON", '{"key": 1, "image": [1]}', "", '{"image": 7}', valid[1]]
     (folder / "z.json").write_text("\n".join(lines) + "\n")
     cluster.must("data", "put", str(folder))
     try:
@@ -62,11 +62,11 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
         cluster.fab("data", "rm", "batch", "--yes")
 
 
-def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
+def test_every_instance_has_one_result_after_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        # It polls before the job begins: a replica that has counted its records has yet to predict its first shard.
+        # Poll before the job begins: a replica has counted its records, but has not predicted its first shard.
         hold = pool.submit(model.ssh, "ps-0", f"sudo python3 -c '{_HOLD}'", 600)
-        wait_for(lambda: model.ssh("ps-0", "pgrep -f [c]ounts-2.json").code == 0, "the counts are looked for")
+        wait_for(lambda: model.ssh("ps-0", "pgrep -f [c]ounts-2.json").code == 0, "the counts are read")
         flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
         batch = model.start("fab", "predict", "batched", "--batch", *flags)
         assert hold.result().code == 0, hold.result().text
@@ -76,10 +76,10 @@ def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, t
     assert batch.returncode == 0, printed
     assert "Predicted 10002 instances, 3 errors (" in printed
     (worker,) = (replica for replica in model.describe("batch")["replicas"] if replica["name"] == "worker-1")
-    assert worker["restarts"] >= 1, "it was killed in the middle"
+    assert worker["restarts"] >= 1, "it was killed during a shard"
     log = model.fab("logs", "worker-1", "--job", "batch", "--lines", "all").out
     shards = [line.partition("Shard ")[2].split()[0] for line in log.splitlines() if "Shard " in line]
-    assert len(shards) == len(set(shards)), "what was done is not done again"
+    assert len(shards) == len(set(shards)), "finished shards are not repeated"
 
     output = model.get("batch", tmp_path)
     files = sorted(output.glob("prediction.results-*"))
@@ -95,5 +95,5 @@ def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, t
     assert [(error["file"], error["line"]) for error in errors] == [("/bucket/data/batch/z.json", line) for line in (2, 3, 5)]
     assert json.loads((output / "metrics.json").read_text()) == {"instances": 10_002, "errors": 3}
 
-    again = model.fab("predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT)
-    assert (again.code, f"--output {_OUTPUT} is not empty" in again.text) == (2, True)
+    refused = model.fab("predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT)
+    assert (refused.code, f"--output {_OUTPUT} is not empty" in refused.text) == (2, True)

@@ -1,4 +1,4 @@
-"""Jobs that fill what they may write: their host's or the bucket's limit holds, and others have space."""
+"""Jobs that fill their host's disk or the bucket: the quota holds, and other jobs have space."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FULL = "Disk quota exceeded"
 _INTO = "/bucket/jobs/fills_the_bucket/output/full"
 
 
-def _written(record: dict[str, Any]) -> int:
-    """Return the MiB that the trainer reported, by the end of its log, which is in the error."""
+def _written_mib(record: dict[str, Any]) -> int:
+    """Return the MiB that the trainer wrote, from the log's end in the error message."""
     return max(map(int, re.findall(r"(\d+) MiB are written", record["errorMessage"])))
 
 
-def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) -> None:
-    """Both limits come with one update."""
+def test_a_job_that_fills_its_quota_does_not_affect_others(cluster: Stack) -> None:
+    """Set both limits by one update."""
     usage = int(cluster.ssh("master-0", "sudo du -s --block-size=1M /bucket").out.split()[0])
     cluster.pulumi("config", "set", "--path", "disk.worker", "1GiB")
     try:
@@ -35,16 +35,16 @@ def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) ->
         assert record["state"] == "FAILED"
         assert "worker 0" in record["errorMessage"]
         assert _FULL in record["errorMessage"]
-        assert 256 < _written(record) < 1024
-        # What it wrote on its host is deleted with it.
+        assert 256 < _written_mib(record) < 1024
+        # The files on its host are deleted with the job.
         cluster.must("train", "--job", "after_a_full_disk", *TINY, "--args", "--seconds 1")
 
         cluster.must("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --bucket")
-        wait_for(lambda: _FULL in logs(cluster), "the bucket is full", 300, poll=1)
+        wait_for(lambda: _FULL in worker_log(cluster), "the bucket is full", 300, poll=1)
         assert int(cluster.ssh("worker-0", f"sudo du -s --block-size=1M {_INTO}").out.split()[0]) < 1100
         findings = cluster.json("doctor")["findings"]
         assert [each["what"] for each in findings if each["severity"] == "error"] == ["the bucket is 100% full"]
-        # No record can be written now. With more space the job ends as it would have.
+        # No record can be written now. With more space the job ends as usual.
         cluster.configure(bucketSize=f"{usage + 2048}MiB")
         cluster.up()
         assert _FULL in cluster.wait("fills_the_bucket", "FAILED")["errorMessage"]
@@ -57,6 +57,6 @@ def test_jobs_that_fill_what_they_may_write_are_alone_in_that(cluster: Stack) ->
     cluster.must("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1")
 
 
-def logs(cluster: Stack) -> str:
+def worker_log(cluster: Stack) -> str:
     """Return the newest lines of the worker that fills the bucket."""
     return cluster.fab("logs", "worker-0", "--job", "fills_the_bucket", "--lines", "9").out

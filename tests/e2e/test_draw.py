@@ -17,7 +17,7 @@ from browser import Browser
 from draw import Server
 
 WINDOWS = [(360, 740, "light"), (360, 740, "dark"), (1280, 900, "light"), (1280, 900, "dark")]
-# In the form of MNIST already: in the middle, 20 by 20; levels of 255, to the four digits of a request.
+# Preprocessed like MNIST: centred, 20 by 20; levels of 255, to the four digits of a request.
 IN = range(4, 24)
 IMAGES = [
     [round(level * abs(2 * x - 27) / 255, 4) if x in IN and y in IN else 0 for y in range(28) for x in range(28)]
@@ -26,7 +26,7 @@ IMAGES = [
 STROKE = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
 LONG = "a_version_with_a_name_that_is_as_long_as_names_may_get_" + "x" * 70
 WIDTH = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-# Each card: its name, default or not, answer, how sure it is, and the widths of its bars in percent of the widest that can be.
+# Each card: name, default or not, answer, confidence, and the widths of its bars in percent of the maximum.
 CARDS = """
 return [...document.querySelectorAll('.card')].map(card => ({
   name: card.querySelector('.name').textContent,
@@ -40,13 +40,13 @@ return [...document.querySelectorAll('.card')].map(card => ({
   }),
 }));
 """
-# Words that are wider than where they are.
+# Texts that are wider than their box.
 CUT = """
 const words = [...document.querySelectorAll('h1, h2, p:not(.unseen), li, button, .percent, .answer')];
 return words.filter(each => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== 'inline')
   .map(each => each.textContent);
 """
-SEEN = """
+DRAWINGS = """
 const pixels = document.querySelector('#seen').getContext('2d').getImageData(0, 0, 28, 28).data;
 return [...pixels].filter((_, place) => place % 4 === 0);
 """
@@ -56,7 +56,7 @@ return [...document.querySelectorAll('.tests button')].map(each => each.getAttri
 """
 
 
-# From here on the page records which version it asks, and when by its own clock.
+# Make the page record each request's version and time.
 WATCH = """
 const real = window.fetch;
 window.asked = [];
@@ -69,7 +69,7 @@ window.fetch = (url, ...rest) => {
 
 
 class FakeServer:
-    """Model `m`: v1, the default, answers 3, v2 answers 8; one of a long name is sure. Requests are kept."""
+    """Model `m`: v1, the default, predicts 3, v2 predicts 8, one with a long name with certainty. Requests are recorded."""
 
     def __init__(self) -> None:
         self.names = {"v1": 3, "v2": 8}
@@ -112,8 +112,8 @@ class FakeServer:
         return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-def newest(fake: FakeServer, name: str) -> list[int]:
-    """Return the drawing of the last request to a version, as levels; empty if it had none."""
+def last_drawing(fake: FakeServer, name: str) -> list[int]:
+    """Return the levels of the drawing in the last request to a version; empty if there was none."""
     return [round(value * 255) for value in next((image for each, image in reversed(fake.asked) if each == name), [])]
 
 
@@ -145,89 +145,89 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), WINDOWS)
-def test_drawn_with_a_finger_or_a_mouse(
+def test_touch_and_mouse_drawings_are_predicted(
     browser: Browser, url: str, fake: FakeServer, width: int, height: int, scheme: str
 ) -> None:
     fake.names[LONG] = 9
     browser.emulate(width, height, scheme)
-    browser.heard()
+    browser.read_logs()
     browser.open(url)
-    browser.await_here(CARDS, lambda cards: len(cards) == 3)
+    browser.await_script(CARDS, lambda cards: len(cards) == 3)
     browser.draw("#drawing", STROKE, "touch" if width < 600 else "mouse")
 
-    def card(name: str, digit: int, sure: int = 75) -> dict[str, Any]:
-        bars = [100 - sure if each == 0 else sure if each == digit else 0 for each in range(10)]
+    def card(name: str, digit: int, confidence: int = 75) -> dict[str, Any]:
+        bars = [100 - confidence if each == 0 else confidence if each == digit else 0 for each in range(10)]
         expected = {"name": name, "default": name == "v1", "answer": str(digit)}
-        return expected | {"sure": f"{sure}.0 %", "time": True, "bars": bars}
+        return expected | {"sure": f"{confidence}.0 %", "time": True, "bars": bars}
 
-    wanted = [card("v1", 3), card("v2", 8), card(LONG, 9, 100)]
-    browser.await_here(CARDS, lambda cards: cards == wanted)
-    whole, window = browser.value(WIDTH)
-    assert whole <= window <= width
+    expected = [card("v1", 3), card("v2", 8), card(LONG, 9, 100)]
+    browser.await_script(CARDS, lambda cards: cards == expected)
+    page_width, window_width = browser.value(WIDTH)
+    assert page_width <= window_width <= width
     assert browser.value(CUT) == []
     answer = browser.value("return document.querySelector('.answer').getBoundingClientRect().bottom + scrollY")
-    assert answer < height, "the first answer is in sight while one draws"
+    assert answer < height, "the first answer is visible while the user draws"
     paper = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}[scheme]
     assert browser.value("return getComputedStyle(document.documentElement).backgroundColor") == paper
-    browser.check_quiet(url.partition("?")[0], "data:")
+    browser.check_no_messages(url.partition("?")[0], "data:")
 
 
-def test_the_newest_drawing_wins_and_none_is_asked_too_often(browser: Browser, url: str, fake: FakeServer) -> None:
+def test_the_newest_drawing_wins_and_requests_are_rate_limited(browser: Browser, url: str, fake: FakeServer) -> None:
     browser.emulate(1280, 900)
     browser.open(url)
-    browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    browser.await_script(CARDS, lambda cards: len(cards) == 2)
     browser.value(WATCH)
 
     def moments(name: str) -> list[float]:
         return [moment for each, moment in browser.value("return window.asked") if each == name]
 
     ring = [(0.5 + 0.3 * math.sin(part / 5), 0.5 - 0.3 * math.cos(part / 5)) for part in range(40)]
-    # It answers while one draws.
-    browser.draw("#drawing", ring, enough=lambda: min(len(moments(name)) for name in ("v1", "v2")) > 3)
-    last = browser.await_here(SEEN, any)
+    # It answers while the user draws.
+    browser.draw("#drawing", ring, until=lambda: min(len(moments(name)) for name in ("v1", "v2")) > 3)
+    last = browser.await_script(DRAWINGS, any)
     for name in ("v1", "v2"):
-        browser.await_here("return 0", lambda _, name=name: newest(fake, name) == last)
+        browser.await_script("return 0", lambda _, name=name: last_drawing(fake, name) == last)
     for name in ("v1", "v2"):
         assert min(later - earlier for earlier, later in pairwise(moments(name))) > 100
     count = browser.value("document.querySelector('#clear').click(); return window.asked.length")
-    assert not any(browser.value(SEEN))
+    assert not any(browser.value(DRAWINGS))
     assert {card["answer"] for card in browser.value(CARDS)} == {"\N{EN DASH}"}
     time.sleep(0.5)
-    assert browser.value("return window.asked.length") == count, "nothing is asked of an empty sheet"
+    assert browser.value("return window.asked.length") == count, "an empty sheet sends no request"
 
 
-def test_a_test_image_by_the_keyboard_is_asked_as_it_is(browser: Browser, url: str, fake: FakeServer) -> None:
+def test_a_test_image_chosen_by_keyboard_is_sent_unchanged(browser: Browser, url: str, fake: FakeServer) -> None:
     browser.emulate(1280, 900)
     browser.open(url)
-    browser.await_here(CARDS, lambda cards: len(cards) == 2)
-    browser.await_here(TESTS, lambda labels: labels == [f"Test image {place + 1}" for place in range(len(IMAGES))])
+    browser.await_script(CARDS, lambda cards: len(cards) == 2)
+    browser.await_script(TESTS, lambda labels: labels == [f"Test image {place + 1}" for place in range(len(IMAGES))])
     for place, image in enumerate(IMAGES):
         browser.press(f".tests button:nth-of-type({place + 1})", "\ue007")  # Enter
-        wanted = [round(value * 255) for value in image]
-        browser.await_here(SEEN, lambda seen, wanted=wanted: seen == wanted)
-    browser.await_here("return 0", lambda _: newest(fake, "v1") == wanted)
-    text = browser.await_here("return document.querySelector('[role=status]').textContent", bool)
+        expected = [round(value * 255) for value in image]
+        browser.await_script(DRAWINGS, lambda drawing, expected=expected: drawing == expected)
+    browser.await_script("return 0", lambda _: last_drawing(fake, "v1") == expected)
+    text = browser.await_script("return document.querySelector('[role=status]').textContent", bool)
     assert text == "v1: 3, 75.0 %; v2: 8, 75.0 %"
 
 
-def test_versions_come_and_go(browser: Browser, url: str, fake: FakeServer) -> None:
+def test_added_and_removed_versions_are_shown(browser: Browser, url: str, fake: FakeServer) -> None:
     browser.emulate(1280, 900)
     browser.open(url)
-    browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    browser.await_script(CARDS, lambda cards: len(cards) == 2)
     browser.draw("#drawing", STROKE)
     fake.names = {"v2": 8, "v3": 5}
-    shown = browser.await_here(
+    cards = browser.await_script(
         CARDS, lambda cards: [(card["name"], card["answer"]) for card in cards] == [("v2", "8"), ("v3", "5")]
     )
-    assert [card["default"] for card in shown] == [True, False]
+    assert [card["default"] for card in cards] == [True, False]
 
 
-def test_an_api_that_is_gone_is_told(browser: Browser, fake: FakeServer) -> None:
+def test_an_unreachable_api_is_reported(browser: Browser, fake: FakeServer) -> None:
     with serving(fake.listening()) as api:
         pass
     with serving(Server(0, api, [])) as address:
         browser.open(f"http://{address}/?model=m")
-        text = browser.await_here("return document.querySelector('#trouble').textContent", bool)
+        text = browser.await_script("return document.querySelector('#trouble').textContent", bool)
     assert text.startswith("fab serve does not answer")
 
 
@@ -245,7 +245,7 @@ PRICES = metadata({"rooms": tensor("DT_INT32", -1, 3), "text": ANYTHING}, {"pric
 MODEL = "const { questionOf, described, request, probabilities } = await import('/model.js'); return %s;"
 
 
-def test_which_models_take_a_drawing(browser: Browser, url: str) -> None:
+def test_models_that_accept_drawings_are_detected(browser: Browser, url: str) -> None:
     both = {"scores": PROBABILITIES, "probabilities": PROBABILITIES}
     cases: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str | None, str] | None]] = [
         ({"image": IMAGE, "key": KEY}, both, ("image", "key", "probabilities")),
@@ -267,13 +267,13 @@ def test_which_models_take_a_drawing(browser: Browser, url: str) -> None:
     )
     names = ("image", "key", "output")
     assert questions == [question and dict(zip(names, question, strict=True)) for *_, question in cases]
-    mute = {"metadata": {"signature_def": {"signature_def": {}}}}
-    assert browser.value(MODEL % f"{json.dumps([PRICES, mute])}.map(described)") == [
+    unsigned = {"metadata": {"signature_def": {"signature_def": {}}}}
+    assert browser.value(MODEL % f"{json.dumps([PRICES, unsigned])}.map(described)") == [
         "takes rooms int32 [?, 3], text float of any shape, gives price float [?]",
         "has no signature serving_default",
     ]
-    asked = browser.value(MODEL % "request({image: 'x', key: 'k'}, [1]) + request({image: 'x', key: null}, [1])")
-    assert asked == '{"instances":[{"x":[1],"k":0}]}{"instances":[{"x":[1]}]}'
+    bodies = browser.value(MODEL % "request({image: 'x', key: 'k'}, [1]) + request({image: 'x', key: null}, [1])")
+    assert bodies == '{"instances":[{"x":[1],"k":0}]}{"instances":[{"x":[1]}]}'
 
 
 def test_probabilities(browser: Browser, url: str) -> None:
@@ -289,23 +289,23 @@ def test_probabilities(browser: Browser, url: str) -> None:
         assert text == "the answer has not 10 numbers"
 
 
-def test_a_model_that_takes_no_drawing_says_what_it_takes(browser: Browser, url: str, fake: FakeServer) -> None:
+def test_a_model_without_image_input_shows_its_inputs(browser: Browser, url: str, fake: FakeServer) -> None:
     real = fake.ask
     fake.ask = lambda *call: (200, PRICES | {"model_spec": {"version": "v1"}}) if call[1].endswith("metadata") else real(*call)  # type: ignore[method-assign]
     browser.open(url)
-    cards = browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    cards = browser.await_script(CARDS, lambda cards: len(cards) == 2)
     assert cards[0]["sure"] == "takes no drawing: it takes rooms int32 [?, 3], text float of any shape, gives price float [?]"
 
 
-def form(levels: list[list[int]]) -> list[float]:
-    """Return a drawing like MNIST's images, computed another way: a pixel is 20 × 20 counted parts."""
+def preprocess(levels: list[list[int]]) -> list[float]:
+    """Preprocess a drawing like MNIST by another method: count 20 × 20 parts of each pixel."""
     inked = [(y, x) for y, row in enumerate(levels) for x, level in enumerate(row) if level]
     top, left = min(y for y, _ in inked), min(x for _, x in inked)
     size = max(max(y for y, _ in inked) - top, max(x for _, x in inked) - left) + 1
     box: dict[tuple[int, int], float] = {}
     for y, x in inked:
         for part in range(400):
-            # A scaled pixel is as many of these parts as the square of the size, and none of them lies in two.
+            # A scaled pixel has size² of these parts, and each part is in one pixel.
             row, column = ((y - top) * 20 + part // 20) // size, ((x - left) * 20 + part % 20) // size
             box[row, column] = box.get((row, column), 0.0) + levels[y][x] / size**2
     mass = sum(box.values())
@@ -338,18 +338,18 @@ def levels(side: int, *boxes: tuple[int, int, int, int, int]) -> list[list[int]]
         levels(60, (59, 59, 1, 1, 77)),
     ],
 )
-def test_the_form_of_a_drawing(browser: Browser, url: str, sheet: list[list[int]]) -> None:
+def test_a_drawing_is_preprocessed_like_mnist(browser: Browser, url: str, sheet: list[list[int]]) -> None:
     browser.open(url)
-    found = browser.value(PREPARED % (json.dumps([*chain(*sheet)]), len(sheet)))
-    assert found == pytest.approx(form(sheet), abs=1e-4)
+    pixels = browser.value(PREPARED % (json.dumps([*chain(*sheet)]), len(sheet)))
+    assert pixels == pytest.approx(preprocess(sheet), abs=1e-4)
 
 
-def test_a_stroke_by_hand(browser: Browser, url: str) -> None:
-    """A box of 40 × 10 in a corner: 20 × 5, its centre in the middle, which half a pixel is rounded up to."""
+def test_a_stroke_matches_hand_computed_values(browser: Browser, url: str) -> None:
+    """A box of 40 × 10 in a corner: 20 × 5, centred, with half a pixel rounded up."""
     browser.open(url)
-    found = browser.value(PREPARED % (json.dumps([*chain(*levels(80, (0, 0, 10, 40, 255)))]), 80))
-    assert [place for place, value in enumerate(found) if value] == [
+    pixels = browser.value(PREPARED % (json.dumps([*chain(*levels(80, (0, 0, 10, 40, 255)))]), 80))
+    assert [index for index, value in enumerate(pixels) if value] == [
         row * 28 + x for row in range(4, 24) for x in range(12, 17)
     ]
-    assert {*found} == {0, 1}
+    assert {*pixels} == {0, 1}
     assert browser.value(PREPARED % ([0] * 16, 4)) is None

@@ -1,4 +1,4 @@
-"""The environment of a trainer on real hosts: output, peers, user's variables, secrets; and deletion."""
+"""The environment of a trainer on real hosts: output, peers, user's variables, secrets, and deletion."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ if (root / "of-before").exists():
     shutil.copytree(root / "of-before", "/tmp/of-before")
 for library in ("libgomp.so.1", "libGL.so.1", "libglib-2.0.so.0", "libsndfile.so.1", "libgfortran.so.5"):
     ctypes.CDLL(library)
-held = [tempfile.TemporaryFile(dir="/var/tmp") for _ in range(3_000)]
-print("files", len(held), *resource.getrlimit(resource.RLIMIT_NOFILE))
+files = [tempfile.TemporaryFile(dir="/var/tmp") for _ in range(3_000)]
+print("files", len(files), *resource.getrlimit(resource.RLIMIT_NOFILE))
 print("name", socket.getaddrinfo(socket.getfqdn(), None)[0][4][0])
 """
 
@@ -83,25 +83,25 @@ def package(tmp_path: Path) -> Path:
     return root
 
 
-def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tmp_path: Path) -> None:
+def test_a_trainer_gets_its_environment_and_its_secrets_are_deleted(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"TOKEN={_SECRET}\n")
     flags = ("--package", str(package), "--env", "GREETING=good day", "--secret-file", str(tmp_path / "token"))
     cluster.must("train", "looks", *flags)
-    seen = {path.stem: json.loads(path.read_text()) for path in cluster.get("looks", tmp_path).glob("*.json")}
-    assert sorted(seen) == sorted(cluster.hosts())
-    master, worker, ps = seen["master-0"], seen["worker-1"], seen["ps-0"]
+    environments = {path.stem: json.loads(path.read_text()) for path in cluster.get("looks", tmp_path).glob("*.json")}
+    assert sorted(environments) == sorted(cluster.hosts())
+    master, worker, ps = environments["master-0"], environments["worker-1"], environments["ps-0"]
     assert (master["RANK"], worker["RANK"], ps["RANK"], master["WORLD_SIZE"]) == ("0", "2", None, "3")
     assert master["MASTER_ADDR"] == worker["MASTER_ADDR"] is not None
-    for each in seen.values():
+    for each in environments.values():
         assert int(each["OMP_NUM_THREADS"]) > 0
         assert (each["there"], each["GREETING"], each["program"]) == (True, "good day", "run by itself\n")
         assert each["JOB_DIR"] == "/bucket/jobs/looks/output"
         assert each["secret"] == hashlib.sha256(_SECRET.encode()).hexdigest()
     assert cluster.describe("looks")["trainingInput"]["environment"] == {"GREETING": "good day"}
-    left = "sudo ls -A /var/lib/scaletier/secrets; sudo grep -rlF s3cr3t-of-ann /var/lib/scaletier /etc /bucket/jobs || true"
+    search = "sudo ls -A /var/lib/scaletier/secrets; sudo grep -rlF s3cr3t-of-ann /var/lib/scaletier /etc /bucket/jobs || true"
     for host in ("master-0", "worker-1"):
-        # A host deletes them when its job has ended and it looks for the next one.
-        wait_for(lambda host=host: cluster.ssh(host, left).out == "", f"{host} has forgotten secrets")
+        # A host deletes them after its job, when it polls for the next one.
+        wait_for(lambda host=host: cluster.ssh(host, search).out == "", f"{host} has deleted the secrets")
 
 
 _BESIDE = """
@@ -119,13 +119,13 @@ os.truncate(os.open("big.bin", os.O_CREAT | os.O_WRONLY), 150_000_000)
 """
 
 
-def test_what_a_program_writes_beside_its_output_is_kept_and_said(cluster: Stack, tmp_path: Path) -> None:
+def test_files_written_beside_job_dir_are_saved_and_reported(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(_BESIDE)
     flags = ("--scale-tier", "BASIC", "--script", str(tmp_path / "beside.py"))
     lost = cluster.fab("train", "beside", *flags, "--", "--model_dir", "model")
     assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 4 files" in lost.err) == (0, True), lost.text
-    kept = "home/notes, var/tmp/scratch, tmp/out, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
-    assert f"master-0 wrote beside JOB_DIR, kept in JOB_DIR/left/master-0: {kept}" in lost.err.splitlines()
+    saved_names = "home/notes, var/tmp/scratch, tmp/out, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
+    assert f"master-0 wrote beside JOB_DIR, kept in JOB_DIR/left/master-0: {saved_names}" in lost.err.splitlines()
     output = cluster.get("beside", tmp_path)
     files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     assert files == {f"left/master-0/{name}" for name in ("home/notes", "var/tmp/scratch", "tmp/out", "beside/model/model.txt")}
@@ -162,7 +162,7 @@ pathlib.Path(tempfile.mkdtemp(dir=root), "part").write_text("p")
 """
 
 
-def test_job_dir_itself_is_a_target_and_what_is_closed_in_it_is_fetched(cluster: Stack, tmp_path: Path) -> None:
+def test_job_dir_is_a_copy_target_and_its_private_files_are_fetched(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / "into.py").write_text(_INTO_JOB_DIR)
     cluster.must("train", "into", "--scale-tier", "BASIC", "--script", str(tmp_path / "into.py"))
     output = cluster.get("into", tmp_path)
@@ -177,8 +177,8 @@ pathlib.Path(os.environ["JOB_DIR"], f"{socket.getfqdn()}.json").write_text(json.
 """
 
 
-def test_the_hosts_of_a_job_know_one_another_by_name(cluster: Stack, tmp_path: Path) -> None:
-    """PyTorch's c10d rendezvous passes all replicas the name of the host of rank 0."""
+def test_hosts_of_a_job_resolve_each_others_names(cluster: Stack, tmp_path: Path) -> None:
+    """Resolve host names, as PyTorch's c10d rendezvous passes the name of rank 0's host to all replicas."""
     (tmp_path / "names.py").write_text(_NAMES)
     flags = ("--script", str(tmp_path / "names.py"), "--env", f"HOSTS={' '.join(cluster.hosts())}")
     cluster.must("train", "names", *flags)
@@ -189,7 +189,7 @@ def test_the_hosts_of_a_job_know_one_another_by_name(cluster: Stack, tmp_path: P
     assert all(each == first for each in addresses.values())
 
 
-def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
+def test_jobs_and_data_are_deleted(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("TOKEN=x\n")
     flags = ("--package", str(package), "--secret-file", str(tmp_path / "token"))
     cluster.must("train", "goes", *flags)
@@ -197,20 +197,20 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     refused = cluster.fab("delete", "goes")
     assert (refused.code, "job resumed has its output in that of goes" in refused.err) == (2, True)
 
-    def deleted() -> bool:
+    def is_deleted() -> bool:
         result = cluster.fab("delete", "resumed", "--yes")
         assert result.code == 0 or "its replicas have not all stopped: try again" in result.err, result.text
         return result.code == 0
 
-    wait_for(deleted, "resumed is deleted")
-    asked = cluster.fab("delete", "goes")
-    assert (asked.code, "say --yes, as there is no terminal to ask on" in asked.err) == (2, True)
+    wait_for(is_deleted, "resumed is deleted")
+    refused = cluster.fab("delete", "goes")
+    assert (refused.code, "say --yes, as there is no terminal to ask on" in refused.err) == (2, True)
     cluster.must("delete", "goes", "--yes")
     assert not {"goes", "resumed"} & set(cluster.ssh("master-0", "ls /bucket/jobs").out.split())
     assert cluster.fab("data", "put", str(package), "mine").out.endswith("/bucket/data/mine\n")
     assert cluster.ssh("ps-0", "sudo -u trainer cat /bucket/data/mine/run.sh").out == _PROGRAM
-    listed = cluster.json("data", "ls", "mine")
-    assert [file["name"] for file in listed["files"]] == ["__init__.py", "run.sh", "task.py"]
+    listing = cluster.json("data", "ls", "mine")
+    assert [file["name"] for file in listing["files"]] == ["__init__.py", "run.sh", "task.py"]
     program = str(package / "run.sh")
     assert cluster.fab("data", "put", program, "one").out == "1 file: /bucket/data/one\n"
     assert cluster.fab("data", "put", program, "one").out == "1 file, 1 already there with this size: /bucket/data/one\n"
@@ -220,7 +220,7 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     assert not {"mine", "one"} & set(cluster.ssh("ps-0", "ls /bucket/data").out.split())
 
 
-def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
+def test_a_job_uses_its_own_python(cluster: Stack, tmp_path: Path) -> None:
     wheel = tmp_path / "far-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as opened:
         opened.writestr("far.py", "VALUE = 7\n")
@@ -240,22 +240,22 @@ def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
         log = cluster.fab("logs", "all", "own_python").out
         assert f"found 7 None {folder} {folder}/bin/python" in log
         assert cluster.ssh("master-0", f"sudo touch {folder}/mine").code != 0, "no host writes there"
-        kept = {each["name"]: each["versions"] for each in cluster.json("runtimes")}
-        assert kept[key] == {"far": "1.0"}
+        runtimes = {each["name"]: each["versions"] for each in cluster.json("runtimes")}
+        assert runtimes[key] == {"far": "1.0"}
         compared = {row["what"]: row["same"] for row in cluster.must_json("reproduce", "own_python")["compared"]}
         assert (compared["runtime"], compared["package"]) == (True, True)
     finally:
         cluster.must("runtimes", "rm", key, "--yes")
 
 
-def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path: Path) -> None:
-    """Folders of the bucket are as earlier versions left them: with the set-group-ID bit, which no program may copy."""
-    script, old = tmp_path / "folders.py", "data own/unpacks"
+def test_a_host_behaves_like_minimal_debian(cluster: Stack, tmp_path: Path) -> None:
+    """Use folders of earlier versions, which have the set-group-ID bit that no program may copy."""
+    script, old_folders = tmp_path / "folders.py", "data own/unpacks"
     script.write_text(_FOLDERS)
-    made = (
+    command = (
         "cd /bucket && for top in data/mnist own/unpacks; do mkdir -p $top/of-before/deep; touch $top/of-before/deep/file; done"
     )
-    cluster.must_ssh("master-0", f"{made} && find {old} -type d -exec chmod g+s {{}} +", user="scaletier")
+    cluster.must_ssh("master-0", f"{command} && find {old_folders} -type d -exec chmod g+s {{}} +", user="scaletier")
     flags = ("--script", str(script), "--job-dir", "/bucket/own/unpacks", "--scale-tier", "BASIC")
     try:
         result = cluster.must("train", "unpacks", *flags)
@@ -263,7 +263,7 @@ def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path:
         cluster.must_ssh("master-0", "rm -r /bucket/data/mnist/of-before", user="scaletier")
     limits = re.search(r"files 3000 (\d+) (\d+)", result.text)
     assert limits
-    assert limits[1] == limits[2], "as many as LXD's own process may open, and 1048576 at most"
+    assert limits[1] == limits[2], "LXD's own limit of open files, at most 1048576"
     address = cluster.ssh("master-0", "ip -4 -o address show scope global").out.split()[3].partition("/")[0]
     assert f"name {address}" in result.text
-    assert cluster.ssh("master-0", f"cd /bucket && find {old} -perm /6000", user="scaletier").out == ""
+    assert cluster.ssh("master-0", f"cd /bucket && find {old_folders} -perm /6000", user="scaletier").out == ""

@@ -1,4 +1,4 @@
-"""Anyone's trainer on real hosts: every kind in examples/, and dependencies that cannot be."""
+"""Trainers of every kind in examples/ on real hosts, and unsatisfiable dependencies."""
 
 from __future__ import annotations
 
@@ -24,79 +24,79 @@ _VERSIONS = (
 )
 
 
-def run(cluster: Stack, job: str, example: str, *more: str) -> dict[str, list[str]]:
+def run_example(cluster: Stack, job: str, example: str, *more: str) -> dict[str, list[str]]:
     """Run an example to its end; return each replica's lines."""
     cluster.must("train", "--job", job, "--package", f"examples/{example}", *more)
     return lines_of(cluster, job)
 
 
 def lines_of(cluster: Stack, job: str) -> dict[str, list[str]]:
-    """Return each replica's lines of a job that must have SUCCEEDED."""
+    """Check that a job SUCCEEDED, and return each replica's lines."""
     record = cluster.describe(job)
     assert record["state"] == "SUCCEEDED"
-    ended = {replica["name"]: replica["exitCode"] for replica in record["replicas"]}
-    failed = {name: code for name, code in ended.items() if not (code in (0, None) or code >= 128)}
+    exit_codes = {replica["name"]: replica["exitCode"] for replica in record["replicas"]}
+    failed = {name: code for name, code in exit_codes.items() if not (code in (0, None) or code >= 128)}
     assert not failed, cluster.fab("logs", "all", "--job", job, "--lines", "50").text
     return {name: [] for name in (*_TRAINERS, *_OTHERS)} | cluster.messages(job)
 
 
-def having(lines: list[str], start: str) -> list[str]:
+def find_lines(lines: list[str], start: str) -> list[str]:
     matches = [line for line in lines if line.startswith(start)]
     assert matches, f"no line begins with {start!r}: {lines[-20:]}"
     return matches
 
 
 def accuracy(lines: list[str], steps: int) -> float:
-    final = having(lines, "Final metrics after ")[0]
+    final = find_lines(lines, "Final metrics after ")[0]
     assert int(final.split()[3]) >= steps
     return float(final.partition("accuracy: ")[2].partition(",")[0])
 
 
-def test_code_of_2017_for_cloud_ml(cluster: Stack, tmp_path: Path) -> None:
+def test_cloud_ml_code_from_2017_runs(cluster: Stack, tmp_path: Path) -> None:
     config = ("--config", "examples/cloudml/config.yaml")
-    lines = run(cluster, "ex_cloudml", "cloudml", *config, "--args", "--model cnn --max-steps 60")
+    lines = run_example(cluster, "ex_cloudml", "cloudml", *config, "--args", "--model cnn --max-steps 60")
     for name in (*_TRAINERS, "ps-0", "ps-1"):
-        having(lines[name], f"Started [{name.replace('-', '/')}]")
-    having(lines["evaluator-0"], "the evaluator has nothing to do")
-    having(lines["master-0"], "Train [master/0], step ")
+        find_lines(lines[name], f"Started [{name.replace('-', '/')}]")
+    find_lines(lines["evaluator-0"], "the evaluator has nothing to do")
+    find_lines(lines["master-0"], "Train [master/0], step ")
     assert accuracy(lines["master-0"], 60) > 0.8
     # Each parameter server wrote its part of the last checkpoint.
     assert len(list(cluster.get("ex_cloudml", tmp_path).glob("model.ckpt-6*.data-0000?-of-00002"))) == 2
 
 
-def test_code_in_the_way_of_gradient(cluster: Stack, tmp_path: Path) -> None:
-    lines = run(cluster, "ex_gradient", "gradient", "--", "--max-steps", "2000")
+def test_gradient_style_code_runs(cluster: Stack, tmp_path: Path) -> None:
+    lines = run_example(cluster, "ex_gradient", "gradient", "--", "--max-steps", "2000")
     for name in _TRAINERS:
-        having(lines[name], f"Train [{name.replace('-', '/')}], step ")
+        find_lines(lines[name], f"Train [{name.replace('-', '/')}], step ")
     for name in ("ps-0", "ps-1"):
-        having(lines[name], f"Started [{name.replace('-', '/')}]")
+        find_lines(lines[name], f"Started [{name.replace('-', '/')}]")
     assert accuracy(lines["master-0"], 2000) > 0.8
     assert list(cluster.get("ex_gradient", tmp_path).glob("model.ckpt-2*.index"))
 
 
 @pytest.mark.registry("tf-keras")
 def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
-    lines = run(cluster, "ex_mwms", "mwms", "--", "--model", "mlp", "--max-steps", "900")
+    lines = run_example(cluster, "ex_mwms", "mwms", "--", "--model", "mlp", "--max-steps", "900")
     for name, label in (("master-0", "chief/0"), ("worker-0", "worker/0"), ("worker-1", "worker/1")):
-        assert all(line.endswith(" examples/s") for line in having(lines[name], f"Train [{label}], step "))
+        assert all(line.endswith(" examples/s") for line in find_lines(lines[name], f"Train [{label}], step "))
     for name in _OTHERS:
-        having(lines[name], f"{name.replace('-', '/')} has nothing to do")
+        find_lines(lines[name], f"{name.replace('-', '/')} has nothing to do")
     assert 0.8 < accuracy(lines["master-0"], 900) <= 1
     assert (cluster.get("ex_mwms", tmp_path) / "weights.npz").stat().st_size > 100_000
 
 
 @pytest.mark.registry("tabulate, setuptools")
 def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
-    lines = run(cluster, "ex_packaged", "packaged", "--", "--max-steps", "5000")
+    lines = run_example(cluster, "ex_packaged", "packaged", "--", "--max-steps", "5000")
     for name in (*_TRAINERS, *_OTHERS):
-        having(lines[name], f"Started [{name.replace('-', '/')}], packaged-trainer 1.0, tabulate ")
-    having(lines["master-0"], "Final metrics after 5000 steps")
+        find_lines(lines[name], f"Started [{name.replace('-', '/')}], packaged-trainer 1.0, tabulate ")
+    find_lines(lines["master-0"], "Final metrics after 5000 steps")
     assert "slope" in (cluster.get("ex_packaged", tmp_path) / "table.txt").read_text()
-    assert not list((ROOT / "examples" / "packaged").rglob("*.egg-info")), "a build leaves nothing behind"
+    assert not list((ROOT / "examples" / "packaged").rglob("*.egg-info")), "a build leaves no files behind"
 
 
-def test_a_coordinator_parameter_servers_and_an_evaluator_that_watches(cluster: Stack, tmp_path: Path) -> None:
-    """The example, which trains on until its evaluator has evaluated: else the faster of the two decides."""
+def test_a_coordinator_trains_with_parameter_servers_and_an_evaluator(cluster: Stack, tmp_path: Path) -> None:
+    """Train the example until its evaluator has evaluated; otherwise the faster of the two decides."""
     steps = "for _ in range(STEPS // PER_STEP):"
     longer = 'while model.step.numpy() < STEPS * PER_STEP or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):'
     program = (ROOT / "examples" / "parameter_server" / "train.py").read_text()
@@ -104,43 +104,43 @@ def test_a_coordinator_parameter_servers_and_an_evaluator_that_watches(cluster: 
     (tmp_path / "train.py").write_text(program.replace(steps, longer))
     cluster.must("train", "--job", "ex_ps", "--script", str(tmp_path / "train.py"), "--no-follow")
 
-    def evaluated() -> bool:
+    def has_evaluated() -> bool:
         return "evaluated ckpt-" in cluster.fab("logs", "evaluator-0", "--job", "ex_ps", "--lines", "all").out
 
-    wait_for(evaluated, "the evaluator has evaluated", 300, poll=0.5)
+    wait_for(has_evaluated, "the evaluator has evaluated", 300, poll=0.5)
     cluster.must_ssh("master-0", "sudo touch /bucket/jobs/ex_ps/output/enough")
     cluster.wait("ex_ps", "SUCCEEDED", "FAILED")
     lines = lines_of(cluster, "ex_ps")
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
-        having(lines[name], f"{name.replace('-', ' ')} serves")
+        find_lines(lines[name], f"{name.replace('-', ' ')} serves")
     assert accuracy(lines["master-0"], 400) > 0.9
-    having(lines["evaluator-0"], "evaluated ckpt-")
+    find_lines(lines["evaluator-0"], "evaluated ckpt-")
 
 
-def test_several_workers_of_a_cluster_that_has_others_too(cluster: Stack, tmp_path: Path) -> None:
-    lines = run(cluster, "ex_mw", "multi_worker", "--script", "train.py", "--replicas", "master,worker")
+def test_several_workers_of_a_larger_cluster_train(cluster: Stack, tmp_path: Path) -> None:
+    lines = run_example(cluster, "ex_mw", "multi_worker", "--script", "train.py", "--replicas", "master,worker")
     for name, task in (("master-0", "chief 0"), ("worker-0", "worker 0"), ("worker-1", "worker 1")):
-        having(lines[name], f"{task} is one of 3")
+        find_lines(lines[name], f"{task} is one of 3")
     assert all(lines[name] == [] for name in _OTHERS)
     assert accuracy(lines["master-0"], 60) > 0.8
     assert (cluster.get("ex_mw", tmp_path) / "model.index").is_file()
 
 
 @pytest.mark.registry("scikit-learn")
-def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_path: Path) -> None:
-    one = ("--scale-tier", "BASIC")
-    lines = run(cluster, "ex_scikit", "scikit", *one, "--script", "train.py", "--", "--neighbours", "5")
+def test_a_script_with_requirements_and_a_command_with_peers_run(cluster: Stack, tmp_path: Path) -> None:
+    one_host = ("--scale-tier", "BASIC")
+    lines = run_example(cluster, "ex_scikit", "scikit", *one_host, "--script", "train.py", "--", "--neighbours", "5")
     assert accuracy(lines["master-0"], 1) > 0.9
     cluster.must("get", "ex_scikit", "model.pickle", str(tmp_path / "model.pickle"))
-    lines = run(cluster, "ex_shell", "shell", *one, "--command", "./run.sh", "--", "three", "words here")
-    having(lines["master-0"], "master 0 counted 3 words")
+    lines = run_example(cluster, "ex_shell", "shell", *one_host, "--command", "./run.sh", "--", "three", "words here")
+    find_lines(lines["master-0"], "master 0 counted 3 words")
     met = cluster.must("train", "ex_peers", "--replicas", "worker", "--script", "tests/trainers/peers/meet.py")
     assert all(f"rank {rank} of 3: the sum is 3" in met.out for rank in range(3)), met.out
 
 
 @pytest.mark.registry("jax")
-def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
-    """By its own README; of frameworks that sum by gloo, this one can be fetched wherever there is a registry."""
+def test_jax_trains_on_several_hosts_by_gloo(cluster: Stack, tmp_path: Path) -> None:
+    """Follow its README; JAX can be fetched from any registry, unlike other frameworks with gloo."""
     program = ("--script", "examples/jax_gloo/train.py", "--runtime", "examples/jax_gloo/requirements.txt")
     result = cluster.must("train", "ex_jax", "--replicas", "worker=1", *program)
     check_losses(result.out, "of 2 peers: loss")
@@ -148,9 +148,9 @@ def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
         assert {name: model[name].shape for name in model} == {"w1": (2, 32), "b1": (32,), "w2": (32, 1), "b2": (1,)}
 
 
-def check_losses(out: str, words: str) -> None:
+def check_losses(out: str, label: str) -> None:
     """Check that the four losses that a job printed fall."""
-    losses = [float(line.rpartition(" ")[2]) for line in out.splitlines() if words in line]
+    losses = [float(line.rpartition(" ")[2]) for line in out.splitlines() if label in line]
     assert len(losses) == 4
     assert losses[-1] < losses[0], out
 
@@ -165,8 +165,14 @@ def skip_if_torch_has_cuda(folder: Path) -> None:
     """Skip the test if the registries have only the PyTorch of 5 GB with CUDA; nothing is fetched."""
     report = folder / "report.json"
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", f"--report={report}"]
-    asked = ["--retries=0", "--timeout=10", f"--target={folder / 'none'}", "-r", str(ROOT / "examples/torch/requirements.txt")]
-    subprocess.run([*pip, *asked], capture_output=True, check=True)
+    arguments = [
+        "--retries=0",
+        "--timeout=10",
+        f"--target={folder / 'none'}",
+        "-r",
+        str(ROOT / "examples/torch/requirements.txt"),
+    ]
+    subprocess.run([*pip, *arguments], capture_output=True, check=True)
     packages = {each["metadata"]["name"]: each["metadata"] for each in json.loads(report.read_text())["install"]}
     cuda = [need for need in packages["torch"].get("requires_dist", []) if need.startswith(("nvidia-", "cuda-"))]
     if cuda:
@@ -176,7 +182,7 @@ def skip_if_torch_has_cuda(folder: Path) -> None:
 
 
 @pytest.mark.registry("torch, for processors")
-def test_pytorch_on_three_hosts_by_the_two_commands_of_its_readme(cluster: Stack, tmp_path: Path) -> None:
+def test_pytorch_trains_on_three_hosts_by_its_readme_commands(cluster: Stack, tmp_path: Path) -> None:
     skip_if_torch_has_cuda(tmp_path)
     train, get = commands("examples/torch/README.md")
     result = cluster.must(*train)
@@ -190,16 +196,16 @@ def test_pytorch_on_three_hosts_by_the_two_commands_of_its_readme(cluster: Stack
 def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> None:
     (folder := tmp_path / "census").mkdir()
     for name, people, seed in (("train", "2000", "1"), ("eval", "500", "2")):
-        made = subprocess.run(
+        result = subprocess.run(
             [sys.executable, ROOT / "examples/census/people.py", people, seed], capture_output=True, check=True
         )
-        (folder / f"{name}.csv").write_bytes(made.stdout)
+        (folder / f"{name}.csv").write_bytes(result.stdout)
     cluster.must("data", "put", str(folder))
     files = ("--train-files", "/bucket/data/census/train.csv", "--eval-files", "/bucket/data/census/eval.csv")
-    lines = run(cluster, "ex_census", "census", "--scale-tier", "BASIC", "--", *files, "--num-epochs", "10")
+    lines = run_example(cluster, "ex_census", "census", "--scale-tier", "BASIC", "--", *files, "--num-epochs", "10")
     assert accuracy(lines["master-0"], 300) > 0.85
     data = cluster.describe("ex_census")["manifest"]["data"]
-    assert (data["paths"], data["files"]) == ([files[1], files[3]], 2), "what it read, and no MNIST"
+    assert (data["paths"], data["files"]) == ([files[1], files[3]], 2), "its own data, not MNIST"
     exported = cluster.json("export", "ex_census", str(tmp_path / "model"))
     assert "serving_default" in exported["signatures"]
     cluster.must("data", "rm", "census", "--yes")
@@ -217,20 +223,20 @@ TUNER = {"alembic", "colorlog", "mako", "optuna", "pyyaml", "sqlalchemy", "tqdm"
 
 
 @pytest.mark.parametrize("name", ["master-0", "ps-0"])
-def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
-    there = json.loads(cluster.ssh(name, f"/opt/scaletier/venv/bin/python -c '{_VERSIONS}'").out)
+def test_hosts_have_the_constrained_package_versions(cluster: Stack, name: str) -> None:
+    installed = json.loads(cluster.ssh(name, f"/opt/scaletier/venv/bin/python -c '{_VERSIONS}'").out)
     constraints = dict(hostpython.host_packages())
     assert constraints.pop("tensorflow") == constraints["tensorflow-cpu"]
     for tool in ("pip", "wheel"):
-        there.pop(tool, None)
-    # The packages of another target's bucket, the server and the tuner bind no job: one that needs another version brings it.
-    ours = BUCKET | SERVER | TUNER
-    assert there.keys() - constraints.keys() == ours
-    assert {package: version for package, version in there.items() if package not in ours} == constraints
+        installed.pop(tool, None)
+    # The packages of another target's bucket, the server and the tuner do not constrain jobs, which can install other versions.
+    scaletier_only = BUCKET | SERVER | TUNER
+    assert installed.keys() - constraints.keys() == scaletier_only
+    assert {package: version for package, version in installed.items() if package not in scaletier_only} == constraints
 
 
 @pytest.mark.registry("one that is not there")
-def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Path) -> None:
+def test_unsatisfiable_dependencies_change_nothing(cluster: Stack, tmp_path: Path) -> None:
     (package := tmp_path / "mine").mkdir()
     for name in ("__init__.py", "task.py"):
         (package / name).touch()

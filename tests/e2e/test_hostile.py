@@ -18,48 +18,51 @@ def _results(cluster: Stack, job: str) -> dict[str, str]:
     return results
 
 
-def trains(cluster: Stack) -> bool:
+def trainer_runs(cluster: Stack) -> bool:
     """Return whether a trainer runs on the master's host."""
     return cluster.ssh("master-0", "systemctl is-active scaletier-trainer").out.strip() == "active"
 
 
-def test_a_full_tmp_is_its_own_alone(cluster: Stack) -> None:
+def test_a_job_that_fills_tmp_affects_only_itself(cluster: Stack) -> None:
     cluster.must("train", "fills", *HOSTILE, "--", "--try", "fill")
     assert _results(cluster, "fills")["fill"].startswith("refused: ")
-    left = cluster.ssh("master-0", "sudo du -sxcm /tmp /var/tmp /dev/shm | tail -n 1").out
-    assert int(left.split()[0]) < 50, "of its gigabytes nothing is left"
+    usage = cluster.ssh("master-0", "sudo du -sxcm /tmp /var/tmp /dev/shm | tail -n 1").out
+    assert int(usage.split()[0]) < 50, "its gigabytes are deleted"
 
 
-def test_a_bomb_takes_neither_its_replica_nor_the_host(cluster: Stack) -> None:
+def test_a_fork_bomb_ends_neither_its_replica_nor_the_host(cluster: Stack) -> None:
     process = cluster.start("fab", "train", "bombs", *HOSTILE, "--", "--try", "bomb")
-    wait_for(lambda: trains(cluster), "the trainer runs")
+    wait_for(lambda: trainer_runs(cluster), "the trainer runs")
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         cluster.must_ssh("master-0", "true")
         return process.poll() is not None
 
-    wait_for(ended, "the job ends", 300)
+    wait_for(has_ended, "the job ends", 300)
     assert process.returncode == 0
     assert _results(cluster, "bombs")["bomb"].startswith("refused: ")
     (replica,) = cluster.describe("bombs")["replicas"]
     assert (replica["state"], replica["restarts"]) == ("EXITED", 0)
 
 
-def test_nothing_outlives_its_job(cluster: Stack) -> None:
+def test_no_process_outlives_its_job(cluster: Stack) -> None:
     cluster.must("train", "outlives", *HOSTILE, "--", "--try", "outlive")
-    alive = "cat /bucket/jobs/outlives/output/alive"
-    last = cluster.ssh("master-0", alive).out
+    read_ticks = "cat /bucket/jobs/outlives/output/alive"
+    last = cluster.ssh("master-0", read_ticks).out
     time.sleep(1)
-    assert cluster.ssh("master-0", alive).out == last
+    assert cluster.ssh("master-0", read_ticks).out == last
     assert cluster.ssh("master-0", "pgrep -u trainer").code == 1
 
 
-def test_what_a_job_leaves_goes_with_it(cluster: Stack) -> None:
-    wait_for(lambda: not cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split(), "a host that has no job keeps none")
+def test_files_of_a_job_are_deleted_after_it(cluster: Stack) -> None:
+    wait_for(
+        lambda: not cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split(),
+        "a host without a job keeps no job folder",
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("command", "message"),
     [
         ("sh -c id", "a password is required"),
         ("cat /etc/shadow", "a password is required"),
@@ -74,14 +77,14 @@ def test_what_a_job_leaves_goes_with_it(cluster: Stack) -> None:
         ("/usr/lib/scaletier/root-helper sandbox writing 99999999 /etc -- id", "refused: '/etc' is no folder in the bucket"),
     ],
 )
-def test_who_logs_in_may_have_root_do_nothing_else(cluster: Stack, words: str, says: str) -> None:
-    ran = cluster.ssh("master-0", f"sudo -n {words}", user="scaletier")
-    assert ran.code == 1, ran.text
-    assert says in ran.err, ran.text
-    assert not ran.out
+def test_the_login_user_runs_only_the_root_helper_as_root(cluster: Stack, command: str, message: str) -> None:
+    result = cluster.ssh("master-0", f"sudo -n {command}", user="scaletier")
+    assert result.code == 1, result.text
+    assert message in result.err, result.text
+    assert not result.out
 
 
-def test_who_logs_in_may_not_write_what_root_goes_by(cluster: Stack) -> None:
+def test_the_login_user_cannot_write_files_that_root_uses(cluster: Stack) -> None:
     for path in (
         "/usr/lib/scaletier/root-helper",
         "/etc/systemd/system/x",
@@ -116,22 +119,22 @@ print(subprocess.run(line, input=gzip.compress(packed.getvalue()), capture_outpu
         ("root/.ssh/authorized_keys", "ssh-ed25519 AAAA"),
     ],
 )
-def test_a_push_puts_nothing_elsewhere(cluster: Stack, path: str, content: str) -> None:
+def test_a_push_writes_only_to_its_own_paths(cluster: Stack, path: str, content: str) -> None:
     units = "/etc/systemd/system"
-    there = f"sudo sh -c 'sha256sum /etc/sudoers.d/* {units}/*.service {units}/*/*.conf; ls -A /root /root/.ssh'"
-    before = cluster.ssh("master-0", there).out
-    ran = cluster.ssh("master-0", shlex.join(["python3", "-c", _UNIT, path, content]), user="scaletier")
-    assert ran.out.startswith("refused: "), ran.text
-    assert cluster.ssh("master-0", there).out == before
+    list_files = f"sudo sh -c 'sha256sum /etc/sudoers.d/* {units}/*.service {units}/*/*.conf; ls -A /root /root/.ssh'"
+    before = cluster.ssh("master-0", list_files).out
+    result = cluster.ssh("master-0", shlex.join(["python3", "-c", _UNIT, path, content]), user="scaletier")
+    assert result.out.startswith("refused: "), result.text
+    assert cluster.ssh("master-0", list_files).out == before
 
 
-def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
+def test_unit_sandboxes_have_the_promised_exposure_level(cluster: Stack) -> None:
     cluster.must("train", "looked_at", *TINY, "--scale-tier", "BASIC", *ENDLESS)
-    rated = "systemd-analyze security --no-pager scaletier.service scaletier-trainer.service | grep -o 'level for .*'"
+    rate = "systemd-analyze security --no-pager scaletier.service scaletier-trainer.service | grep -o 'level for .*'"
     try:
-        wait_for(lambda: trains(cluster), "the trainer runs")
-        for unit, most in (("scaletier", 2.0), ("scaletier-trainer", 1.5)):
-            rating = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
-            assert float(rating.split(": ")[1].split()[0]) <= most, rating
+        wait_for(lambda: trainer_runs(cluster), "the trainer runs")
+        for unit, maximum in (("scaletier", 2.0), ("scaletier-trainer", 1.5)):
+            rating = cluster.ssh("master-0", rate.replace("scaletier.service scaletier-trainer", unit)).out
+            assert float(rating.split(": ")[1].split()[0]) <= maximum, rating
     finally:
         cluster.must("cancel", "looked_at")

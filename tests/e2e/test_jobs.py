@@ -1,4 +1,4 @@
-"""Jobs on real hosts: our trainer, somebody else's, and every way in which a job ends."""
+"""Jobs on real hosts: our trainer, a foreign one, and every way in which a job ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT = "--model mlp --max-steps 1500"
 
 
 def wait_until_gone(cluster: Stack, *hosts: str) -> None:
-    """Wait until the agent on each of these hosts has ended, as it does after its job."""
+    """Wait until the agent on each of these hosts has ended, as it does after a job."""
     for host in hosts:
         cluster.wait_on(host, "[ $(systemctl is-active scaletier.service) = inactive ]")
 
@@ -28,25 +28,25 @@ def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
     quoted = " ".join(shlex.quote(text) for text in texts[:half])
     arguments = ("--args", f"--seconds 36000 {quoted}", "--", *texts[half:])
     cluster.must("train", "--job", "args", *TINY, "--no-follow", *arguments)
-    cluster.enough("args", replicas=6)
+    cluster.finish_job("args", replicas=6)
     cluster.wait("args", "SUCCEEDED")
     output = cluster.get("args", tmp_path)
     for replica in ("master-0", "ps-1"):
-        seen = json.loads((output / f"{replica}.json").read_text())
-        assert seen["argv"] == ["--seconds", "36000", *texts]
-        assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
+        report = json.loads((output / f"{replica}.json").read_text())
+        assert report["argv"] == ["--seconds", "36000", *texts]
+        assert json.loads(report["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
 
 
-def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
+def test_a_job_continues_after_fab_is_killed(cluster: Stack) -> None:
     process = cluster.start("fab", "train", "--job", "laptop_left", "--args", _SHORT)
     cluster.wait_for_state("RUNNING", "laptop_left")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=limit())
-    cluster.succeeds("laptop_left")
+    cluster.wait_succeeded("laptop_left")
     wait_until_gone(cluster, "ps-0")
 
 
-def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
+def test_cancel_stops_all_replicas_and_keeps_the_log(cluster: Stack) -> None:
     cluster.must("train", "--job", "to_cancel", *TINY, "--args", "--seconds 36000", "--no-follow")
     cluster.wait("to_cancel", "RUNNING")
     busy = cluster.fab("train", "--job", "meanwhile", "--no-queue", "--args", _SHORT)
@@ -59,7 +59,7 @@ def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
     wait_until_gone(cluster, "worker-0")
 
 
-def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, tmp_path: Path) -> None:
+def test_one_bundle_explains_why_jobs_failed(cluster: Stack, tmp_path: Path) -> None:
     raises = cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 36000")
     assert raises.code == 1, raises.text
     assert "fab bundle raises collects the evidence in one file" in raises.err
@@ -97,7 +97,7 @@ def _bundle(cluster: Stack, job: str, file: Path) -> dict[str, str]:
         }
 
 
-def test_of_two_that_train_at_the_same_time_one_waits_for_the_other(cluster: Stack) -> None:
+def test_one_of_two_simultaneous_submissions_waits(cluster: Stack) -> None:
     jobs = ("race0", "race1")
     commands = [["fab", "train", "--job", job, *TINY, "--args", "--seconds 36000"] for job in jobs]
     processes = [
@@ -107,8 +107,8 @@ def test_of_two_that_train_at_the_same_time_one_waits_for_the_other(cluster: Sta
     runs = cluster.wait_for_state("RUNNING", *jobs)
     waits = cluster.wait_for_state("QUEUED", *jobs)
     assert runs != waits
-    cluster.enough(runs)
-    cluster.enough(cluster.wait_for_state("RUNNING", waits))
+    cluster.finish_job(runs)
+    cluster.finish_job(cluster.wait_for_state("RUNNING", waits))
     ends = [(process.communicate(timeout=limit(600)), process.returncode) for process in processes]
     assert [code for _, code in ends] == [0, 0], ends
     assert sum("is QUEUED behind race" in streams[1] for streams, _ in ends) == 1, ends

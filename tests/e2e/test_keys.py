@@ -1,4 +1,4 @@
-"""Every key of the configuration, changed on a live stack: docs/operate.md's table. The bucket stays."""
+"""Change every key of the configuration on a live stack, as in docs/operate.md's table; the bucket stays."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _FILE = "/bucket/models/kept/v1"
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Stack]:
-    """Bring up a master and a worker, with data in the bucket; changes by tests stay."""
+    """Bring up a master and a worker, with data in the bucket; changes by tests persist."""
     with Stack("e2e-keys", _PAIR) as stack:
-        config(stack, forceDestroy=None)
+        write_config(stack, forceDestroy=None)
         stack.up()
         stack.must_ssh("master-0", f"mkdir -p {_FILE} && echo weights >{_FILE}/weights")
         yield stack
 
 
-def config(stack: Stack, **values: Any) -> None:
-    """Write keys of the configuration, or remove those that are None: all at once, like `pulumi config`."""
-    whole = yaml.safe_load(stack.file.read_text())
-    changed = whole["config"] | {f"scaletier:{key}": value for key, value in values.items()}
-    kept = {key: value for key, value in changed.items() if value is not None}
-    stack.file.write_text(yaml.safe_dump({**whole, "config": kept}))
+def write_config(stack: Stack, **values: Any) -> None:
+    """Write keys of the configuration, or remove those that are None, in one write like `pulumi config`."""
+    settings = yaml.safe_load(stack.file.read_text())
+    changed = settings["config"] | {f"scaletier:{key}": value for key, value in values.items()}
+    present = {key: value for key, value in changed.items() if value is not None}
+    stack.file.write_text(yaml.safe_dump({**settings, "config": present}))
 
 
-def operations(stack: Stack) -> dict[str, str]:
+def preview_operations(stack: Stack) -> dict[str, str]:
     """Return the operations of `pulumi preview` by resource name, without unchanged ones."""
     result = stack.run("pulumi", "preview", "--json", "--non-interactive")
     assert result.code == 0, result.text
@@ -55,7 +55,7 @@ def operations(stack: Stack) -> dict[str, str]:
     return {name: "replace" if "replace" in ops else "/".join(sorted(ops)) for name, ops in changes.items()}
 
 
-def refusal(stack: Stack, command: str, *arguments: str) -> str:
+def refused_error(stack: Stack, command: str, *arguments: str) -> str:
     """Return the one error line of a refused Pulumi command."""
     result = stack.run("pulumi", command, *arguments, "--non-interactive")
     assert result.code != 0, result.text
@@ -65,7 +65,7 @@ def refusal(stack: Stack, command: str, *arguments: str) -> str:
     return line
 
 
-def kept(stack: Stack) -> bool:
+def bucket_has_data(stack: Stack) -> bool:
     return stack.ssh("master-0", f"cat {_FILE}/weights").out == "weights\n"
 
 
@@ -100,7 +100,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
 def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
     """Change keys of the configuration during the context."""
     before = stack.settings
-    config(stack, **keys)
+    write_config(stack, **keys)
     try:
         yield
     finally:
@@ -110,33 +110,33 @@ def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
 def test_every_key_on_a_live_stack(pair: Stack) -> None:
     for keys, expected in _CHANGES:
         with changed(pair, keys):
-            assert operations(pair) == expected, keys
-    for keys, words in _REFUSED:
+            assert preview_operations(pair) == expected, keys
+    for keys, message in _REFUSED:
         with changed(pair, keys):
-            assert words in refusal(pair, "preview")
-    config(pair, **_CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}})
+            assert message in refused_error(pair, "preview")
+    write_config(pair, **_CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}})
     pair.up()
-    assert kept(pair)
+    assert bucket_has_data(pair)
     assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
     assert {address.rpartition(".")[0] for address in pair.addresses.values()} == {str(_OTHER_RANGE[0]).rpartition(".")[0]}
-    assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of a processor in one"
+    assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of CPU time in one second"
 
 
-def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:
-    whose, hosts = pair.names, pair.hosts()
+def test_a_bucket_survives_a_rename_and_destruction_of_its_stack(pair: Stack) -> None:
+    names, hosts = pair.names, pair.hosts()
     pair.rename("e2e-renamed")
-    assert operations(pair) == {"project": "update", "operator-files": "replace"}
+    assert preview_operations(pair) == {"project": "update", "operator-files": "replace"}
     pair.up()
-    assert (pair.names, pair.hosts(), kept(pair)) == (whose, hosts, True)
-    message = refusal(pair, "destroy", "--yes", "--skip-preview")
+    assert (pair.names, pair.hosts(), bucket_has_data(pair)) == (names, hosts, True)
+    message = refused_error(pair, "destroy", "--yes", "--skip-preview")
     assert "the bucket holds models (kept), so nothing is destroyed" in message
-    assert (pair.hosts(), kept(pair)) == (hosts, True)
-    config(pair, retainBucket=True)
+    assert (pair.hosts(), bucket_has_data(pair)) == (hosts, True)
+    write_config(pair, retainBucket=True)
     pair.up()
-    assert f"in LXD's project {whose.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")
-    pair.wait_for_leftovers(f"project {whose.project} (its bucket, which was to be retained)")
-    config(pair, retainBucket=None, forceDestroy=True, workerCount=0)
+    assert f"in LXD's project {names.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")
+    pair.wait_for_leftovers(f"project {names.project} (its bucket, which was to be retained)")
+    write_config(pair, retainBucket=None, forceDestroy=True, workerCount=0)
     pair.up()
-    assert (pair.names, kept(pair)) == (whose, True)
+    assert (pair.names, bucket_has_data(pair)) == (names, True)
     pair.pulumi("destroy", "--yes", "--skip-preview")
     pair.wait_for_leftovers()

@@ -1,4 +1,4 @@
-"""Jobs that ask for parts of a cluster: side by side, each with a TF_CONFIG of only its own replicas."""
+"""Jobs on parts of a cluster run side by side, each with a TF_CONFIG of its own replicas."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def placement(cluster: Stack, job_id: str) -> dict[str, str]:
     return dict(zip(record["candidates"], record["hosts"], strict=True))
 
 
-def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack) -> None:
+def test_a_larger_job_queues_behind_one_host_jobs(cluster: Stack) -> None:
     for job_id in ("side1", "side2"):
-        ran = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", *ENDLESS)
-        assert f"{job_id} is started" in ran.out, ran.text
+        result = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", *ENDLESS)
+        assert f"{job_id} is started" in result.out, result.text
     assert [placement(cluster, job_id) for job_id in ("side1", "side2")] == [
         {"master-0": "master-0"},
         {"master-0": "worker-0"},
@@ -23,11 +23,11 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", *ENDLESS)
     assert "side3 is QUEUED behind side1, side2" in queued.out
     last = cluster.fab("train", "side4", *TINY, "--replicas", "master", "--no-follow", "--", "--seconds", "1")
-    assert "side4 is QUEUED" in last.out, "it may not take what side3 waits for"
+    assert "side4 is QUEUED" in last.out, "it may not use the hosts that side3 waits for"
     refused = cluster.fab("train", "side5", *TINY, "--replicas", "worker", "--no-queue", "--", "--seconds", "1")
     assert (refused.code, "hosts that it needs are job side" in refused.err) == (2, True)
     cluster.must("cancel", "side2")
-    cluster.enough("side3", replicas=3)
+    cluster.finish_job("side3", replicas=3)
     cluster.must("wait", "side3")
     assert cluster.describe("side1")["state"] == "RUNNING"
     assert placement(cluster, "side3") == {"master-0": "worker-0", "ps-0": "ps-0", "worker-0": "worker-1"}
@@ -41,16 +41,16 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     assert (wrong.code, "job side1 has no replica 'worker-1'; valid are master-0, master, all" in wrong.err) == (2, True)
 
 
-def test_a_host_that_is_off_is_done_without(cluster: Stack) -> None:
+def test_a_job_avoids_a_stopped_host(cluster: Stack) -> None:
     cluster.stop("master-0")
     try:
-        ran = cluster.fab("train", "without", *TINY, "--scale-tier", "BASIC", "--", "--seconds", "1")
-        assert (ran.code, "master-0" in ran.err, placement(cluster, "without")) == (0, True, {"master-0": "worker-0"})
+        result = cluster.fab("train", "without", *TINY, "--scale-tier", "BASIC", "--", "--seconds", "1")
+        assert (result.code, "master-0" in result.err, placement(cluster, "without")) == (0, True, {"master-0": "worker-0"})
     finally:
-        cluster.start_again("master-0")
+        cluster.start_host("master-0")
 
 
-def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> None:
+def test_shrinking_a_cluster_under_a_job_needs_consent(cluster: Stack) -> None:
     cluster.must("train", "shrinks", *TINY, "--replicas", "worker", *ENDLESS)
     cluster.configure(workerCount="1")
     try:

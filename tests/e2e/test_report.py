@@ -1,4 +1,4 @@
-"""`fab report` in a real browser, without a cluster: phone and desktop, light and dark, and paper."""
+"""`fab report` in a real browser, without a cluster: phone, desktop and paper, light and dark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ops.report.report import Evaluation, Mistake, Planned
 WINDOWS = [(360, 740, "light"), (360, 740, "dark"), (1280, 900, "light"), (1280, 900, "dark")]
 NAMES = ["master-0", *(f"ps-{n}" for n in range(3)), *(f"worker-{n}" for n in range(4)), "evaluator-0"]
 WIDTH = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-# Each picture: its width, how much is drawn in it, and those of its words that are cut off.
+# For each chart: its width, the number of marks, and the labels that are cut off.
 PICTURES = """
 return [...document.querySelectorAll('[role=img] svg')].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -45,7 +45,7 @@ return [getComputedStyle(document.documentElement).backgroundColor, getComputedS
 """
 MATRICES = "return [...document.querySelectorAll('.confusion')].map(each => each.scrollWidth <= each.parentElement.clientWidth)"
 DIGITS = "return [...document.querySelectorAll('.mistakes img')].map(image => [image.alt, image.naturalWidth])"
-# The accessible names of the page, and what lacks one.
+# The accessible names of the page, and the elements without one.
 NAMED = """
 const unnamed = [...document.querySelectorAll('[role=img], [role=region]')].filter(each => !each.getAttribute('aria-label'));
 const images = [...document.querySelectorAll('img')].filter(image => !image.alt);
@@ -61,7 +61,7 @@ def moment(seconds: float) -> str:
     return f"2026-01-31T12:{int(seconds) // 60:02d}:{seconds % 60:06.3f}Z"
 
 
-def picture() -> str:
+def digit_png() -> str:
     """Return a PNG of 28 x 28 shades of gray, in base64."""
     rows = b"".join(b"\0" + bytes((row * column) % 256 for column in range(28)) for row in range(28))
 
@@ -73,8 +73,8 @@ def picture() -> str:
     return base64.b64encode(png).decode()
 
 
-def evidence(record: JobRecord, replicas: list[ReplicaRecord], time: str, **parts: Any) -> JobEvidence:
-    """Return what was read of a job."""
+def make_evidence(record: JobRecord, replicas: list[ReplicaRecord], time: str, **parts: Any) -> JobEvidence:
+    """Return evidence of a job as it was read from the bucket."""
     job = object.__new__(JobEvidence)
     none = dict.fromkeys(("tuned", "evaluation", "planned"))
     empty: dict[str, Any] = {"logs": {}, "scalars": {}, "metrics": {}, "manifest": {}, "notes": []}
@@ -82,8 +82,8 @@ def evidence(record: JobRecord, replicas: list[ReplicaRecord], time: str, **part
     return job
 
 
-def nine(job_id: str, rate: float) -> JobEvidence:
-    """Return a job of nine replicas, one of which was killed: 15 minutes, 600 lines of each that trains."""
+def nine_replica_job(job_id: str, rate: float) -> JobEvidence:
+    """Return a 15-minute job of nine replicas, one of them killed, with 600 lines per trainer."""
     logs = {}
     for place, name in enumerate(NAMES):
         logs[name] = [LogLine(moment(5), "INFO", name, f"started trainer pid {100 + place}")]
@@ -140,8 +140,8 @@ def nine(job_id: str, rate: float) -> JobEvidence:
         for place, name in enumerate(NAMES)
     ]
     confusion = [[1135 if row == column else (row * 7 + column * 3) % 11 for column in range(10)] for row in range(10)]
-    mistakes = [Mistake(n % 10, (n + 3) % 10, picture()) for n in range(20)]
-    return evidence(
+    mistakes = [Mistake(n % 10, (n + 3) % 10, digit_png()) for n in range(20)]
+    return make_evidence(
         record,
         replicas,
         moment(890),
@@ -160,12 +160,15 @@ def nine(job_id: str, rate: float) -> JobEvidence:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write reports of one job, of three, and of one that runs and has reported nothing yet."""
-    made = tmp_path_factory.mktemp("report")
-    one = nine("digits_of_ann", 1.0)
-    (made / "one.html").write_text(page([make(one)]))
-    others = [make(nine("wide", 0.7)), replace(make(nine("narrow", 1.6)), arguments=["--model", "mlp"], labels={})]
-    (made / "several.html").write_text(page([make(one), *others]))
+    """Write reports of one job, of three jobs, and of a running job without any log line."""
+    folder = tmp_path_factory.mktemp("report")
+    one = nine_replica_job("digits_of_ann", 1.0)
+    (folder / "one.html").write_text(page([make(one)]))
+    others = [
+        make(nine_replica_job("wide", 0.7)),
+        replace(make(nine_replica_job("narrow", 1.6)), arguments=["--model", "mlp"], labels={}),
+    ]
+    (folder / "several.html").write_text(page([make(one), *others]))
     early = JobRecord(
         "early",
         JobState.RUNNING,
@@ -174,54 +177,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         createTime=moment(0),
         startTime=moment(8),
     )
-    (made / "early.html").write_text(page([make(evidence(early, [ReplicaRecord("master-0", startTime=moment(5))], moment(9)))]))
-    return made
+    (folder / "early.html").write_text(
+        page([make(make_evidence(early, [ReplicaRecord("master-0", startTime=moment(5))], moment(9)))])
+    )
+    return folder
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as browser:
         browser.open("about:blank")
-        browser.heard()
+        browser.read_logs()
         yield browser
 
 
 @pytest.mark.parametrize(("name", "pictures"), [("one", 4), ("several", 2), ("early", 1)])
 @pytest.mark.parametrize(("width", "height", "scheme"), WINDOWS)
-def test_a_page_fits_and_asks_for_nothing(
+def test_a_page_fits_and_sends_no_request(
     browser: Browser, folder: Path, name: str, pictures: int, width: int, height: int, scheme: str
 ) -> None:
     browser.emulate(width, height, scheme)
-    browser.heard()
+    browser.read_logs()
     url = (folder / f"{name}.html").as_uri()
     browser.open(url)
-    whole, window = browser.value(WIDTH)
-    assert whole <= window <= width
-    shown = browser.value(PICTURES)
-    assert len(shown) == pictures
-    for each in shown:
-        assert 300 <= each["width"] <= window
-        assert each["drawn"] >= 2
-        assert each["colours"] >= 2
-        assert each["cut"] == []
-    assert browser.value(MATRICES) == [True] * (name == "one"), "a matrix of ten classes is in sight as a whole"
-    browser.check_quiet(url, "data:image/png;base64,")
+    page_width, window_width = browser.value(WIDTH)
+    assert page_width <= window_width <= width
+    charts = browser.value(PICTURES)
+    assert len(charts) == pictures
+    for chart in charts:
+        assert 300 <= chart["width"] <= window_width
+        assert chart["drawn"] >= 2
+        assert chart["colours"] >= 2
+        assert chart["cut"] == []
+    assert browser.value(MATRICES) == [True] * (name == "one"), "a matrix of ten classes fits without scrolling"
+    browser.check_no_messages(url, "data:image/png;base64,")
 
 
 def test_colours_follow_the_scheme_and_paper_is_white(browser: Browser, folder: Path) -> None:
-    seen = []
+    colours = []
     for scheme, media in [("light", "screen"), ("dark", "screen"), ("dark", "print")]:
         browser.emulate(760, 1000, scheme, media)
         browser.open((folder / "one.html").as_uri())
-        seen.append(browser.value(COLOURS))
-        whole, window = browser.value(WIDTH)
-        assert whole <= window
-    light, dark, paper = seen
+        colours.append(browser.value(COLOURS))
+        page_width, window_width = browser.value(WIDTH)
+        assert page_width <= window_width
+    light, dark, paper = colours
     assert light == paper == ["rgb(255, 255, 255)", "rgb(11, 98, 196)"]
     assert dark == ["rgb(20, 24, 29)", "rgb(96, 165, 250)"]
 
 
-def test_digits_tables_and_names_are_there_for_all(browser: Browser, folder: Path) -> None:
+def test_digits_tables_and_accessible_names_are_present(browser: Browser, folder: Path) -> None:
     browser.emulate(1280, 900)
     browser.open((folder / "one.html").as_uri())
     digits = browser.value(DIGITS)

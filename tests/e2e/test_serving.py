@@ -1,4 +1,4 @@
-"""A trained model on real hosts: deployed, queried, shown a drawing, swapped under load, undeployed."""
+"""A trained model on real hosts: deployment, queries, drawings, swaps under load, removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import draw
 import pytest
 from browser import Browser
-from reaching import listening, mistakes
+from connections import list_mismatches, listening
 from stacks import Result, Stack
 from waiting import limit, wait_for
 
@@ -34,8 +34,8 @@ return [...document.querySelectorAll('.card')].map(card => [
 @pytest.fixture(scope="module")
 def request_file(tmp_path_factory: pytest.TempPathFactory, cluster: Stack) -> Path:
     file = tmp_path_factory.mktemp("serving") / "request.json"
-    made = cluster.run(sys.executable, "-m", "trainer.request", "--output", str(file))
-    assert made.code == 0, made.text
+    result = cluster.run(sys.executable, "-m", "trainer.request", "--output", str(file))
+    assert result.code == 0, result.text
     return file
 
 
@@ -47,7 +47,7 @@ def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]
             cluster.must("deploy", "--job", "served", "--model", "digits", "--version", version)
         yield cluster
     finally:
-        for version in ("v2", "v1", "v2"):  # the default goes last, whichever it is
+        for version in ("v2", "v1", "v2"):  # the default is deleted last
             cluster.fab("delete-version", "digits", version, "--yes")
 
 
@@ -69,13 +69,13 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
 
 
 @contextlib.contextmanager
-def load(once: Callable[[], None], pause: float = 0.0) -> Iterator[None]:
-    """Call it by four clients again and again during the context."""
-    ended = threading.Event()
+def generate_load(send: Callable[[], None], pause: float = 0.0) -> Iterator[None]:
+    """Send requests from four clients during the context."""
+    stop = threading.Event()
 
     def client() -> None:
-        while not ended.is_set():
-            once()
+        while not stop.is_set():
+            send()
             time.sleep(pause)
 
     clients = [threading.Thread(target=client) for _ in range(4)]
@@ -84,14 +84,14 @@ def load(once: Callable[[], None], pause: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         for thread in clients:
             thread.join()
 
 
 @pytest.fixture(scope="module")
-def apart(deployed: Stack, request_file: Path) -> Iterator[Stack]:
-    """Give the cluster two hosts for models, whose server a prediction installs; restore it afterwards."""
+def serving_hosts(deployed: Stack, request_file: Path) -> Iterator[Stack]:
+    """Add two serving hosts to the cluster, whose server a prediction installs; restore it afterwards."""
     deployed.configure(servingCount="2")
     try:
         deployed.up()
@@ -107,7 +107,7 @@ def predict(cluster: Stack, request_file: Path) -> Result:
     return cluster.fab("predict", "--model", "digits", "--json-instances", str(request_file))
 
 
-def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
+def version_states(cluster: Stack, version: str = "v1") -> dict[str, str]:
     """Return the state of a version on each server, by `fab versions`."""
     versions = cluster.json("versions", "digits")
     return {on["server"]: on["state"] for each in versions if each["version"] == version for on in each["servers"]}
@@ -116,7 +116,7 @@ def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
 def await_available(cluster: Stack, version: str = "v1", count: int = 2) -> None:
     """Wait until all servers have loaded a version."""
     wait_for(
-        lambda: [*available(cluster, version).values()] == ["AVAILABLE"] * count, f"{version} is AVAILABLE on {count}", 300
+        lambda: [*version_states(cluster, version).values()] == ["AVAILABLE"] * count, f"{version} is AVAILABLE on {count}", 300
     )
 
 
@@ -124,17 +124,17 @@ def kill_server(cluster: Stack, host: str) -> None:
     cluster.must_ssh(host, "sudo systemctl kill --signal SIGKILL scaletier-serving")
 
 
-def default(port: int) -> str:
+def default_version(port: int) -> str:
     """Return the version that the server uses for a request without one."""
     return str(ask(port, "/v1/models/digits/metadata")[1]["model_spec"]["version"])
 
 
-def digits(cluster: Stack) -> dict[str, Any]:
+def digits_entry(cluster: Stack) -> dict[str, Any]:
     """Return the entry of `digits` in `fab models`."""
     return next(model for model in cluster.json("models") if model["name"] == "digits")
 
 
-def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> None:
+def test_both_versions_predict_the_drawn_digit(deployed: Stack, tmp_path: Path) -> None:
     """A large 1 by mouse, and a small 0 in a corner by a finger."""
     stroke = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
     angles = [2 * math.pi * part / 20 for part in range(21)]
@@ -143,14 +143,14 @@ def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> Non
         threading.Thread(target=page.serve_forever, daemon=True).start()
         port = page.server_port
         browser.open("about:blank")
-        browser.heard()
+        browser.read_logs()
         browser.open(f"http://127.0.0.1:{port}/?model=digits")
-        browser.await_here(CARDS, lambda cards: [name for name, _, _ in cards] == ["v1", "v2"])
+        browser.await_script(CARDS, lambda cards: [name for name, _, _ in cards] == ["v1", "v2"])
         for digit, points, kind in (("1", stroke, "mouse"), ("0", ring, "touch")):
             browser.draw("#drawing", points, kind)
-            browser.await_here(CARDS, lambda cards, digit=digit: cards == [["v1", True, digit], ["v2", False, digit]])
+            browser.await_script(CARDS, lambda cards, digit=digit: cards == [["v1", True, digit], ["v2", False, digit]])
             browser.value("document.querySelector('#clear').click()")
-        browser.check_quiet(f"http://127.0.0.1:{port}/", "data:")
+        browser.check_no_messages(f"http://127.0.0.1:{port}/", "data:")
         page.shutdown()
 
 
@@ -162,14 +162,14 @@ def test_no_request_fails_while_the_default_changes(deployed: Stack, request_fil
         status, answer = ask(port, "/v1/models/digits:predict", {"instances": [{"key": 1, "image": [1]}]})
         assert (status, answer["error"]) == (400, "input image has the shape [1, 1], and must have [?, 784]")
 
-        with load(lambda: answers.append(ask(port, "/v1/models/digits:predict", body)[0])):
+        with generate_load(lambda: answers.append(ask(port, "/v1/models/digits:predict", body)[0])):
             for version in ("v2", "v1", "v2"):
                 deployed.must("set-default", "digits", version)
-                wait_for(lambda version=version: default(port) == version, f"the server's default is {version}")
+                wait_for(lambda version=version: default_version(port) == version, f"the server's default is {version}")
                 answered = len(answers)
-                wait_for(lambda answered=answered: len(answers) > answered + 20, "it has answered by it")
+                wait_for(lambda answered=answered: len(answers) > answered + 20, "the new default has answered")
             deployed.must("undeploy", "digits", "v1")
-            wait_for(lambda: ask(port, "/v1/models/digits/versions/v1")[0] == 404, "the server has dropped v1")
+            wait_for(lambda: ask(port, "/v1/models/digits/versions/v1")[0] == 404, "the server has unloaded v1")
     assert set(answers) == {200}, f"of {len(answers)}"
     deployed.must("deploy", "--model", "digits", "--version", "v1")
 
@@ -178,17 +178,17 @@ def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> Non
     deployed.must("export", "served", str(tmp_path / "model"))
     for file in (tmp_path / "model" / "variables").iterdir():
         file.write_bytes(b"broken")
-    made = deployed.fab("deploy", "--origin", str(tmp_path / "model"), "--model", "digits", "--version", "v3")
-    assert made.code == 1
-    assert "error: version v3 of model digits cannot be loaded: " in made.text
-    model = digits(deployed)
+    result = deployed.fab("deploy", "--origin", str(tmp_path / "model"), "--model", "digits", "--version", "v3")
+    assert result.code == 1
+    assert "error: version v3 of model digits cannot be loaded: " in result.text
+    model = digits_entry(deployed)
     assert {v["version"]: v["state"] for v in model["versions"]}["v3"] == "FAILED"
     assert model["default"] != "v3"
     deployed.must("delete-version", "digits", "v3", "--yes")
 
 
-def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
-    """It runs as its own user, sees models and no jobs, cannot write the bucket, and listens to its own host only."""
+def test_the_server_is_isolated(deployed: Stack) -> None:
+    """Check its user, that it sees models and no jobs, cannot write the bucket, and listens on loopback only."""
     pid = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value").out.strip()
     assert deployed.ssh("master-0", f"ps -o user= -p {pid}").out.strip() not in ("root", "trainer", "scaletier")
     assert deployed.ssh("master-0", f"sudo nsenter -m -t {pid} ls /bucket").out == "models\n"
@@ -197,59 +197,59 @@ def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
     assert deployed.ssh("worker-0", f'timeout 5 python3 -c "{connect}"').code != 0
 
 
-def test_the_server_moves_to_hosts_of_its_own(apart: Stack) -> None:
-    """It answers the hosts that train, and no others; the operator connects through ssh."""
-    await_available(apart)
-    hosts = {host["name"]: host for host in apart.json("hosts")["hosts"]}
+def test_the_server_moves_to_dedicated_hosts(serving_hosts: Stack) -> None:
+    """Check that only training hosts reach it; the operator connects through ssh."""
+    await_available(serving_hosts)
+    hosts = {host["name"]: host for host in serving_hosts.json("hosts")["hosts"]}
     assert [hosts[f"serving-{index}"]["unit"] for index in range(2)] == ["active", "active"]
-    on_master = apart.ssh(
+    on_master = serving_hosts.ssh(
         "master-0", "systemctl is-active scaletier-serving; systemctl is-enabled scaletier-serving"
     ).out.split()
     assert on_master == ["inactive", "disabled"]
-    ends = apart.ssh("serving-0", f"ss -Hltn 'sport = {SERVING_PORT}'").out.split()[3::5]
+    ends = serving_hosts.ssh("serving-0", f"ss -Hltn 'sport = {SERVING_PORT}'").out.split()[3::5]
     assert sorted(ends) == sorted([f"{hosts['serving-0']['address']}:{SERVING_PORT}", f"127.0.0.1:{SERVING_PORT}"])
-    others = [name for name in hosts if not name.startswith("serving")]
-    with listening(apart, others, [SERVING_PORT]):
-        assert mistakes(apart, {name: host["address"] for name, host in hosts.items()}, [SERVING_PORT]) == []
+    training_hosts = [name for name in hosts if not name.startswith("serving")]
+    with listening(serving_hosts, training_hosts, [SERVING_PORT]):
+        assert list_mismatches(serving_hosts, {name: host["address"] for name, host in hosts.items()}, [SERVING_PORT]) == []
 
 
-def test_a_request_is_asked_again_of_the_other_server_when_one_is_killed(apart: Stack, request_file: Path) -> None:
-    """Each server is killed once; systemd starts it again."""
+def test_a_request_is_retried_on_the_other_server_if_one_is_killed(serving_hosts: Stack, request_file: Path) -> None:
+    """Kill each server once; systemd restarts it."""
     body = {"instances": [json.loads(line) for line in request_file.read_text().splitlines()[:1]]}
-    answers, again = list[int](), list[int]()
-    with tunnel(apart) as port:
+    answers, retries = list[int](), list[int]()
+    with tunnel(serving_hosts) as port:
 
-        def once() -> int:
+        def send() -> int:
             try:
                 return ask(port, "/v1/models/digits:predict", body)[0]
             except (OSError, http.client.HTTPException):
                 return 0
 
-        def twice() -> None:
-            answers.append(status := once())
+        def send_with_retry() -> None:
+            answers.append(status := send())
             if status != 200:
-                again.append(once())
+                retries.append(send())
 
-        with load(twice, pause=0.02):  # processors are for the server that starts again
-            wait_for(lambda: len(answers) > 50, "there is load")
-            kill_server(apart, "serving-0")
-            assert predict(apart, request_file).code == 0
-            await_available(apart)
-            kill_server(apart, "serving-1")
+        with generate_load(send_with_retry, pause=0.02):  # leave processors for the restarting server
+            wait_for(lambda: len(answers) > 50, "clients send requests")
+            kill_server(serving_hosts, "serving-0")
+            assert predict(serving_hosts, request_file).code == 0
+            await_available(serving_hosts)
+            kill_server(serving_hosts, "serving-1")
             answered = len(answers)
-            wait_for(lambda: len(answers) > answered + 50, "the other answers")
+            wait_for(lambda: len(answers) > answered + 50, "the other server answers")
     assert len(answers) > 100
-    assert set(again) <= {200}, f"of {len(answers)} requests {len(again)} were asked again"
-    await_available(apart)
+    assert set(retries) <= {200}, f"of {len(answers)} requests {len(retries)} were retried"
+    await_available(serving_hosts)
 
 
-def test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_back(apart: Stack) -> None:
-    apart.stop("serving-0")
+def test_a_stopped_host_delays_no_deployment_and_loads_it_later(serving_hosts: Stack) -> None:
+    serving_hosts.stop("serving-0")
     try:
-        made = apart.fab("deploy", "--job", "served", "--model", "digits", "--version", "v4")
-        assert (made.code, "does not answer: it loads digits v4 when it is back" in made.text) == (0, True), made.text
-        assert available(apart, "v4") == {"serving-0": "NO ANSWER", "serving-1": "AVAILABLE"}
+        result = serving_hosts.fab("deploy", "--job", "served", "--model", "digits", "--version", "v4")
+        assert (result.code, "does not answer: it loads digits v4 when it is back" in result.text) == (0, True), result.text
+        assert version_states(serving_hosts, "v4") == {"serving-0": "NO ANSWER", "serving-1": "AVAILABLE"}
     finally:
-        apart.up()
-        await_available(apart, "v4")
-        apart.must("delete-version", "digits", "v4", "--yes")
+        serving_hosts.up()
+        await_available(serving_hosts, "v4")
+        serving_hosts.must("delete-version", "digits", "v4", "--yes")

@@ -1,4 +1,4 @@
-"""The hosts of a stack: creation, changes, destruction, and failures on the way."""
+"""The hosts of a stack: creation, changes, destruction, and failures in between."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def test_plain_ssh_works_and_checks_the_host_key(cluster: Stack) -> None:
     assert result.out.split() == ["worker-1", "running"], result.text
     assert cluster.ssh("master-replica-0", "hostname").out.strip() == "master-0"
     known_hosts = cluster.folder / "known_hosts"
-    kept = known_hosts.read_text()
+    known_keys = known_hosts.read_text()
     try:
-        known_hosts.write_text(kept.replace("AAAAC3", "AAAAC3NzaC1lZDI1NTE5AAAAI", 1).splitlines()[0] + "\n")
+        known_hosts.write_text(known_keys.replace("AAAAC3", "AAAAC3NzaC1lZDI1NTE5AAAAI", 1).splitlines()[0] + "\n")
         assert cluster.ssh("worker-1", "true").code != 0
         refused = cluster.fab("shell", "worker-1", "--", "true")
         assert refused.code != 0
         assert "Traceback" not in refused.text
     finally:
-        known_hosts.write_text(kept)
+        known_hosts.write_text(known_keys)
 
 
-def test_a_host_deleted_behind_pulumis_back_comes_back(cluster: Stack) -> None:
+def test_up_recreates_a_host_deleted_outside_pulumi(cluster: Stack) -> None:
     remove(cluster.names.project, "worker-1")
     try:
         refused = cluster.fab("train", "--job", "host_is_gone")
@@ -47,7 +47,7 @@ def wait_until_answering(stack: Stack, count: int) -> None:
 
 
 def interrupt_after(stack: Stack, hosts: int) -> int:
-    """Send Ctrl-C to `pulumi up` once it has made `hosts` new hosts; return its exit code."""
+    """Send Ctrl-C to `pulumi up` once it has created `hosts` new hosts; return its exit code."""
     process = stack.start("pulumi", "up", "--yes", "--skip-preview")
     wait_for(lambda: len(stack.instances()) >= hosts or process.poll() is not None, f"{hosts} hosts are made", 300)
     assert process.poll() is None, "it has not ended before"
@@ -55,10 +55,8 @@ def interrupt_after(stack: Stack, hosts: int) -> int:
 
 
 @pytest.mark.timeout(limit(3600))
-def test_an_update_that_is_interrupted_goes_on_tiers_change_by_the_difference_and_all_of_it_goes(
-    cluster: Stack, empty_stack: Stack
-) -> None:
-    """One stack beside another. An update takes minutes, so each step uses the state of the one before."""
+def test_an_interrupted_update_resumes_tiers_change_and_destroy_removes_all(cluster: Stack, empty_stack: Stack) -> None:
+    """Use a second stack. An update takes minutes, so each step starts from the state of the one before."""
     stack = empty_stack
     stack.configure(scaleTier="STANDARD_1")
     assert interrupt_after(stack, hosts=1) != 0
@@ -81,4 +79,4 @@ def test_an_update_that_is_interrupted_goes_on_tiers_change_by_the_difference_an
     interrupt_after(stack, hosts=5)
     stack.pulumi("destroy", "--yes", "--skip-preview")
     stack.wait_for_leftovers()
-    assert cluster.ssh("master-0", "hostname").out.strip() == "master-0", "the other stack is as it was"
+    assert cluster.ssh("master-0", "hostname").out.strip() == "master-0", "the other stack is unchanged"

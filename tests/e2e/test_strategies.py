@@ -1,4 +1,4 @@
-"""The three strategies on real hosts: training, models passed between them, a kill, and their errors."""
+"""The three strategies on real hosts: training, checkpoints shared between them, a kill, and their errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LINE = (
     r"\d+\.\d global steps/s, \d+\.\d local steps/s$"
 )
 ONCE = "trainingInput:\n  scheduling: {maxRestarts: 0, maxRetries: 0}\n"
-# 82 million parameters, 331 MB: the master of `async` has them several times over, and 1.9 GB of memory.
+# 82 million parameters, 331 MB: the master of `async` holds several copies, and has 1.9 GB of memory.
 LARGE = (
     "--hidden-units 5120,5120,5120,5120 --batch-size 10 --max-steps 4 --learning-rate 0.01 --eval-interval 600 "
     "--train-data /bucket/data/mnist --eval-data /bucket/data/mnist/train-00000-of-00020.tfrecord"
 )
 
 
-def replicas(strategy: str) -> tuple[str, str]:
-    """Return the flags that leave out replicas that do not train."""
+def training_flags(strategy: str) -> tuple[str, str]:
+    """Return the flags that exclude replicas that do not train."""
     return "--replicas", "ps,worker" if strategy == "async" else "worker"
 
 
@@ -41,7 +41,7 @@ def messages(cluster: Stack, job: str, replica: str) -> list[str]:
     return cluster.messages(job, replica).get(replica, [])
 
 
-def found(lines: Sequence[str], pattern: str) -> re.Match[str]:
+def find_match(lines: Sequence[str], pattern: str) -> re.Match[str]:
     match = next((match for line in lines if (match := re.search(pattern, line))), None)
     assert match, f"no line matches {pattern}:\n" + "\n".join(lines)
     return match
@@ -52,97 +52,97 @@ def checkpoints(cluster: Stack, job_dir: str) -> list[str]:
 
 
 @pytest.mark.timeout(limit(3600))
-def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None:
-    job_dir, reached, last = "/bucket/jobs/by_turns/output", 0, 0
-    for turn, strategy in enumerate(("async", "sync", "model-parallel", "async"), 1):
-        job = f"turn{turn}"
-        last += 2000 if strategy == "async" else 400  # async is not held up by a worker that starts late: all are to take part
+def test_each_strategy_resumes_from_the_checkpoint_of_another(cluster: Stack) -> None:
+    job_dir, final_step, last = "/bucket/jobs/by_turns/output", 0, 0
+    for number, strategy in enumerate(("async", "sync", "model-parallel", "async"), 1):
+        job = f"turn{number}"
+        last += 2000 if strategy == "async" else 400  # async does not wait for a late worker, and here all must take part
         args = f"--max-steps {last} --log-interval 0.2 --checkpoint-steps 200"
         code, record = train(cluster, job, strategy, args, "--job-dir", job_dir)
         assert (code, record["state"]) == (0, "SUCCEEDED"), record["errorMessage"]
         assert record["trainingInput"]["args"][:2] == ["--strategy", strategy]
         for replica in TRAINERS:
-            found(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
+            find_match(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
         servers = [name for name in record["candidates"] if name.startswith("ps-")]
-        assert servers == (["ps-0", "ps-1"] if strategy == "async" else []), "a strategy without them takes none"
+        assert servers == (["ps-0", "ps-1"] if strategy == "async" else []), "a strategy without parameter servers uses none"
         for name in servers:
-            found(messages(cluster, job, name), rf"\[{name.replace('-', '/')}\].* serves variables")
+            find_match(messages(cluster, job, name), rf"\[{name.replace('-', '/')}\].* serves variables")
         lines = messages(cluster, job, "master-0")
-        if reached:
-            assert int(found(lines, rf"^Resuming from {job_dir}/checkpoints/\S+, step (\d+)$")[1]) == reached
-        final = found(lines, r"^Final metrics after (\d+) steps, loss: \S+, accuracy: (\S+)$")
-        reached = int(final[1])
-        assert reached >= last
+        if final_step:
+            assert int(find_match(lines, rf"^Resuming from {job_dir}/checkpoints/\S+, step (\d+)$")[1]) == final_step
+        final = find_match(lines, r"^Final metrics after (\d+) steps, loss: \S+, accuracy: (\S+)$")
+        final_step = int(final[1])
+        assert final_step >= last
         assert float(final[2]) > 0.8
-        export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
+        export = find_match(lines, r"^Exporting prediction graph to (\S+)$")[1]
         cluster.must_ssh("master-0", f"test -s {export}/saved_model.pb")
 
-    # A model that is no longer numbers ends the job, and leaves the last good one.
+    # A model of NaNs ends the job, and the last valid checkpoint stays.
     before = checkpoints(cluster, job_dir)
     assert before
     for strategy in STRATEGIES:
         job = f"diverges_{strategy.replace('-', '_')}"
         args = "--max-steps 90000 --learning-rate 1e30 --checkpoint-steps 100"
-        code, record = train(cluster, job, strategy, args, "--job-dir", job_dir, *replicas(strategy))
+        code, record = train(cluster, job, strategy, args, "--job-dir", job_dir, *training_flags(strategy))
         assert (code, record["state"]) == (1, "FAILED"), record
         assert re.match(r"The replica (master|worker) \d exited with a non-zero status of 1\.\n", record["errorMessage"])
         assert re.search(r"error: the (loss|parameters)\b.* at step \d+; try a lower learning rate", record["errorMessage"])
         assert checkpoints(cluster, job_dir) == before
 
-    other = ("--job-dir", job_dir, *replicas("sync"))
+    other = ("--job-dir", job_dir, *training_flags("sync"))
     code, record = train(cluster, "another_model", "sync", "--hidden-units 128,16", *other)
     assert (code, record["state"]) == (1, "FAILED"), record
     assert "is of another model: mlp has variable" in record["errorMessage"]
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("sync", 3000), ("model-parallel", 800)])
-def test_a_kill_of_a_worker_costs_what_came_after_the_last_checkpoint(cluster: Stack, strategy: str, steps: int) -> None:
+def test_a_killed_worker_costs_only_steps_after_the_last_checkpoint(cluster: Stack, strategy: str, steps: int) -> None:
     job = f"kill_{strategy.replace('-', '_')}"
     args = f"--model mlp --max-steps {steps} --checkpoint-steps {steps // 8} --log-interval 0.2"
     cluster.must("train", "--job", job, "--strategy", strategy, "--no-follow", "--args", args)
     saved = f"ls /bucket/jobs/{job}/output/checkpoints/*.index"
     cluster.wait_on("worker-1", saved, "sudo pkill -KILL -f [t]rainer.task", timeout=400)
     record = cluster.wait(job, "SUCCEEDED", "FAILED")
-    # Neither strategy can go on without a replica: the trainer declares that a kill starts them all again, and once more where
-    # a new replica was quicker than the end of an old one.
+    # Neither strategy can continue without a replica: a kill restarts all of them, and once more if
+    # a new replica starts before an old one has ended.
     assert (record["state"], record["attempt"] >= 1) == ("SUCCEEDED", True), record
     assert " was killed" in record["events"][0]["cause"]  # the master ends by SIGTERM when it misses its peer
     lines = messages(cluster, job, "master-0")
-    found(lines, "^the whole job starts again, attempt 1$")
-    assert int(found(lines, r"^Resuming from \S+, step (\d+)$")[1]) >= steps // 8
-    assert int(found(lines, r"^Final metrics after (\d+) steps")[1]) >= steps
-    found(messages(cluster, job, "evaluator-0"), r"^Eval, step \d+: loss: \d")
+    find_match(lines, "^the whole job starts again, attempt 1$")
+    assert int(find_match(lines, r"^Resuming from \S+, step (\d+)$")[1]) >= steps // 8
+    assert int(find_match(lines, r"^Final metrics after (\d+) steps")[1]) >= steps
+    find_match(messages(cluster, job, "evaluator-0"), r"^Eval, step \d+: loss: \d")
 
 
 @pytest.mark.timeout(limit(3600))
 def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / "once.yaml").write_text(ONCE)
     once = ("--config", str(tmp_path / "once.yaml"))
-    code, record = train(cluster, "too_large", "async", LARGE, *once, *replicas("async"))
+    code, record = train(cluster, "too_large", "async", LARGE, *once, *training_flags("async"))
     assert (code, record["state"]) == (1, "FAILED"), record
     killed = r"The replica (master|worker) \d exited with a non-zero status of 137 \(signal 9 \(SIGKILL\), out of memory\)"
     assert re.match(killed, record["errorMessage"]), record["errorMessage"]
 
-    code, record = train(cluster, "large_in_three", "model-parallel", LARGE, *once, *replicas("model-parallel"))
+    code, record = train(cluster, "large_in_three", "model-parallel", LARGE, *once, *training_flags("model-parallel"))
     assert (code, record["state"]) == (0, "SUCCEEDED"), record["errorMessage"]
     lines = messages(cluster, "large_in_three", "master-0")
     for replica in TRAINERS:
-        found(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")
-    found(lines, r"^Final metrics after 4 steps, loss: ")
-    export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
+        find_match(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")
+    find_match(lines, r"^Final metrics after 4 steps, loss: ")
+    export = find_match(lines, r"^Exporting prediction graph to (\S+)$")[1]
     cluster.must_ssh("master-0", f"test -s {export}/saved_model.pb && sudo rm -r {export.partition('/export/')[0]}")
 
 
 @pytest.mark.parametrize(("strategy", "elsewhere"), [("async", "absent"), ("async", "empty"), ("sync", "absent")])
 def test_data_that_only_the_master_has(cluster: Stack, strategy: str, elsewhere: str) -> None:
     folder = f"/srv/{elsewhere}_elsewhere"
-    there = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
-    cluster.must_ssh("master-0", there)
+    copy_data = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
+    cluster.must_ssh("master-0", copy_data)
     if elsewhere == "empty":
         for host in ("worker-0", "worker-1"):
-            cluster.must_ssh(host, f"{there} && sudo truncate --size 0 {folder}/*")
+            cluster.must_ssh(host, f"{copy_data} && sudo truncate --size 0 {folder}/*")
     args = f"--train-data {folder} --eval-data /bucket/data/mnist"
-    code, record = train(cluster, f"{elsewhere}_{strategy}", strategy, args, *replicas(strategy))
+    code, record = train(cluster, f"{elsewhere}_{strategy}", strategy, args, *training_flags(strategy))
     assert (code, record["state"]) == (1, "FAILED"), record
     assert re.search(r"worker[ /]\d", record["errorMessage"])
     assert folder in record["errorMessage"]

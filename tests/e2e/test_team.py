@@ -1,4 +1,4 @@
-"""Two users of one stack with remote state: the one who did not create the hosts can use them as well."""
+"""Two users of one stack with remote state; the user who did not create the hosts can use them too."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Colleague:
     env: dict[str, str]
 
     def run(self, *command: str) -> Result:
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit(600), check=False
         )
-        return Result(done.returncode, done.stdout, done.stderr)
+        return Result(result.returncode, result.stdout, result.stderr)
 
     def fab(self, *arguments: str) -> Result:
         return self.run("fab", "--project", str(self.root), *arguments)
@@ -60,8 +60,8 @@ def colleague(shared: Stack, tmp_path: Path) -> Colleague:
     return Colleague(root, {**env, "PULUMI_HOME": str(tmp_path / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"})
 
 
-def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: Colleague, state: Path) -> None:
-    assert not list((ROOT / ".pulumi-state").glob(f".pulumi/stacks/*/{NAME}*")), "the state is the team's alone"
+def test_a_colleague_uses_hosts_that_another_created(shared: Stack, colleague: Colleague, state: Path) -> None:
+    assert not list((ROOT / ".pulumi-state").glob(f".pulumi/stacks/*/{NAME}*")), "the state is only in the team backend"
     assert "no stack is up here" in colleague.fab("hosts").err
     assert colleague.run("pulumi", "stack", "select", NAME).code == 0
 
@@ -71,7 +71,7 @@ def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: 
     shared.must_ssh("master-0", "sudo tee /bucket/from-the-other </dev/null")
     assert "from-the-other" in colleague.fab("shell", "--", "ls /bucket").out
     jobs = colleague.fab("jobs", "--json")
-    assert (jobs.code, jobs.errors, "made elsewhere" in jobs.err) == (0, [], False), "asked once"
+    assert (jobs.code, jobs.errors, "made elsewhere" in jobs.err) == (0, [], False), "one question"
     key = colleague.root / ".scaletier" / NAME / "id_ed25519"
     assert key.read_text() == (shared.folder / "id_ed25519").read_text()
     assert key.stat().st_mode & 0o777 == 0o600
@@ -80,16 +80,16 @@ def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: 
     assert outputs["operatorKey"] == outputs["inventory"] == "[secret]"
 
 
-def test_the_key_is_nowhere_in_the_state_to_be_read(shared: Stack, state: Path) -> None:
+def test_the_state_holds_no_plaintext_private_key(shared: Stack, state: Path) -> None:
     (shared.folder / "known_hosts").unlink()
-    shared.up()  # which looks first, finds files missing, and writes them
+    shared.up()  # which checks first, finds files missing, and writes them
     assert (shared.folder / "known_hosts").read_text()
-    kept = [path.read_bytes() for path in state.rglob("*") if path.is_file()]
-    assert kept
-    assert not [content for content in kept if b"OPENSSH PRIVATE KEY" in content]
+    contents = [path.read_bytes() for path in state.rglob("*") if path.is_file()]
+    assert contents
+    assert not [content for content in contents if b"OPENSSH PRIVATE KEY" in content]
 
 
-def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) -> None:
+def test_a_colleague_sees_changes_by_the_other(shared: Stack, colleague: Colleague) -> None:
     colleague.run("pulumi", "stack", "select", NAME)
     assert colleague.fab("connect").code == 0
     shared.configure(servingCount="1")
@@ -98,12 +98,12 @@ def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) 
     connected = json.loads(colleague.fab("connect", "--json").out)["hosts"]
     assert (len(before), connected) == (1, ["master-0", "serving-0"])
 
-    mine = shared.folder / "inventory.json"
-    mine.write_text(mine.read_text().replace("serving-0", "serving-9"))
+    inventory = shared.folder / "inventory.json"
+    inventory.write_text(inventory.read_text().replace("serving-0", "serving-9"))
     shared.up()
-    assert "serving-9" not in mine.read_text(), "an update corrects a wrong inventory"
+    assert "serving-9" not in inventory.read_text(), "an update corrects a wrong inventory"
 
     shared.pulumi("destroy", "--yes", "--skip-preview")
-    gone = colleague.fab("connect")
-    assert (gone.code, gone.errors) == (2, [f"error: stack {NAME} is not up: run pulumi up"])
+    refused = colleague.fab("connect")
+    assert (refused.code, refused.errors) == (2, [f"error: stack {NAME} is not up: run pulumi up"])
     assert not (colleague.root / ".scaletier").exists()

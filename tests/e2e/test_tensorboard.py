@@ -1,4 +1,4 @@
-"""`fab tensorboard` in a real browser, and `fab export`: of an ended, a running and a cancelled job."""
+"""`fab tensorboard` in a real browser, and `fab export`: for an ended, a running and a cancelled job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ return shown.map(image => (above(image, 'tf-image-loader') || {}).tag);
 NODES = "return deep(document, 'g.node').length"
 
 
-def end(process: subprocess.Popen[str]) -> str:
+def interrupt(process: subprocess.Popen[str]) -> str:
     """Send Ctrl-C to `fab tensorboard`, which must end with 0, and return the rest of its output."""
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=limit()) == 0
@@ -44,18 +44,19 @@ def fetch(url: str, path: str) -> str:
         return answer.read().decode()
 
 
-def runs_there(cluster: Stack) -> bool:
+def runs_on_host(cluster: Stack) -> bool:
     return cluster.ssh("master-0", "pgrep -u scaletier -f [t]ensorboard.main").code == 0
 
 
-def drawn(paths: list[str]) -> bool:
+def has_points(paths: list[str]) -> bool:
     """Return True once TensorBoard has read enough of a job for a curve."""
     return any(path.count(",") >= 10 for path in paths)
 
 
-def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, original: str, tmp_path: Path) -> None:
+def test_the_browser_shows_the_curve_the_digits_and_the_graph(cluster: Stack, original: str, tmp_path: Path) -> None:
     with cluster.serving("tensorboard", "--job", original) as (process, url), Browser(tmp_path / "profile") as browser:
-        paths = browser.await_value(f"{url}#scalars&tagFilter=%5Eloss%24", LOSS, drawn)  # a card below the window is not drawn
+        # A card below the window is not drawn.
+        paths = browser.await_value(f"{url}#scalars&tagFilter=%5Eloss%24", LOSS, has_points)
         points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in paths]
         curve = max(points, key=len)
         assert len(curve) >= 10
@@ -64,17 +65,17 @@ def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, o
         tags = browser.await_value(f"{url}#images", PICTURES, any)
         assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
         browser.await_value(f"{url}#graphs", NODES, lambda count: count > 0)
-        assert "Traceback" not in end(process)
-    wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
+        assert "Traceback" not in interrupt(process)
+    wait_for(lambda: not runs_on_host(cluster), "TensorBoard ended on the host", 300)
 
 
 def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp_path: Path) -> None:
     endless = ("--scale-tier", "BASIC", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000")
     cluster.must("train", "--job", "live", *endless)
     cluster.wait("live", "RUNNING")
-    early = cluster.fab("export", "live")
-    assert (early.code, early.out) == (1, "")
-    assert early.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
+    refused = cluster.fab("export", "live")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
     events = "ls /bucket/jobs/live/output/summaries/*tfevents*"
     wait_for(lambda: cluster.ssh("master-0", events).code == 0, "the job has summaries", 300)
     with cluster.serving("tensorboard") as (process, url):  # of the newest job
@@ -87,17 +88,17 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
 
         wait_for(lambda: steps() or None, "there is a point", 300, poll=0.5)
         before = steps()
-        wait_for(lambda: len(steps()) > len(before), "there are more", 300, poll=0.5)
+        wait_for(lambda: len(steps()) > len(before), "there are more points", 300, poll=0.5)
         assert steps()[-1] > before[-1]
         process.kill()  # as when the laptop dies: the host gets no message
-        wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
+        wait_for(lambda: not runs_on_host(cluster), "TensorBoard ended on the host", 300)
     cluster.must("cancel", "live")
     exported = cluster.must_json("export", "live", "--dest", str(tmp_path / "live"))
     assert re.fullmatch(r"/bucket/jobs/live/output/export/Servo/\d{10}", exported["source"])
     assert (tmp_path / "live" / "saved_model.pb").is_file()
 
 
-def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster: Stack, original: str) -> None:
+def test_a_broken_connection_is_restored_behind_the_same_port(cluster: Stack, original: str) -> None:
     with cluster.serving("tensorboard", "--job", original) as (process, url):
         assert "loss" in fetch(url, "/data/plugin/scalars/tags")
         cluster.ssh("master-0", "sudo -n pkill -KILL -f '^sshd: [s]caletier'")
@@ -106,14 +107,14 @@ def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster
             try:
                 return "loss" in fetch(url, "/data/plugin/scalars/tags")
             except (OSError, http.client.HTTPException, AssertionError):
-                assert process.poll() is None, "it goes on"
+                assert process.poll() is None, "the command still runs"
                 return False
 
         wait_for(answers, "TensorBoard answers again", 300, poll=0.5)
-        assert "master-0 broke off: " in end(process)
+        assert "master-0 broke off: " in interrupt(process)
 
 
-def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path: Path) -> None:
+def test_an_export_overwrites_no_folder(cluster: Stack, original: str, tmp_path: Path) -> None:
     dest = tmp_path / "model"
     exported = cluster.must_json("export", original, "--dest", str(dest))
     assert exported["signatures"]["serving_default"] == {
@@ -126,5 +127,5 @@ def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path:
         },
     }
     assert {path.name for path in dest.iterdir()} >= {"saved_model.pb", "variables"}
-    again = cluster.fab("export", original, "--dest", str(dest))
-    assert (again.code, again.errors) == (2, [f"error: {dest} is there already: remove it, or give another --dest"])
+    refused = cluster.fab("export", original, "--dest", str(dest))
+    assert (refused.code, refused.errors) == (2, [f"error: {dest} is there already: remove it, or give another --dest"])

@@ -16,7 +16,7 @@ from waiting import limit
 
 from infra.lxd.api import client
 
-# The clock of a process on that host.
+# Shift the clock of a Python process.
 _SKEW = """
 import datetime, time
 real, offset = time.time, {seconds}
@@ -31,7 +31,7 @@ _DROP_IN = "/etc/systemd/system/scaletier.service.d"
 
 
 def _skew(cluster: Stack, host: str, seconds: float) -> None:
-    """Set the clock of what the unit of a host runs."""
+    """Shift the clock of processes in a host's unit."""
     text = _SKEW.format(seconds=seconds)
     unit = "[Service]\\nEnvironment=PYTHONPATH=/opt/skew\\n"
     cluster.must_ssh(
@@ -53,52 +53,52 @@ def skewed(cluster: Stack) -> Iterator[Stack]:
             cluster.ssh(host, f"sudo rm -rf {_DROP_IN} /opt/skew; sudo systemctl daemon-reload")
 
 
-def replica(record: dict[str, Any], name: str) -> dict[str, Any]:
+def find_replica(record: dict[str, Any], name: str) -> dict[str, Any]:
     return next(dict(replica) for replica in record["replicas"] if replica["name"] == name)
 
 
-def test_clocks_that_are_ten_minutes_off_change_nothing(skewed: Stack) -> None:
+def test_clocks_off_by_ten_minutes_change_nothing(skewed: Stack) -> None:
     skewed.must("train", "--job", "skewed", *TINY, *ENDLESS)
     skewed.wait("skewed", "RUNNING")
     _skew(skewed, "worker-0", 600)
     skewed.must_ssh("worker-0", "sudo systemctl restart scaletier")  # its clock jumps in mid-job
-    skewed.until("skewed", lambda record: replica(record, "worker-0")["restarts"] == 1, "with worker-0 restarted")
-    skewed.until("skewed", lambda record: replica(record, "worker-0")["state"] == "RUNNING", "with worker-0 RUNNING")
-    skewed.enough("skewed")
-    record = skewed.succeeds("skewed")
+    skewed.wait_until("skewed", lambda record: find_replica(record, "worker-0")["restarts"] == 1, "with worker-0 restarted")
+    skewed.wait_until("skewed", lambda record: find_replica(record, "worker-0")["state"] == "RUNNING", "with worker-0 RUNNING")
+    skewed.finish_job("skewed")
+    record = skewed.wait_succeeded("skewed")
     assert (record["attempt"], record["lostReplicas"]) == (0, [])
     restarts = {replica["name"]: replica["restarts"] for replica in record["replicas"]}
     assert restarts == {"ps-0": 0, "ps-1": 0, "master-0": 0, "worker-0": 1, "worker-1": 0, "evaluator-0": 0}
 
 
-def test_a_host_that_is_gone_for_a_while_is_waited_for(cluster: Stack, tmp_path: Path) -> None:
+def test_a_job_waits_for_a_temporarily_stopped_host(cluster: Stack, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    lost = int(limit(10))  # far more than a busy machine holds up a heartbeat
+    lost = int(limit(10))  # far more than a busy machine delays a heartbeat
     config.write_text(f"trainingInput:\n  scheduling:\n    lostAfterSeconds: {lost}\n    heartbeatSeconds: 2\n")
     cluster.must("train", "--job", "host_away", *TINY, "--config", str(config), *ENDLESS, "--rate", "1")
     cluster.wait("host_away", "RUNNING")
     host = client(cluster.names.project).instances.get("worker-1")
     host.stop(force=True, wait=True)
     try:
-        away = cluster.until("host_away", lambda record: "worker-1" in record["lostReplicas"], "with worker-1 lost")
-        assert away["state"] == "RUNNING"
-        assert replica(away, "worker-1")["state"] == "LOST"
+        record = cluster.wait_until("host_away", lambda record: "worker-1" in record["lostReplicas"], "with worker-1 lost")
+        assert record["state"] == "RUNNING"
+        assert find_replica(record, "worker-1")["state"] == "LOST"
         assert "worker-1 is lost" in cluster.fab("describe", "host_away").out
     finally:
         host.start(wait=True)
-    cluster.until(
+    cluster.wait_until(
         "host_away",
-        lambda record: any(event["seconds"] is not None for event in replica(record, "worker-1")["events"]),
-        "with worker-1 at work again",
+        lambda record: any(event["seconds"] is not None for event in find_replica(record, "worker-1")["events"]),
+        "with worker-1 training again",
     )
-    cluster.enough("host_away")
-    worker = replica(cluster.succeeds("host_away"), "worker-1")
+    cluster.finish_job("host_away")
+    worker = find_replica(cluster.wait_succeeded("host_away"), "worker-1")
     assert worker["restarts"] == 1
     assert worker["events"][0]["cause"] == "the replica or its host was stopped"
     assert worker["events"][0]["seconds"] is not None
 
 
-def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
+def test_queued_jobs_start_in_order_without_the_operators_machine(cluster: Stack) -> None:
     def submit(job: str, *flags: str) -> str:
         return cluster.must("train", "--job", job, *TINY, *flags, "--no-follow", "--", "--seconds", "2").out
 
@@ -114,10 +114,10 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
     cluster.must("cancel", "queue3")
     follower = cluster.start("fab", "train", "--job", "queue5", *TINY, "--", "--seconds", "2")
     assert follower.stdout
-    seen = iter(follower.stdout.readline, "")
-    assert any("queue5 is QUEUED behind" in line for line in seen)
-    cluster.enough("queue0")
-    assert any("Final metrics" in line for line in [*seen])  # all of it, or the follower could wait for a reader
+    lines = iter(follower.stdout.readline, "")
+    assert any("queue5 is QUEUED behind" in line for line in lines)
+    cluster.finish_job("queue0")
+    assert any("Final metrics" in line for line in [*lines])  # read all of it, or the follower could block on its output
     assert follower.wait(timeout=limit(600)) == 0
     records = {job: cluster.describe(job) for job in ("queue0", "queue1", "queue2", "queue5")}
     assert {record["state"] for record in records.values()} == {"SUCCEEDED"}
@@ -127,7 +127,7 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
     assert cluster.fab("wait", "queue3").code == 1
 
 
-def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> None:
+def test_a_killed_submission_blocks_no_other_job(cluster: Stack) -> None:
     chosen = random.Random(7)
     for number in range(6):
         process = cluster.start("fab", "train", "--job", f"cut{number // 2}", *TINY, "--", "--seconds", "1")
@@ -135,5 +135,5 @@ def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> N
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=limit())
     cluster.must("train", "--job", "after_the_cuts", *TINY, "--", "--seconds", "1")
-    ended = {record["state"] for record in cluster.must_json("jobs", "--filter", "cut") if record["jobId"].startswith("cut")}
-    assert ended <= {"SUCCEEDED", "FAILED"}
+    states = {record["state"] for record in cluster.must_json("jobs", "--filter", "cut") if record["jobId"].startswith("cut")}
+    assert states <= {"SUCCEEDED", "FAILED"}

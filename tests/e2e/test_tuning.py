@@ -29,7 +29,7 @@ def trials(cluster: Stack, job_id: str) -> dict[int, dict[str, Any]]:
     return {trial["trialId"]: trial for trial in cluster.describe(job_id)["trainingOutput"]["trials"]}
 
 
-def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Path) -> None:
+def test_every_trial_ends_after_a_kill_and_a_lost_host(cluster: Stack, tmp_path: Path) -> None:
     scheduling = {"lostAfterSeconds": int(limit(10)), "heartbeatSeconds": 2}
     path = config(tmp_path, ["--steps", "8", "--hold", "3"], scheduling, maxTrials=7, maxParallelTrials=3)
     cluster.must("train", "tuned", *TUNED, "--config", path, "--no-follow")
@@ -44,47 +44,47 @@ def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Pa
         cluster.must_ssh("master-0", f"sudo touch {output}/1/go {output}/2/go {output}/3/go")
         record = cluster.wait("tuned", "SUCCEEDED", "FAILED")
     finally:
-        cluster.start_again("worker-1")
+        cluster.start_host("worker-1")
     assert record["state"] == "SUCCEEDED", record["errorMessage"]
-    found = trials(cluster, "tuned")
-    assert sorted(found) == [1, 2, 3, 4, 5, 6, 7]
-    assert {trial["state"] for trial in found.values()} == {"SUCCEEDED"}
-    assert found[lost]["replica"] != "worker-1", "another host has run it"
-    assert sum(trial["restarts"] for trial in found.values()) == 2
-    for number, trial in found.items():
-        done = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/tuned/output/{number}/done.json").out)
-        assert done == {"trial": str(number), "units": int(trial["hyperparameters"]["units"])}
+    ended_trials = trials(cluster, "tuned")
+    assert sorted(ended_trials) == [1, 2, 3, 4, 5, 6, 7]
+    assert {trial["state"] for trial in ended_trials.values()} == {"SUCCEEDED"}
+    assert ended_trials[lost]["replica"] != "worker-1", "another host has run it"
+    assert sum(trial["restarts"] for trial in ended_trials.values()) == 2
+    for number, trial in ended_trials.items():
+        report = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/tuned/output/{number}/done.json").out)
+        assert report == {"trial": str(number), "units": int(trial["hyperparameters"]["units"])}
         assert [each["trainingStep"] for each in trial["allMetrics"]] == [*range(1, 9)]
         assert trial["finalMetric"] == trial["allMetrics"][-1]
-    values = [trial["finalMetric"]["objectiveValue"] for trial in found.values()]
+    values = [trial["finalMetric"]["objectiveValue"] for trial in ended_trials.values()]
     assert values == sorted(values, reverse=True), "the best is first"
-    shown = cluster.fab("describe", "tuned").out
-    best = next(iter(found.values()))
-    assert f"7 of 7 done; best is trial {best['trialId']}, accuracy {best['finalMetric']['objectiveValue']:.6g}" in shown
+    description = cluster.fab("describe", "tuned").out
+    best = next(iter(ended_trials.values()))
+    assert f"7 of 7 done; best is trial {best['trialId']}, accuracy {best['finalMetric']['objectiveValue']:.6g}" in description
 
 
-def test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead(cluster: Stack, tmp_path: Path) -> None:
+def test_a_missing_metric_fails_the_job_and_names_the_reported_one(cluster: Stack, tmp_path: Path) -> None:
     path = config(tmp_path, ["--steps", "1", "--tag", "score"], maxTrials=30, maxParallelTrials=3, maxFailedTrials=3)
-    ran = cluster.fab("train", "untold", *TUNED, "--config", path)
-    assert ran.code == 1, ran.text
+    result = cluster.fab("train", "untold", *TUNED, "--config", path)
+    assert result.code == 1, result.text
     message = cluster.describe("untold")["errorMessage"]
     assert " trials FAILED, and maxFailedTrials is 3" in message
     assert "it reported no accuracy (hyperparameterMetricTag); it reported score" in message
     assert len(trials(cluster, "untold")) < 10, "it is not tried thirty times"
 
 
-def test_the_model_of_the_best_trial_is_the_jobs(cluster: Stack, tmp_path: Path) -> None:
+def test_a_job_exports_the_model_of_its_best_trial(cluster: Stack, tmp_path: Path) -> None:
     params = [{"parameterName": "learning-rate", "type": "DISCRETE", "discreteValues": [0.0001, 0.1]}]
     grid: dict[str, Any] = {"params": params, "algorithm": "GRID_SEARCH", "maxTrials": 9, "maxParallelTrials": 2}
     path = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid)
     cluster.must("train", "grid", "--config", path)
-    found = trials(cluster, "grid")
-    assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in found.items()] == [
+    ended_trials = trials(cluster, "grid")
+    assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in ended_trials.items()] == [
         (2, "0.1"),
         (1, "0.0001"),
     ]
-    made = cluster.json("export", "grid", "--dest", str(tmp_path / "model"))
-    assert made["source"].startswith("/bucket/jobs/grid/output/2/")
-    known = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid, resumePreviousJobId="grid")
-    refused = cluster.fab("train", "more", "--config", known)
+    exported = cluster.json("export", "grid", "--dest", str(tmp_path / "model"))
+    assert exported["source"].startswith("/bucket/jobs/grid/output/2/")
+    resumed = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid, resumePreviousJobId="grid")
+    refused = cluster.fab("train", "more", "--config", resumed)
     assert (refused.code, "every point of the grid was tried by grid" in refused.err) == (2, True)

@@ -1,4 +1,4 @@
-"""docs/get-started.md, command by command as it stands there."""
+"""docs/get-started.md, run command by command."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from waiting import limit
 
 DIGITS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
 """What the first ten test images of MNIST show."""
-# The cluster is there already, and stays.
-NOT_HERE = ("make ", "source ", "pulumi ")
+# The cluster exists already, and stays.
+SKIPPED = ("make ", "source ", "pulumi ")
 
 
 def commands() -> list[str]:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "get-started.md").read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith(NOT_HERE)]
+    return [line for block in blocks for line in block.splitlines() if not line.startswith(SKIPPED)]
 
 
-def test_the_tutorial(cluster: Stack, tmp_path: Path) -> None:
+def test_the_tutorial_runs_command_by_command(cluster: Stack, tmp_path: Path) -> None:
     (tmp_path / ".cache").symlink_to(ROOT / ".cache")
     environ = {**cluster.env, "SCALETIER_PROJECT": str(ROOT)}
     outputs = {}
     for line in commands():
-        ran = subprocess.run(
+        result = subprocess.run(
             line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(600), check=False
         )
-        assert ran.returncode == 0, f"{line} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}"
-        outputs[line] = ran.stdout
+        assert result.returncode == 0, f"{line} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
+        outputs[line] = result.stdout
     assert len(outputs) == 15
     accuracy = re.search(r"Final metrics after 3000 steps, .*accuracy: (0\.\d+)", outputs["fab logs master-0 --lines 5"])
     assert accuracy is not None
@@ -38,6 +38,6 @@ def test_the_tutorial(cluster: Stack, tmp_path: Path) -> None:
     assert (tmp_path / "model").is_dir()
     heads, *rows = outputs["fab predict --model MNIST --json-instances request.json"].splitlines()
     assert heads.split() == ["KEY", "CLASSES", "PROBABILITIES"]
-    found = [(int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
-    assert sum(digit == right for (digit, _), right in zip(found, DIGITS, strict=True)) >= 9
-    assert all(len(p) == 10 and abs(sum(p) - 1) < 1e-3 and p.index(max(p)) == digit for digit, p in found)
+    predictions = [(int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
+    assert sum(digit == expected for (digit, _), expected in zip(predictions, DIGITS, strict=True)) >= 9
+    assert all(len(p) == 10 and abs(sum(p) - 1) < 1e-3 and p.index(max(p)) == digit for digit, p in predictions)

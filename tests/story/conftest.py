@@ -25,16 +25,16 @@ _failed: list[str] = []
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """A stack with nothing in it yet; whatever happens, it is destroyed and removed at the end."""
+    """Return an empty stack; it is always destroyed and removed at the end."""
     with Stack("story", CONFIG) as stack:
         yield stack
 
 
 @pytest.fixture(autouse=True)
-def after_a_failure() -> None:
-    """Fail at once after a failed step: what follows would wait for what will not come."""
+def _fail_after_a_failure() -> None:
+    """Fail at once after a failed step, as later steps would wait until their timeouts."""
     if _failed:
-        pytest.fail(f"not tried: {_failed[0]} failed", pytrace=False)
+        pytest.fail(f"not run: {_failed[0]} failed", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,6 @@
-"""Follow one user's day on real hosts: a ps, a master and a worker come up, train, fail, answer, and go away.
+"""Follow one user's day on real hosts: a ps, a master and a worker start, train, fail, predict, and are destroyed.
 
-Each step builds on those before it. Every mechanism is here once; tests/e2e has the other cases of each.
+Each step builds on those before it. Every feature is tested here once; tests/e2e has the other cases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from reaching import listening, mistakes
+from connections import list_mismatches, listening
 from stacks import TINY, Stack
 from waiting import limit, wait_for
 
@@ -21,19 +21,19 @@ HOSTS = ["ps-0", "master-0", "worker-0"]
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
 REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
 _OTHER_PORT = 8080
-# Of the host: records, secrets, code and units that no trainer may change.
+# The host's records, secrets, code and units, which no trainer may change.
 _STATE = (
     "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz jobs/mnist/*/* /usr/lib/scaletier/* /etc/ssh/* "
     "/opt/scaletier/hosts/*/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
 )
 
 
-def test_up_makes_the_hosts(stack: Stack) -> None:
+def test_up_creates_the_hosts(stack: Stack) -> None:
     stack.up()
     assert stack.hosts() == HOSTS
     assert stack.ssh("worker-0", "hostname; systemctl is-system-running --wait").out.split() == ["worker-0", "running"]
-    own, address = stack.ssh("worker-0", "getent hosts worker-0; ip -4 -o address show scope global").out.splitlines()
-    assert f" {own.split()[0]}/" in address, "its own name is its address in the cluster"
+    hosts_entry, address = stack.ssh("worker-0", "getent hosts worker-0; ip -4 -o address show scope global").out.splitlines()
+    assert f" {hosts_entry.split()[0]}/" in address, "its own name is its address in the cluster"
 
 
 def test_a_second_up_changes_nothing(stack: Stack) -> None:
@@ -42,7 +42,7 @@ def test_a_second_up_changes_nothing(stack: Stack) -> None:
     assert not [word for word in ("created", "updated", "deleted", "replaced") if word in summary], summary
 
 
-def test_mnist_trains_on_all_of_them(stack: Stack) -> None:
+def test_mnist_trains_on_all_hosts(stack: Stack) -> None:
     stack.must("train", "--job", "mnist", "--labels", "owner=story", "--", "--model", "mlp", "--max-steps", "800")
     record = stack.describe("mnist")
     assert (record["state"], record["labels"]) == ("SUCCEEDED", {"owner": "story"})
@@ -58,11 +58,11 @@ def test_every_replica_has_logged(stack: Stack) -> None:
     assert float(final[-1].rpartition("accuracy: ")[2]) >= 0.9
 
 
-def test_its_output_is_fetched(stack: Stack, tmp_path: Path) -> None:
+def test_the_output_is_fetched(stack: Stack, tmp_path: Path) -> None:
     assert list((stack.get("mnist", tmp_path) / "export" / "Servo").glob("*/saved_model.pb"))
 
 
-def test_its_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> None:
+def test_the_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     assert stack.run(sys.executable, "-m", "trainer.request", "--output", str(request)).code == 0
     stack.must("deploy", "--job", "mnist", "--model", "digits", "--version", "v1")
@@ -72,19 +72,19 @@ def test_its_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> Non
 
 
 def test_a_killed_worker_returns(stack: Stack) -> None:
-    endless = ("--model", "mlp", "--max-steps", "10000000")
-    stack.must("train", "--job", "endless", "--no-follow", "--", *endless)
+    arguments = ("--model", "mlp", "--max-steps", "10000000")
+    stack.must("train", "--job", "endless", "--no-follow", "--", *arguments)
 
-    def lines() -> list[str]:
+    def worker_lines() -> list[str]:
         return stack.messages("endless", "worker-0").get("worker-0", [])
 
-    wait_for(lambda: any(line.startswith("Train [worker/0]") for line in lines()), "worker-0 trains", poll=1)
+    wait_for(lambda: any(line.startswith("Train [worker/0]") for line in worker_lines()), "worker-0 trains", poll=1)
     stack.must_ssh("worker-0", "sudo pkill -KILL -f [t]rainer.task")
 
     def has_returned() -> dict[str, Any] | None:
         (worker,) = [replica for replica in stack.describe("endless")["replicas"] if replica["name"] == "worker-0"]
-        log = lines()
-        starts = [place for place, line in enumerate(log) if line.startswith("started trainer")]
+        log = worker_lines()
+        starts = [index for index, line in enumerate(log) if line.startswith("started trainer")]
         trains = len(starts) == 2 and any(line.startswith("Train [worker/0]") for line in log[starts[1] :])
         return worker if worker["restarts"] and trains else None
 
@@ -92,7 +92,7 @@ def test_a_killed_worker_returns(stack: Stack) -> None:
     assert stack.describe("endless")["state"] == "RUNNING"
 
 
-def test_the_next_job_waits_until_that_one_is_cancelled(stack: Stack) -> None:
+def test_the_next_job_starts_after_a_cancel(stack: Stack) -> None:
     stack.must("train", "--job", "raises", *TINY, "--no-follow", "--", "--raise", "worker-0", "--seconds", "600")
     assert stack.describe("raises")["state"] == "QUEUED"
     stack.must("cancel", "endless")
@@ -100,15 +100,15 @@ def test_the_next_job_waits_until_that_one_is_cancelled(stack: Stack) -> None:
 
 
 def test_a_failed_job_is_explained_in_one_file(stack: Stack, tmp_path: Path) -> None:
-    waited = stack.fab("wait", "raises", timeout=limit(300))
-    assert waited.code == 1, waited.text
+    result = stack.fab("wait", "raises", timeout=limit(300))
+    assert result.code == 1, result.text
     record = stack.describe("raises")
     assert record["state"] == "FAILED"
     assert record["errorMessage"].startswith("The replica worker 0 exited with a non-zero status of 1.")
     assert "RuntimeError: worker-0 was told to raise" in record["errorMessage"]
     file = tmp_path / "bundle.tar.gz"
-    bundled = stack.fab("bundle", "raises", str(file))
-    assert (bundled.code, "no diagnosis" in bundled.err) == (0, False), bundled.text
+    result = stack.fab("bundle", "raises", str(file))
+    assert (result.code, "no diagnosis" in result.err) == (0, False), result.text
     with tarfile.open(file) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
         summary = tar.extractfile(next(name for name in tar.getnames() if name.endswith("/summary.txt")))
@@ -124,24 +124,24 @@ def test_a_hostile_trainer_is_refused_everything(stack: Stack) -> None:
     stack.must("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
     outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/told.json").out)
     assert set(outcomes) == set(REFUSED)
-    assert {way: outcome for way, outcome in outcomes.items() if not outcome.startswith("refused: ")} == {}
+    assert {attack: outcome for attack, outcome in outcomes.items() if not outcome.startswith("refused: ")} == {}
     assert stack.ssh("master-0", _STATE).out == before
     record = stack.describe("hostile")
     assert record["state"] == "SUCCEEDED"
     assert [(each["name"], each["exitCode"]) for each in record["replicas"]] == [("master-0", 0)]
 
 
-def test_the_firewall_is_its_table(stack: Stack) -> None:
+def test_connections_match_the_firewall_table(stack: Stack) -> None:
     ports = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
     with listening(stack, HOSTS, ports[1:]):
-        assert mistakes(stack, stack.addresses, ports) == []
+        assert list_mismatches(stack, stack.addresses, ports) == []
 
 
 def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:
-    looked = stack.fab("doctor", "--json")
-    assert "Traceback" not in looked.text
-    findings = json.loads(looked.out)["findings"]
-    # Orphans are what other checkouts of this machine have left: no fault of this stack.
+    result = stack.fab("doctor", "--json")
+    assert "Traceback" not in result.text
+    findings = json.loads(result.out)["findings"]
+    # Orphans are remains of other checkouts on this machine, not errors of this stack.
     wrong = [finding for finding in findings if finding["severity"] == "error" and finding["check"] != "orphans"]
     assert wrong == []
     checks = {finding["check"] for finding in findings if finding["severity"] == "ok"}
@@ -150,9 +150,9 @@ def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:
 
 def test_bad_calls_end_with_one_line(stack: Stack) -> None:
     before = stack.fab("jobs", "--json").out
-    for arguments, word in [(("train", "--job", "mnist"), "mnist"), (("logs", "worker-9", "--job", "mnist"), "worker-0")]:
+    for arguments, text in [(("train", "--job", "mnist"), "mnist"), (("logs", "worker-9", "--job", "mnist"), "worker-0")]:
         refused = stack.fab(*arguments)
-        assert (refused.code, word in refused.err, "Traceback" in refused.text) == (2, True, False), refused.text
+        assert (refused.code, text in refused.err, "Traceback" in refused.text) == (2, True, False), refused.text
         assert len([line for line in refused.err.splitlines() if line.startswith("error: ")]) == 1, refused.err
     assert stack.fab("jobs", "--json").out == before
 
