@@ -19,7 +19,7 @@ ALL = [*TIERS, *SERVING, GPUS, L4, A100, {"scaleTier": "BASIC_GPU", "publicAddre
 HOSTS = {ScaleTier.BASIC: 1, ScaleTier.STANDARD_1: 8, ScaleTier.PREMIUM_1: 31, ScaleTier.BASIC_GPU: 1}
 
 
-def email(role: str, stack: Stack) -> str:
+def account_email(role: str, stack: Stack) -> str:
     return f"{stack.one('Account', f'account-{role}').inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
 
 

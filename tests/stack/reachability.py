@@ -20,16 +20,16 @@ PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, 1, 8080, 65535)
 Reach = frozenset[tuple[Role | None, Role, int]]
 
 
-def by_table(spec: ClusterSpec) -> Reach:
+def compute_by_table(spec: ClusterSpec) -> Reach:
     """Compute the reachability of hosts of one job by the table in infra/ports.py."""
     return frozenset((row.source, row.destination, port) for row in allowed(spec) for port in PORTS if row.has(port))
 
 
-def by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:
+def compute_by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:
     """Compute reachability by VPC firewall rules, of hosts by service account and an operator by address.
 
     Source: VPC documentation, "VPC firewall rules": the rule of the lowest number decides; of two with the same number one
-    that denies does; without any, what comes in is refused. A rule with service accounts matches hosts of the network by
+    that denies does; without any, incoming packets are refused. A rule with service accounts matches hosts of the network by
     theirs; hosts have private addresses, which ranges match too.
     """
     rules = list(rules)
@@ -60,46 +60,46 @@ def _gcp_verdict(rules: Sequence[Mapping[str, Any]], account: str | None, addres
     ]
     if not matching:
         return False
-    return bool(min(matching, key=lambda found: found[:2])[2].get("allows"))
+    return bool(min(matching, key=lambda match: match[:2])[2].get("allows"))
 
 
 def _is_target(rule: Mapping[str, Any], account: str) -> bool:
-    wanted = rule.get("targetServiceAccounts")
-    return not rule.get("targetTags") and (not wanted or account in wanted)
+    targets = rule.get("targetServiceAccounts")
+    return not rule.get("targetTags") and (not targets or account in targets)
 
 
 def _is_source(rule: Mapping[str, Any], account: str | None, address: str) -> bool:
     accounts, ranges = rule.get("sourceServiceAccounts") or (), rule.get("sourceRanges") or ()
     if not accounts and not ranges and not rule.get("sourceTags"):
         return True
-    inside = any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in ranges)
-    return inside or (account is not None and account in accounts)
+    in_ranges = any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in ranges)
+    return in_ranges or (account is not None and account in accounts)
 
 
 def _has_port(rule: Mapping[str, Any], port: int) -> bool:
     for entry in rule.get("allows") or rule.get("denies") or ():
         if entry["protocol"] in ("tcp", "all", "6"):
             ports = entry.get("ports")
-            if not ports or any(within(text, port) for text in ports):
+            if not ports or any(in_port_range(text, port) for text in ports):
                 return True
     return False
 
 
-def within(text: str, port: int) -> bool:
+def in_port_range(text: str, port: int) -> bool:
     low, _, high = text.partition("-")
     return int(low) <= port <= int(high or low)
 
 
 Chains = Mapping[str, tuple[bool, str]]
-"""By hook, whether a chain accepts what none of its rules speaks of, and its rules."""
+"""By hook: whether a chain accepts packets that no rule matches, and its rules."""
 
 
-def _chains(script: str) -> Chains:
-    found = re.findall(r"chain \w+ \{\s*type filter hook (\w+) [^\n]*policy (\w+);\n(.*?)\n\t\}", script, re.DOTALL)
-    return {hook: (policy == "accept", body) for hook, policy, body in found}
+def _parse_chains(script: str) -> Chains:
+    chains = re.findall(r"chain \w+ \{\s*type filter hook (\w+) [^\n]*policy (\w+);\n(.*?)\n\t\}", script, re.DOTALL)
+    return {hook: (policy == "accept", body) for hook, policy, body in chains}
 
 
-def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[str, str]) -> Reach:
+def compute_by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[str, str]) -> Reach:
     """Compute reachability by an nftables script of the bridge family, for a connection's first packet.
 
     `addresses` are the hosts' by role, `ports` the names of their ports on the bridge by address. The operator's packets leave
@@ -110,8 +110,8 @@ def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[
         name: {item.strip() for item in elements.split(",")}
         for name, elements in re.findall(r"set (\w+) \{[^}]*elements = \{([^}]*)\}", script)
     }
-    chains = _chains(script)
-    reached = set()
+    chains = _parse_chains(script)
+    reachable = set()
     for source in (None, *addresses):
         for destination in addresses:
             for port in PORTS:
@@ -122,31 +122,31 @@ def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[
                 if len(verdicts) > 1:
                     raise ValueError(f"hosts of {source} and {destination} are not treated alike on port {port}")
                 if True in verdicts:
-                    reached.add((source, destination, port))
-    return frozenset(reached)
+                    reachable.add((source, destination, port))
+    return frozenset(reachable)
 
 
-def by_walls(
+def compute_by_host_rules(
     scripts: Mapping[Role, str],
     addresses: Mapping[Role, Sequence[str]],
     operator: str,
-    sends: Collection[str] = (),
-    takes: Collection[str] = (),
+    source_peers: Collection[str] = (),
+    destination_peers: Collection[str] = (),
 ) -> Reach:
-    """Compute reachability by the hosts' own scripts: the source must send it, the destination take it.
+    """Compute reachability by the hosts' own scripts: the source must allow it to leave, the destination to enter.
 
-    The operator sends all. `sends` are the source's peers, and `takes` those of the destination.
+    The operator may send to all. `source_peers` are the source's peers, and `destination_peers` the destination's.
     """
-    out, in_ = {"peers": set(sends)}, {"peers": set(takes)}
-    walls = {role: _chains(script) for role, script in scripts.items()}
+    outgoing_sets, incoming_sets = {"peers": set(source_peers)}, {"peers": set(destination_peers)}
+    chains = {role: _parse_chains(script) for role, script in scripts.items()}
     return frozenset(
         (source, destination, port)
         for source in (None, *addresses)
         for destination in addresses
         for port in PORTS
         if any(
-            (source is None or _nft_verdict(walls[source]["output"], out, a, b, port, "eth0"))
-            and _nft_verdict(walls[destination]["input"], in_, a, b, port, "eth0")
+            (source is None or _nft_verdict(chains[source]["output"], outgoing_sets, a, b, port, "eth0"))
+            and _nft_verdict(chains[destination]["input"], incoming_sets, a, b, port, "eth0")
             for a in (addresses[source] if source else [operator])
             for b in addresses[destination]
             if a != b
@@ -154,9 +154,9 @@ def by_walls(
     )
 
 
-def leaves(script: str, source: str, destination: str, port: int, peers: Collection[str] = ()) -> bool:
+def can_open(script: str, source: str, destination: str, port: int, peers: Collection[str] = ()) -> bool:
     """Return whether a host's own script lets it open a connection to any destination."""
-    return _nft_verdict(_chains(script)["output"], {"peers": set(peers)}, source, destination, port, "eth0")
+    return _nft_verdict(_parse_chains(script)["output"], {"peers": set(peers)}, source, destination, port, "eth0")
 
 
 class _Packet(NamedTuple):
@@ -177,7 +177,7 @@ def _nft_verdict(
     for rule, conditions, verdict in _parse_rules(body):
         if all(test(match, packet) for match, test in conditions):
             if verdict not in ("accept", "drop"):
-                raise ValueError(f"rule {rule!r} has no verdict that is known")
+                raise ValueError(f"the verdict of rule {rule!r} is unknown")
             return verdict == "accept"
     return policy
 
@@ -196,9 +196,9 @@ _CONDITIONS: Sequence[tuple[str, _Test]] = (
     (r"ip protocol (\w+)", lambda m, _: m[1] == "tcp"),
     (r"ip saddr @(\w+)", lambda m, packet: packet.source in packet.sets[m[1]]),
     (r"ip daddr @(\w+)", lambda m, packet: packet.destination in packet.sets[m[1]]),
-    (r"ip saddr ([\d.-]+)", lambda m, packet: _in_range(packet.source, m[1])),
-    (r"ip daddr ([\d.-]+)", lambda m, packet: _in_range(packet.destination, m[1])),
-    (r"tcp dport \{ ([\d, -]+) \}", lambda m, packet: any(within(text, packet.port) for text in m[1].split(", "))),
+    (r"ip saddr ([\d.-]+)", lambda m, packet: in_address_range(packet.source, m[1])),
+    (r"ip daddr ([\d.-]+)", lambda m, packet: in_address_range(packet.destination, m[1])),
+    (r"tcp dport \{ ([\d, -]+) \}", lambda m, packet: any(in_port_range(text, packet.port) for text in m[1].split(", "))),
     (r"udp [sd]port (\d+)", lambda *_: False),
 )
 
@@ -215,18 +215,18 @@ def _parse_rules(body: str) -> Sequence[tuple[str, Sequence[tuple[re.Match[str],
     ]
 
 
-def _parse_conditions(words: str) -> Sequence[tuple[re.Match[str], _Test]]:
+def _parse_conditions(text: str) -> Sequence[tuple[re.Match[str], _Test]]:
     conditions = []
-    while words:
-        matches = ((re.match(pattern, words), test) for pattern, test in _CONDITIONS)
+    while text:
+        matches = ((re.match(pattern, text), test) for pattern, test in _CONDITIONS)
         match, test = next(((match, test) for match, test in matches if match), (None, None))
         if match is None or test is None:
-            raise ValueError(f"the conditions {words!r} are not known")
+            raise ValueError(f"the conditions {text!r} are not known")
         conditions.append((match, test))
-        words = words[match.end() :].strip()
+        text = text[match.end() :].strip()
     return conditions
 
 
-def _in_range(address: str, text: str) -> bool:
+def in_address_range(address: str, text: str) -> bool:
     low, _, high = text.partition("-")
     return ipaddress.ip_address(low) <= ipaddress.ip_address(address) <= ipaddress.ip_address(high or low)

@@ -1,4 +1,4 @@
-"""Pulumi under mocks: every resource that a program declares, recorded."""
+"""Run a Pulumi program under mocks and record every resource that it declares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHA256 = "5a" * 32
 
 @dataclass(frozen=True)
 class Recorded:
-    """One resource as the program declared it: inputs in the provider's spelling, the URNs it depends on."""
+    """One resource as declared: inputs in the provider's spelling, the URNs it depends on."""
 
     type: str
     name: str
@@ -52,47 +52,47 @@ class Stack:
     @property
     def inventory(self) -> dict[str, Any]:
         """inventory.json, as `fab` reads it."""
-        found: dict[str, Any] = json.loads(self.files["inventory.json"])
-        return found
+        record: dict[str, Any] = json.loads(self.files["inventory.json"])
+        return record
 
     def of(self, kind: str) -> list[Recorded]:
-        """Return the resources whose type ends so, such as `Instance`."""
+        """Return the resources whose type ends with `kind`, such as `Instance`."""
         return [item for item in self.resources if item.type.rpartition(":")[2] == kind]
 
     def one(self, kind: str, name: str | None = None) -> Recorded:
-        (found,) = [item for item in self.of(kind) if name in (None, item.name)]
-        return found
+        (resource,) = [item for item in self.of(kind) if name in (None, item.name)]
+        return resource
 
     @property
-    def chain(self) -> int:
-        """The length of the longest chain of dependencies, components not counted."""
+    def chain_length(self) -> int:
+        """The length of the longest chain of dependencies, without components."""
         by_urn = {item.urn: item for item in self.resources}
         children: dict[str, list[Recorded]] = {}
         for item in self.resources:
             children.setdefault(item.parent, []).append(item)
         lengths: dict[str, int] = {}
 
-        def real(urn: str) -> list[str]:
+        def real_urns(urn: str) -> list[str]:
             item = by_urn.get(urn)
             if item is None:
                 return []
             if not item.type.startswith("scaletier:"):
                 return [urn]
-            return [found for child in children.get(urn, []) for found in real(child.urn)]
+            return [descendant for child in children.get(urn, []) for descendant in real_urns(child.urn)]
 
         def length(urn: str) -> int:
             if urn not in lengths:
-                before = {found for other in by_urn[urn].depends for found in real(other)}
-                lengths[urn] = 1 + max((length(other) for other in before), default=0)
+                dependencies = {dependency for other in by_urn[urn].depends for dependency in real_urns(other)}
+                lengths[urn] = 1 + max((length(other) for other in dependencies), default=0)
             return lengths[urn]
 
         return max(length(item.urn) for item in self.resources if not item.type.startswith("scaletier:"))
 
 
 class Recorder(Mocks):
-    """Answers as the providers would: what the API adds to an input is made up from the resource's name.
+    """Respond as the providers do: values that the API adds are made from the resource's name.
 
-    `state` is what an earlier update left, as the engine tells it.
+    `state` is the state of an earlier update, as the engine returns it.
     """
 
     state: Mapping[str, Any] = MappingProxyType({})
@@ -125,13 +125,13 @@ class Recorder(Mocks):
 
     def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]]]:
         if args.token == READ:
-            assert args.args["stackName"].startswith("organization/scaletier/"), "another's may have the short name"
+            assert args.args["stackName"].startswith("organization/scaletier/"), "a short name may be another organization's"
             return {"outputs": dict(self.state)}, []
-        raise AssertionError(f"the program calls {args.token}: a second `pulumi up` may then find something else")
+        raise AssertionError(f"the program calls {args.token}: the next `pulumi up` may then get another result")
 
 
 class Monitor(MockMonitor):
-    """Keeps the requests too, for dependencies and options, which Mocks never see."""
+    """Keep the requests too: they have dependencies and options, which Mocks do not get."""
 
     def __init__(self, mocks: Mocks) -> None:
         super().__init__(mocks)
@@ -143,10 +143,10 @@ class Monitor(MockMonitor):
         return answer
 
 
-def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
-    """Return the discovery of a place that cannot be queried."""
-    known = local_catalogue(choice[0].zone)
-    return Discovery(choice[0], known.resolve(spec), known)
+def discover_offline(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
+    """Return the discovery of a zone that cannot be queried."""
+    catalogue = local_catalogue(choice[0].zone)
+    return Discovery(choice[0], catalogue.resolve(spec), catalogue)
 
 
 Program = Callable[..., Stack]
@@ -158,28 +158,28 @@ def operator_files(stack: Stack) -> dict[str, str]:
     return files(ROOT / inputs["folder"], inputs["inventory"], inputs["privateKey"])
 
 
-def declared(declare: Callable[[], object], mocks: Mocks | None = None, stack: str = STACK) -> Stack:
-    """Record the resources that a function declares; `exports` are the stack's."""
+def record_program(declare: Callable[[], object], mocks: Mocks | None = None, stack: str = STACK) -> Stack:
+    """Record the resources that a function declares; `exports` are the stack's outputs."""
     monitor = Monitor(mocks or Recorder())
     set_root_resource(None)  # type: ignore[arg-type]
     set_mocks(Recorder(), project="scaletier", stack=stack, monitor=monitor, organization="organization")
     exports: dict[str, Any] = {}
 
-    async def all_of_it() -> None:
+    async def run_program() -> None:
         declare()
-        found = dict(get_root_resource().outputs)  # type: ignore[union-attr]
-        exports.update({name: await Output.from_input(value).future() for name, value in found.items()})
+        outputs = dict(get_root_resource().outputs)  # type: ignore[union-attr]
+        exports.update({name: await Output.from_input(value).future() for name, value in outputs.items()})
 
-    # Pulumi wraps this method once more for each dynamic resource, and a process of many programs comes to the end of it.
+    # Pulumi wraps this method again for each dynamic resource: many programs in one process reach the recursion limit.
     with mock.patch.object(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems):  # type: ignore[attr-defined]
-        pulumi.runtime.test(all_of_it)()
-    return Stack([_recorded(urn, request) for urn, request in monitor.requests], exports)
+        pulumi.runtime.test(run_program)()
+    return Stack([_record(urn, request) for urn, request in monitor.requests], exports)
 
 
-def _recorded(urn: str, request: Any) -> Recorded:
+def _record(urn: str, request: Any) -> Recorded:
     depends = set(request.dependencies)
-    for found in request.propertyDependencies.values():
-        depends |= set(found.urns)
+    for dependency in request.propertyDependencies.values():
+        depends |= set(dependency.urns)
     inputs = deserialize_properties(request.object)
     inputs.pop("__provider", None)
     return Recorded(request.type, request.name, inputs, urn, request.parent, frozenset(depends), request)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pulumi
 import pytest
-from stackmocks import PROJECT, STACK, ZONE, declared
+from stackmocks import PROJECT, STACK, ZONE, record_program
 from test_firewall_answers import CUSTOM
 
 from infra.templates import ROOT
@@ -17,20 +17,20 @@ from infra.templates import ROOT
 GOOD = {"project": PROJECT, "zone": ZONE}
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, provider: Mapping[str, str], target: str = "gcp", **raw: str) -> str:
-    """Return the program's error; nothing may have been declared by then."""
-    said: list[str] = []
+def get_error(monkeypatch: pytest.MonkeyPatch, provider: Mapping[str, str], target: str = "gcp", **raw: str) -> str:
+    """Return the program's error, and check that it declared nothing before."""
+    errors: list[str] = []
     config = {f"scaletier:{key}": value for key, value in {"target": target, **raw}.items()}
     monkeypatch.setenv("PULUMI_CONFIG", json.dumps(config | {f"gcp:{key}": value for key, value in provider.items()}))
-    monkeypatch.setattr(pulumi.log, "error", lambda message, *_: said.append(message))
+    monkeypatch.setattr(pulumi.log, "error", lambda message, *_: errors.append(message))
 
     def program() -> None:
         with pytest.raises(SystemExit):
             runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__")
 
-    stack = declared(program)
+    stack = record_program(program)
     assert [item.type for item in stack.resources if not item.type.startswith("pulumi:")] == []
-    (message,) = said
+    (message,) = errors
     assert "\n" not in message
     return message
 
@@ -46,8 +46,8 @@ PLACES = {
 
 
 @pytest.mark.parametrize("words", PLACES)
-def test_a_place_that_cannot_be(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    assert words in refusal(monkeypatch, PLACES[words])
+def test_an_invalid_project_zone_or_region_is_refused(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    assert words in get_error(monkeypatch, PLACES[words])
 
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
@@ -91,33 +91,33 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("words", "config"), CONFIGS, ids=lambda value: value[:40] if isinstance(value, str) else "")
-def test_a_configuration_that_cannot_be(monkeypatch: pytest.MonkeyPatch, words: str, config: dict[str, str]) -> None:
-    assert words in refusal(monkeypatch, GOOD, **config)
+def test_an_invalid_configuration_is_refused(monkeypatch: pytest.MonkeyPatch, words: str, config: dict[str, str]) -> None:
+    assert words in get_error(monkeypatch, GOOD, **config)
 
 
-def test_a_zone_without_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = refusal(monkeypatch, {**GOOD, "zone": "us-east1-b"}, scaleTier="BASIC_GPU")
+def test_a_zone_without_the_gpu_is_refused_with_other_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = get_error(monkeypatch, {**GOOD, "zone": "us-east1-b"}, scaleTier="BASIC_GPU")
     assert message == "zone us-east1-b has no nvidia-tesla-t4; in its region it is in us-east1-c, us-east1-d"
-    assert "europe-west4-a" in refusal(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, scaleTier="BASIC_GPU")
+    assert "europe-west4-a" in get_error(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, scaleTier="BASIC_GPU")
 
 
-def test_a_state_that_the_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(_: str) -> Any:
+def test_an_unreadable_state_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_read(_: str) -> Any:
         raise Exception(f"invoke of x failed: invocation of x returned an error: unknown stack\n{STACK}")
 
-    monkeypatch.setattr("infra.state._read", read)
-    assert refusal(monkeypatch, GOOD) == f"the stack's state cannot be read: unknown stack {STACK}"
+    monkeypatch.setattr("infra.state._read", fail_to_read)
+    assert get_error(monkeypatch, GOOD) == f"the stack's state cannot be read: unknown stack {STACK}"
 
 
-def test_a_ceiling_where_there_is_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = refusal(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, maxHourlyCost="100")
+def test_a_cost_limit_needs_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = get_error(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, maxHourlyCost="100")
     assert "no price for this cluster in africa-south1" in message
 
 
-def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_target_limits_hosts_by_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**CUSTOM, "workerCount": "61"}
-    assert "worker count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", **config)
-    assert "serving count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", servingCount="61")
+    assert "worker count 61 is too high; valid are 0 to 60" in get_error(monkeypatch, {}, target="lxd", **config)
+    assert "serving count 61 is too high; valid are 0 to 60" in get_error(monkeypatch, {}, target="lxd", servingCount="61")
 
 
 CPUS = "write a whole number of cpus, 1 or more, or a share of one, 0.05 to 0.99"
@@ -135,9 +135,11 @@ CPUS = "write a whole number of cpus, 1 or more, or a share of one, 0.05 to 0.99
         ({"memory": '{"worker": "2GB"}'}, "write a size of 256MiB or more, such as 512MiB or 2GiB"),
     ],
 )
-def test_a_size_of_a_local_host_that_cannot_be(monkeypatch: pytest.MonkeyPatch, config: dict[str, str], words: str) -> None:
-    assert words in refusal(monkeypatch, {}, target="lxd", **config)
+def test_an_invalid_size_of_a_local_host_is_refused(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, str], words: str
+) -> None:
+    assert words in get_error(monkeypatch, {}, target="lxd", **config)
 
 
-def test_what_hosts_reach_is_closed_or_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "scaletier:egress 'none' is unknown; valid are closed, open" in refusal(monkeypatch, GOOD, egress="none")
+def test_an_unknown_egress_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "scaletier:egress 'none' is unknown; valid are closed, open" in get_error(monkeypatch, GOOD, egress="none")

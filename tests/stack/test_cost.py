@@ -1,4 +1,4 @@
-"""Prices: the list has all that may be asked for, and the sums are those of a calculator."""
+"""Check prices: the list covers all machines and GPUs, and sums are those of Google's calculator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_the_list_names_its_source_and_prices_everything() -> None:
     for region in prices["regions"].values():
         assert {machine.series for machine in MACHINES.values()} <= region["machines"].keys()
         assert GPU_ZONES.keys() <= region["gpus"].keys()
-        for priced in (*region["machines"].values(), *region["gpus"].values()):
-            assert {"onDemand", "spot"} <= priced.keys()
+        for price in (*region["machines"].values(), *region["gpus"].values()):
+            assert {"onDemand", "spot"} <= price.keys()
         assert all(item["spot"] < item["onDemand"] for item in region["gpus"].values())
 
 
@@ -31,20 +31,20 @@ def test_the_list_names_its_source_and_prices_everything() -> None:
 def test_machine_types_cost_what_google_lists(name: str, dollars: float) -> None:
     machine = MACHINES[name]
     shape = HostShape(machine.series, machine.cpus, machine.memory, machine.accelerator, False, "pd-ssd", 0)
-    found = hourly(price_list(), "us-central1", {Role.MASTER: (1, shape)})
-    assert found
-    assert found.host[Role.MASTER] == pytest.approx(dollars, abs=2e-4)
+    cost = hourly(price_list(), "us-central1", {Role.MASTER: (1, shape)})
+    assert cost
+    assert cost.host[Role.MASTER] == pytest.approx(dollars, abs=2e-4)
 
 
 def test_gpus_disks_spot_and_addresses_add_up() -> None:
     machine = MACHINES["n1-standard-8"]
     shape = HostShape("n1", machine.cpus, machine.memory, Accelerator("nvidia-tesla-t4", 2), True, "pd-ssd", 730, True)
-    found = hourly(price_list(), "us-west1", {Role.MASTER: (1, shape), Role.WORKER: (3, shape)})
-    assert found
-    one = 8 * 0.006655 + 30 * 0.000892 + 2 * 0.14 + 0.170 + 0.0025
-    assert found.host[Role.WORKER] == pytest.approx(one, abs=1e-4)
-    assert found.roles[Role.WORKER] == pytest.approx(3 * one, abs=3e-4)
-    assert found.total == pytest.approx(4 * one + 4 * 0.0014, abs=5e-4)
+    cost = hourly(price_list(), "us-west1", {Role.MASTER: (1, shape), Role.WORKER: (3, shape)})
+    assert cost
+    per_host = 8 * 0.006655 + 30 * 0.000892 + 2 * 0.14 + 0.170 + 0.0025
+    assert cost.host[Role.WORKER] == pytest.approx(per_host, abs=1e-4)
+    assert cost.roles[Role.WORKER] == pytest.approx(3 * per_host, abs=3e-4)
+    assert cost.total == pytest.approx(4 * per_host + 4 * 0.0014, abs=5e-4)
     assert hourly(price_list(), "africa-south1", {Role.MASTER: (1, shape)}) is None
 
 

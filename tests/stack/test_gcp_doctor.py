@@ -1,4 +1,4 @@
-"""The doctor's findings of a Google cluster, by the Compute API and by the stack's state."""
+"""Check the doctor's findings of a Google cluster, by the Compute API and by the stack's state."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def inventory(fake: FakeGoogle) -> dict[str, object]:
 def test_hosts_that_do_not_run_are_named(fake: FakeGoogle) -> None:
     for name in ("master-0", "ps-0", "worker-0"):
         fake.answers[f"/compute/v1/{INSTANCE}-{name}"] = (200, {"status": "RUNNING"})
-    (found,) = doctor.hosts(inventory(fake))
-    assert (found.severity, found.what) == ("ok", "all 3 hosts run that jobs are for")
+    (finding,) = doctor.hosts(inventory(fake))
+    assert (finding.severity, finding.what) == ("ok", "all 3 hosts run that jobs are for")
     fake.answers[f"/compute/v1/{INSTANCE}-ps-0"] = (200, {"status": "TERMINATED"})
     del fake.answers[f"/compute/v1/{INSTANCE}-worker-0"]
-    said = [(each.severity, each.what, each.remedy) for each in doctor.hosts(inventory(fake))]
-    assert said == [
+    findings = [(item.severity, item.what, item.remedy) for item in doctor.hosts(inventory(fake))]
+    assert findings == [
         ("error", "host ps-0 is TERMINATED", "pulumi up, or fab train --start-hosts"),
         ("error", "host worker-0 is gone", "pulumi up"),
     ]
 
 
-def test_google_that_refuses_is_one_finding(fake: FakeGoogle) -> None:
+def test_a_denied_request_is_one_finding(fake: FakeGoogle) -> None:
     fake.answers[f"/compute/v1/{INSTANCE}-master-0"] = (403, {"error": {"code": 403, "message": "Permission denied"}})
-    (found,) = look({"hosts": lambda: doctor.hosts(inventory(fake))}, 30)
-    assert (found.severity, "Permission denied" in found.what) == ("error", True)
+    (finding,) = look({"hosts": lambda: doctor.hosts(inventory(fake))}, 30)
+    assert (finding.severity, "Permission denied" in finding.what) == ("error", True)
     assert list(doctor.hosts(None)) == []
 
 
-def test_what_is_in_no_state_is_named_with_what_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, known = [Leftover("instance", f"{INSTANCE}-ps-7", "http://x")], True
+def test_resources_in_no_state_are_listed_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    leftovers, state_known = [Leftover("instance", f"{INSTANCE}-ps-7", "http://x")], True
     monkeypatch.setattr(doctor, "configuration", lambda: lambda _: None)
-    monkeypatch.setattr(doctor, "of_stack", lambda _: (left, known))
-    (found,) = doctor.belongings(None)
-    assert (found.severity, found.what) == ("warning", "instance st-dev-ps-7 is in no state")
-    assert found.remedy == "python -m infra.gcp.orphans --delete"
-    known = False
-    (found,) = doctor.belongings(None)
-    assert "1 resources at Google bear the stack's name" in found.what
-    assert "another state may have them" in found.what
-    assert "--delete" not in found.remedy
-    left.clear()
-    (found,) = doctor.belongings(None)
-    assert found.severity == "ok"
+    monkeypatch.setattr(doctor, "of_stack", lambda _: (leftovers, state_known))
+    (finding,) = doctor.belongings(None)
+    assert (finding.severity, finding.what) == ("warning", "instance st-dev-ps-7 is in no state")
+    assert finding.remedy == "python -m infra.gcp.orphans --delete"
+    state_known = False
+    (finding,) = doctor.belongings(None)
+    assert "1 resources at Google bear the stack's name" in finding.what
+    assert "another state may have them" in finding.what
+    assert "--delete" not in finding.remedy
+    leftovers.clear()
+    (finding,) = doctor.belongings(None)
+    assert finding.severity == "ok"

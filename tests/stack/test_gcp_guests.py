@@ -1,4 +1,4 @@
-"""A stack in an existing network and with existing accounts: its own resources, and untouched ones."""
+"""Use an existing network and existing accounts: the stack creates only its own resources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pulumi
 import pytest
-from stackmocks import PROJECT, ZONE, Program, Recorder, unseen
-from test_bad_input import GOOD, refusal
+from stackmocks import PROJECT, ZONE, Program, Recorder, discover_offline
+from test_bad_input import GOOD, get_error
 
 from infra.gcp import target as gcp_target
 from infra.gcp.discovery import Discovery, Subnet
@@ -23,26 +23,28 @@ OWN = '{"worker": "trainers@my-project-1.iam.gserviceaccount.com"}'
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Google have that subnet."""
+def shared_subnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the discovery find the subnet LINK of another project."""
 
-    def seen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
-        found = unseen(spec, choice)
-        return Discovery(found.place, found.spec, found.catalogue, (), Subnet(LINK, NETWORK, "the-host", True, RANGE))
+    def discover_shared(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Discovery:
+        discovery = discover_offline(spec, choice)
+        return Discovery(
+            discovery.place, discovery.spec, discovery.catalogue, (), Subnet(LINK, NETWORK, "the-host", True, RANGE)
+        )
 
     def new_resource(self: Recorder, args: Any) -> Any:
-        name, outputs = kept(self, args)
+        name, outputs = original(self, args)
         if args.typ.endswith(":Address"):
             outputs["address"] = f"10.9.0.{len(args.name)}"
         return name, outputs
 
-    kept = Recorder.new_resource
+    original = Recorder.new_resource
     monkeypatch.setattr(Recorder, "new_resource", new_resource)
-    monkeypatch.setattr(gcp_target, "discover", seen)
+    monkeypatch.setattr(gcp_target, "discover", discover_shared)
 
 
-@pytest.mark.usefixtures("shared")
-def test_a_subnet_of_others_is_used_as_it_is(program: Program) -> None:
+@pytest.mark.usefixtures("shared_subnet")
+def test_an_existing_subnet_is_used_unchanged(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1", subnetwork=LINK)
     for kind in ("Subnetwork", "Router", "RouterNat"):
         assert stack.of(kind) == []
@@ -61,8 +63,8 @@ def test_a_subnet_of_others_is_used_as_it_is(program: Program) -> None:
     assert {host["address"] for host in stack.inventory["hosts"]} <= {f"10.9.0.{length}" for length in range(10, 20)}
 
 
-@pytest.mark.usefixtures("shared")
-def test_its_firewall_says_nothing_of_the_hosts_of_others(program: Program) -> None:
+@pytest.mark.usefixtures("shared_subnet")
+def test_firewall_rules_target_only_the_stacks_own_accounts(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1", subnetwork=LINK)
     rules = [item for item in stack.of("Firewall") if item.type.startswith("gcp:")]
     assert rules
@@ -75,29 +77,29 @@ def test_its_firewall_says_nothing_of_the_hosts_of_others(program: Program) -> N
     assert program("gcp", scaleTier="STANDARD_1", subnetwork=LINK, firewall="false").of("Firewall") == []
 
 
-def test_an_account_that_is_there_is_used_and_may_use_the_bucket(program: Program) -> None:
+def test_an_existing_account_is_used_and_may_use_the_bucket(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1", serviceAccount=OWN)
     assert {item.name for item in stack.of("Account")} == {"account-ps", "account-master"}
-    given = "trainers@my-project-1.iam.gserviceaccount.com"
+    account = "trainers@my-project-1.iam.gserviceaccount.com"
     worker = next(item for item in stack.of("Instance") if item.name == "worker-0")
-    assert worker.inputs["serviceAccount"]["email"] == given
+    assert worker.inputs["serviceAccount"]["email"] == account
     granted = {
-        item.inputs["role"] for item in stack.of("BucketIAMMember") if item.inputs["member"] == f"serviceAccount:{given}"
+        item.inputs["role"] for item in stack.of("BucketIAMMember") if item.inputs["member"] == f"serviceAccount:{account}"
     }
     assert granted == {"roles/storage.objectUser", "roles/storage.legacyBucketReader"}
     rule = stack.one("Firewall", "worker-ps-peers")
-    assert rule.inputs["sourceServiceAccounts"] == [given]
+    assert rule.inputs["sourceServiceAccounts"] == [account]
 
 
 def test_the_next_zone_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: said.append(message))
+    messages: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: messages.append(message))
     for zones in ("us-central1-a,us-central1-b", '["us-central1-a", "us-central1-b"]'):
         stack = program("gcp", scaleTier="BASIC", zones=zones)
         assert stack.one("Instance").inputs["zone"] == ZONE
-        assert "`pulumi config set zones us-central1-b` makes them all in us-central1-b" in said[-1]
+        assert "`pulumi config set zones us-central1-b` makes them all in us-central1-b" in messages[-1]
     program("gcp", scaleTier="BASIC")
-    assert "zone" not in said[-1]
+    assert "zone" not in messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -120,5 +122,5 @@ def test_the_next_zone_is_named(program: Program, monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch, words: str, config: dict[str, str]) -> None:
-    assert words in refusal(monkeypatch, GOOD, **config)
+def test_options_that_conflict_are_refused(monkeypatch: pytest.MonkeyPatch, words: str, config: dict[str, str]) -> None:
+    assert words in get_error(monkeypatch, GOOD, **config)

@@ -1,4 +1,4 @@
-"""The hosts of the Google target: safety, addresses, machine types, disks, GPUs, spot, startup script."""
+"""Check the hosts of the Google target: security, addresses, machine types, disks, GPUs, spot, startup script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from gcpcases import A100, GPUS, HOSTS, L4, email, role_of
+from gcpcases import A100, GPUS, HOSTS, L4, account_email, role_of
 from stackmocks import KEY, SHA256, STACK, Program, Recorded, Stack
 from test_firewall_answers import CUSTOM, TIERS
 
@@ -16,7 +16,7 @@ from infra.gcp.image import UBUNTU
 from infra.scale_tiers import ScaleTier
 
 
-def test_every_host_is_as_safe_as_it_can_be(stack: Stack) -> None:
+def test_every_host_is_hardened(stack: Stack) -> None:
     for item in stack.of("Instance"):
         inputs = item.inputs
         assert inputs["shieldedInstanceConfig"] == {
@@ -25,7 +25,7 @@ def test_every_host_is_as_safe_as_it_can_be(stack: Stack) -> None:
             "enableIntegrityMonitoring": True,
         }
         assert inputs["canIpForward"] is False
-        assert inputs["serviceAccount"]["email"] == email(role_of(item), stack)
+        assert inputs["serviceAccount"]["email"] == account_email(role_of(item), stack)
         metadata = inputs["metadata"]
         assert metadata["block-project-ssh-keys"] == "true"
         assert metadata["enable-oslogin"] == "FALSE"
@@ -51,22 +51,22 @@ def test_no_host_has_a_public_address_unless_asked_for(program: Program) -> None
         assert item.inputs["networkInterfaces"][0]["accessConfigs"] == [{"networkTier": "PREMIUM"}]
 
 
-def test_addresses_are_the_roles_and_stay(program: Program) -> None:
-    def addresses(**config: str) -> dict[str, str]:
+def test_addresses_go_by_role_and_stay(program: Program) -> None:
+    def addresses_of(**config: str) -> dict[str, str]:
         return {item.name: item.inputs["networkInterfaces"][0]["networkIp"] for item in program("gcp", **config).of("Instance")}
 
-    small, large = addresses(scaleTier="STANDARD_1"), addresses(scaleTier="PREMIUM_1", servingCount="40")
+    small, large = addresses_of(scaleTier="STANDARD_1"), addresses_of(scaleTier="PREMIUM_1", servingCount="40")
     assert small.items() <= large.items()
     assert len(set(large.values())) == len(large)
-    assert all(ipaddress.ip_address(found) in ipaddress.ip_network("10.64.0.0/20") for found in large.values())
+    assert all(ipaddress.ip_address(address) in ipaddress.ip_network("10.64.0.0/20") for address in large.values())
 
 
 @pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
-def test_machine_types_and_disks_are_the_tiers(program: Program, config: dict[str, str]) -> None:
+def test_machine_types_and_disks_are_those_of_the_tier(program: Program, config: dict[str, str]) -> None:
     stack = program("gcp", **config)
-    found = {item.name: item.inputs["machineType"] for item in stack.of("Instance")}
-    assert len(found) == HOSTS.get(ScaleTier(config["scaleTier"]), 7)
-    assert found == {host["name"]: host["machineType"] for host in stack.inventory["hosts"]}
+    machine_types = {item.name: item.inputs["machineType"] for item in stack.of("Instance")}
+    assert len(machine_types) == HOSTS.get(ScaleTier(config["scaleTier"]), 7)
+    assert machine_types == {host["name"]: host["machineType"] for host in stack.inventory["hosts"]}
     for item in stack.of("Instance"):
         disk = item.inputs["bootDisk"]
         assert disk["autoDelete"] is True
@@ -75,7 +75,7 @@ def test_machine_types_and_disks_are_the_tiers(program: Program, config: dict[st
         assert item.inputs["bootDisk"]["initializeParams"]["image"].startswith("projects/")
 
 
-def test_a_disk_can_be_of_another_kind(program: Program) -> None:
+def test_the_boot_disk_is_configurable(program: Program) -> None:
     stack = program("gcp", scaleTier="BASIC", bootDiskType="pd-balanced", bootDiskSize="200", image="my-project/my-family")
     disk = stack.one("Instance").inputs["bootDisk"]["initializeParams"]
     assert (disk["type"], disk["size"], disk["image"]) == ("pd-balanced", 200, "my-project/my-family")
@@ -97,11 +97,11 @@ def shape(item: Recorded) -> tuple[Any, Mapping[str, Any], str]:
 
 
 def test_gpus_and_spot_are_by_role(program: Program) -> None:
-    found = {item.name: shape(item) for item in program("gcp", **GPUS).of("Instance")}
-    assert found["master-0"] == (None, STANDARD | {"onHostMaintenance": "MIGRATE"}, "ubuntu-2404-lts-amd64")
-    assert found["ps-0"] == (None, SPOT, "ubuntu-2404-lts-amd64")
-    assert found["worker-2"] == ([{"type": "nvidia-tesla-v100", "count": 2}], SPOT, "ubuntu-2404-lts-amd64")
-    assert found["evaluator-0"] == (
+    shapes = {item.name: shape(item) for item in program("gcp", **GPUS).of("Instance")}
+    assert shapes["master-0"] == (None, STANDARD | {"onHostMaintenance": "MIGRATE"}, "ubuntu-2404-lts-amd64")
+    assert shapes["ps-0"] == (None, SPOT, "ubuntu-2404-lts-amd64")
+    assert shapes["worker-2"] == ([{"type": "nvidia-tesla-v100", "count": 2}], SPOT, "ubuntu-2404-lts-amd64")
+    assert shapes["evaluator-0"] == (
         [{"type": "nvidia-tesla-t4", "count": 1}],
         STANDARD | {"onHostMaintenance": "TERMINATE"},
         "ubuntu-2404-lts-amd64",
@@ -109,17 +109,17 @@ def test_gpus_and_spot_are_by_role(program: Program) -> None:
 
 
 def test_a_host_that_loses_its_gpus_or_its_address_is_replaced(program: Program) -> None:
-    def triggers(**config: str) -> dict[str, str]:
+    def replacement_triggers(**config: str) -> dict[str, str]:
         stack = program("gcp", **config)
         return {item.name: item.options.replacement_trigger.string_value for item in stack.of("Instance")}
 
-    plain, gpus = triggers(**CUSTOM), triggers(**GPUS)
+    plain, gpus = replacement_triggers(**CUSTOM), replacement_triggers(**GPUS)
     assert {name for name in plain if plain[name] != gpus[name]} == {"worker-0", "worker-1", "worker-2", "evaluator-0"}
     assert gpus["worker-0"] == "private, 2 x nvidia-tesla-v100"
-    assert triggers(scaleTier="BASIC", publicAddress="true") == {"master-0": "public"}
+    assert replacement_triggers(scaleTier="BASIC", publicAddress="true") == {"master-0": "public"}
 
 
-def test_basic_gpu_has_a_t4_and_machine_types_with_gpus_bring_theirs(program: Program) -> None:
+def test_gpus_are_those_of_the_tier_or_of_the_machine_type(program: Program) -> None:
     terminates = STANDARD | {"onHostMaintenance": "TERMINATE"}
     basic = program("gcp", scaleTier="BASIC_GPU")
     assert shape(basic.one("Instance"))[:2] == ([{"type": "nvidia-tesla-t4", "count": 1}], terminates)
@@ -129,7 +129,7 @@ def test_basic_gpu_has_a_t4_and_machine_types_with_gpus_bring_theirs(program: Pr
     assert a100.inventory["hosts"][0]["accelerator"] == {"type": "nvidia-tesla-a100", "count": 2}
 
 
-def test_a_startup_script_makes_the_host_and_is_bash(program: Program) -> None:
+def test_a_startup_script_is_valid_bash_and_installs_the_runtime(program: Program) -> None:
     stack = program("gcp", **GPUS, idleTimeout="30m")
     scripts = {item.name: item.inputs["metadata"]["startup-script"] for item in stack.of("Instance")}
     assert scripts["worker-0"] == scripts["worker-1"]
@@ -144,7 +144,7 @@ def test_a_startup_script_makes_the_host_and_is_bash(program: Program) -> None:
         "python-3.12-gpu": "3.12",
     }
     images = {item.inputs["bootDisk"]["initializeParams"]["image"] for item in stack.of("Instance")}
-    assert images == {UBUNTU}, "what a job brings along is made for one Python"
+    assert images == {UBUNTU}, "packages of a job are built for one Python"
     assert stack.inventory["python"] == "3.12"
     assert program("gcp").inventory["python"] == "3.11"
     for script in scripts.values():

@@ -1,4 +1,4 @@
-"""Orphans at Google's: resources with a stack's names in no state, over all pages and in order."""
+"""Find orphans at Google: resources with a stack's names in no state, over all pages and in order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ALL = "/compute/v1/projects/my-project-1"
 
 
 @pytest.fixture(autouse=True)
-def nothing(fake: FakeGoogle) -> None:
-    """Let the project have nothing, unless a test adds it."""
+def empty_project(fake: FakeGoogle) -> None:
+    """Return an empty project, to which a test adds resources."""
     for kind in (
-        *(f"aggregated/{things}" for things in ("instances", "addresses", "routers", "subnetworks")),
+        *(f"aggregated/{kinds}" for kinds in ("instances", "addresses", "routers", "subnetworks")),
         "global/firewalls",
         "global/networks",
     ):
@@ -35,44 +35,44 @@ def item(id_: str) -> dict[str, Any]:
     return {"name": id_.rpartition("/")[2], "selfLink": f"https://www.googleapis.com/compute/v1/{id_}"}
 
 
-def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogle) -> None:
-    known, left, next_one = (
+def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> None:
+    known, orphan, on_next_page = (
         f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("ps-0", "ps-1", "worker-0")
     )
-    others = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
+    of_another_stack = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
     network = f"projects/my-project-1/global/networks/{PREFIX}"
     account = f"projects/my-project-1/serviceAccounts/{PREFIX}-ps@my-project-1.iam.gserviceaccount.com"
-    page = {"zones/z": {"instances": [item(known), item(left), item(others)]}, "zones/y": {"warning": {}}}
+    page = {"zones/z": {"instances": [item(known), item(orphan), item(of_another_stack)]}, "zones/y": {"warning": {}}}
     fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page, "nextPageToken": "2"})
-    fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(next_one)]}}})
+    fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(on_next_page)]}}})
     fake.answers[f"{ALL}/global/networks"] = (
         200,
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
     )
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
-    found = orphans.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
+    leftovers = orphans.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
-    assert found == [
-        Leftover("instance", left, f"{base}/compute/v1/{left}"),
-        Leftover("instance", next_one, f"{base}/compute/v1/{next_one}"),
+    assert leftovers == [
+        Leftover("instance", orphan, f"{base}/compute/v1/{orphan}"),
+        Leftover("instance", on_next_page, f"{base}/compute/v1/{on_next_page}"),
         Leftover("network", network, f"{base}/compute/v1/{network}"),
         Leftover("service account", account, f"{base}/v1/{account}"),
     ]
 
 
-def test_what_is_in_the_state_as_a_pending_operation_alone_is_left(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update that was killed as it made worker-3, whatever the configuration became since."""
-    made, pending = (f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("master-0", "worker-3"))
-    page = {"zones/z": {"instances": [item(made), item(pending)]}}
+def test_a_resource_that_is_only_a_pending_operation_is_an_orphan(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the state of an update that was killed while it created worker-3."""
+    recorded, pending = (f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("master-0", "worker-3"))
+    page = {"zones/z": {"instances": [item(recorded), item(pending)]}}
     fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page})
     kind = "gcp:compute/instance:Instance"
     deployment = {
-        "resources": [{"id": made, "type": kind}],
+        "resources": [{"id": recorded, "type": kind}],
         "pending_operations": [{"type": "creating", "resource": {"urn": "urn::worker-3", "type": kind}}],
     }
-    monkeypatch.setattr(orphans, "_pulumi", lambda *words: "dev" if "--show-name" in words else {"deployment": deployment})
-    found, known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
-    assert [left.id for left in found] == [pending]
+    monkeypatch.setattr(orphans, "_pulumi", lambda *args: "dev" if "--show-name" in args else {"deployment": deployment})
+    leftovers, known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
+    assert [leftover.id for leftover in leftovers] == [pending]
     assert known
 
 
@@ -85,17 +85,17 @@ def test_what_is_in_the_state_as_a_pending_operation_alone_is_left(fake: FakeGoo
         ([{"id": "x", "type": "gcp:compute/instance:Instance"}], ["--delete"], True),
     ],
 )
-def test_nothing_is_deleted_that_may_be_another_person_s(
+def test_resources_that_may_be_another_states_are_not_deleted(
     monkeypatch: pytest.MonkeyPatch, resources: list[dict[str, str]], flags: list[str], deleted: bool
 ) -> None:
     answers = {"config": {"gcp:project": {"value": "my-project-1"}}, "stack": {"deployment": {"resources": resources}}}
-    monkeypatch.setattr(orphans, "_pulumi", lambda *words: "dev" if "--show-name" in words else answers[words[0]])
+    monkeypatch.setattr(orphans, "_pulumi", lambda *args: "dev" if "--show-name" in args else answers[args[0]])
     monkeypatch.setattr(orphans, "leftovers", lambda *_: [])
-    gone: list[object] = []
-    monkeypatch.setattr(orphans, "delete", lambda found, _: gone.append(found))
+    deletions: list[object] = []
+    monkeypatch.setattr(orphans, "delete", lambda leftovers, _: deletions.append(leftovers))
     if deleted:
         orphans.main(flags)
     else:
         with pytest.raises(SystemExit, match="another state may have what bears its name"):
             orphans.main(flags)
-    assert bool(gone) is deleted
+    assert bool(deletions) is deleted

@@ -1,10 +1,10 @@
-"""The shared resources of the Google target: names, network, firewall, accounts, bucket; in all tiers."""
+"""Check the shared resources of the Google target: names, network, firewall, accounts, bucket; in all tiers."""
 
 from __future__ import annotations
 
 import re
 
-from gcpcases import email, role_of
+from gcpcases import account_email, role_of
 from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
@@ -48,11 +48,11 @@ def test_the_network_has_one_subnet_with_private_access_and_nat(stack: Stack) ->
     assert nat.inputs["logConfig"] == {"enable": True, "filter": "ERRORS_ONLY"}
 
 
-def test_flow_logs_are_there_when_asked_for(program: Program) -> None:
+def test_flow_logs_are_optional(program: Program) -> None:
     assert program("gcp", flowLogs="true").one("Subnetwork").inputs["logConfig"]["flowSampling"] == 0.5
 
 
-def test_what_no_rule_allows_is_refused_and_logged(stack: Stack) -> None:
+def test_packets_that_no_rule_allows_are_refused_and_logged(stack: Stack) -> None:
     denies = {item.inputs["direction"]: item.inputs for item in stack.of("Firewall") if item.inputs.get("denies")}
     assert [denies["INGRESS"].get("sourceRanges"), denies["EGRESS"].get("destinationRanges")] == [["0.0.0.0/0"]] * 2
     for deny in denies.values():
@@ -83,16 +83,16 @@ def test_a_role_has_one_account_which_may_use_the_bucket(stack: Stack) -> None:
     roles = {role_of(item) for item in stack.of("Instance")}
     assert {item.name for item in stack.of("Account")} == {f"account-{role}" for role in roles}
     granted = {(item.inputs["member"], item.inputs["role"]) for item in stack.of("BucketIAMMember")}
-    # Who serves models writes nothing.
+    # A host that serves models writes nothing.
     objects = {role: "roles/storage.objectViewer" if role == Role.SERVING else "roles/storage.objectUser" for role in roles}
     assert granted == {
-        (f"serviceAccount:{email(role, stack)}", name)
+        (f"serviceAccount:{account_email(role, stack)}", name)
         for role in roles
         for name in (objects[role], "roles/storage.legacyBucketReader")
     }
 
 
-def test_accounts_of_jobs_may_start_the_hosts_of_jobs_and_do_nothing_else_to_them(stack: Stack) -> None:
+def test_accounts_of_jobs_may_only_start_the_hosts_of_jobs(stack: Stack) -> None:
     assert {item.type for item in stack.resources if "IAM" in item.type} == {
         "gcp:storage/bucketIAMMember:BucketIAMMember",
         "gcp:projects/iAMCustomRole:IAMCustomRole",
@@ -100,25 +100,25 @@ def test_accounts_of_jobs_may_start_the_hosts_of_jobs_and_do_nothing_else_to_the
     }
     role = stack.one("IAMCustomRole")
     assert role.inputs["permissions"] == ["compute.instances.start"]
-    assert "roleId" not in role.inputs, "an id that was used once is not to be had for weeks"
+    assert "roleId" not in role.inputs, "an id that was used once cannot be used again for weeks"
     hosts = {item.name: item for item in stack.of("Instance") if role_of(item) != Role.SERVING}
     bindings = {item.name.removeprefix("start-"): item for item in stack.of("InstanceIAMBinding")}
     assert bindings.keys() == hosts.keys()
-    members = {f"serviceAccount:{email(role_of(item), stack)}" for item in hosts.values()}
+    members = {f"serviceAccount:{account_email(role_of(item), stack)}" for item in hosts.values()}
     for name, item in bindings.items():
         assert item.inputs["instanceName"] == hosts[name].inputs["name"]
-        assert hosts[name].urn in item.depends, "one that is made anew is granted anew"
+        assert hosts[name].urn in item.depends, "a recreated host gets its grant again"
         assert (item.inputs["zone"], item.inputs["role"]) == (ZONE, f"projects/{PROJECT}/roles/start1a2b3c4")
         assert set(item.inputs["members"]) == members
 
 
-def test_hosts_are_told_who_starts_which_of_them(stack: Stack) -> None:
+def test_the_inventory_has_the_url_that_starts_each_host(stack: Stack) -> None:
     inventory = stack.inventory
     assert inventory["power"]["url"] == "https://compute.googleapis.com/compute/v1/"
     for host in inventory["hosts"]:
         name = stack.one("Instance", host["name"]).inputs["name"]
-        there = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}/start"
-        assert host["start"] == (None if host["role"] == Role.SERVING else there)
+        url = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}/start"
+        assert host["start"] == (None if host["role"] == Role.SERVING else url)
 
 
 def test_the_bucket_is_private_versioned_and_not_destroyed_with_data(stack: Stack) -> None:
@@ -133,8 +133,8 @@ def test_the_bucket_is_private_versioned_and_not_destroyed_with_data(stack: Stac
     assert not bucket.options.retainOnDelete
 
 
-def test_the_bucket_is_kept_or_emptied_when_asked_for(program: Program) -> None:
-    kept = program("gcp", retainBucket="true", bucket="my-own-bucket").one("Bucket")
-    assert kept.options.retainOnDelete
-    assert kept.inputs["name"] == "my-own-bucket"
+def test_the_bucket_is_retained_or_emptied_if_configured(program: Program) -> None:
+    bucket = program("gcp", retainBucket="true", bucket="my-own-bucket").one("Bucket")
+    assert bucket.options.retainOnDelete
+    assert bucket.inputs["name"] == "my-own-bucket"
     assert program("gcp", forceDestroy="true").one("Bucket").inputs["forceDestroy"] is True

@@ -1,4 +1,4 @@
-"""The Google Cloud target as a whole: dependent changes, their order, and the operator's files."""
+"""Check the whole Google Cloud target: dependent changes, their order, and the operator's files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from infra.scale_tiers import TargetError
 from infra.state import StackState
 
 
-def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> None:
+def test_a_second_run_declares_the_same(program: Program, fresh_program: Program) -> None:
     first, second = program("gcp", **GPUS), fresh_program("gcp", **GPUS)
     assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
 
 
-def test_another_tier_touches_the_difference_alone(program: Program) -> None:
+def test_another_tier_changes_only_what_differs(program: Program) -> None:
     small = {item.urn: item.inputs for item in program("gcp", scaleTier="STANDARD_1").resources}
     large = {
         item.urn: item.inputs
@@ -42,7 +42,7 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
     }
     changed = {urn.rpartition("::")[2] for urn, inputs in small.items() if large.get(urn) != inputs}
     hosts = {"master-0", *(f"worker-{index}" for index in range(4)), *(f"ps-{index}" for index in range(3))}
-    # The evaluator's account may start them, too.
+    # Also the evaluator's account may start them.
     assert changed == {"host-keys", "operator-files", "ready", *(f"start-{host}" for host in hosts)}
     new = {urn.rpartition("::")[2] for urn in large if urn not in small}
     assert new == {
@@ -61,58 +61,60 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
 
 
 def test_the_longest_chain_has_five_links(stack: Stack) -> None:
-    assert stack.chain == 5
+    assert stack.chain_length == 5
 
 
-def test_hosts_wait_for_the_firewall_and_for_their_right_to_the_bucket(stack: Stack) -> None:
+def test_hosts_depend_on_the_firewall_and_their_bucket_grants(stack: Stack) -> None:
     rules = {item.urn for item in stack.of("Firewall") if item.type.startswith("gcp:")}
     for item in stack.of("Instance"):
-        grants = {found.urn for found in stack.of("BucketIAMMember") if found.name.startswith(f"{role_of(item)}-")}
+        grants = {other.urn for other in stack.of("BucketIAMMember") if other.name.startswith(f"{role_of(item)}-")}
         assert rules | grants <= item.depends
-        assert not {found.urn for found in stack.of("Instance")} & item.depends
+        assert not {other.urn for other in stack.of("Instance")} & item.depends
 
 
-def test_what_is_one_thing_however_often_it_is_made_goes_before_it_comes_again(program: Program) -> None:
+def test_resources_with_a_unique_identity_are_deleted_before_replacement(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1")
-    first = {item.type.rpartition(":")[2] for item in stack.resources if item.options.deleteBeforeReplace}
-    assert first == {"BucketIAMMember", "Instance", "RouterNat"}
+    kinds = {item.type.rpartition(":")[2] for item in stack.resources if item.options.deleteBeforeReplace}
+    assert kinds == {"BucketIAMMember", "Instance", "RouterNat"}
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    monkeypatch.setattr(target, "preflight", lambda *_: there)
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_existing_bucket_is_adopted(program: Program, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    monkeypatch.setattr(target, "preflight", lambda *_: exists)
     monkeypatch.setattr(target, "_bucket_of", lambda _: None)
     bucket = program("gcp", scaleTier="BASIC").one("Bucket")
-    assert bucket.options.importId == (bucket.inputs["name"] if there else "")
-    assert bool(bucket.options.ignoreChanges) is there
+    assert bucket.options.importId == (bucket.inputs["name"] if exists else "")
+    assert bool(bucket.options.ignoreChanges) is exists
     monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
     assert not program("gcp", scaleTier="BASIC").one("Bucket").options.importId
 
 
-@pytest.mark.parametrize(("there", "known", "refused"), [(True, False, True), (True, True, False), (False, False, False)])
-def test_another_person_s_stack_of_this_name_is_left_alone(there: bool, known: bool, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("hosts_exist", "in_state", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_hosts_of_another_persons_stack_stop_an_update(hosts_exist: bool, in_state: bool, refused: bool) -> None:
     with pytest.raises(TargetError, match="hosts of a stack dev that this state does not know") if refused else nullcontext():
-        target._check_ours(there, known, PROJECT, STACK)
+        target._check_ours(hosts_exist, in_state, PROJECT, STACK)
 
 
 def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the configuration no longer has, too."""
-    said: list[str] = []
-    monkeypatch.setattr("pulumi.log.warn", said.append)
-    there = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
+    """Include hosts that the configuration no longer has."""
+    warnings: list[str] = []
+    monkeypatch.setattr("pulumi.log.warn", warnings.append)
+    hosts = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
     kind = "gcp:compute/instance:Instance"
     state = StackState({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
-    target._warn_unrecorded(SimpleNamespace(hosts=there[:2]), state)  # type: ignore[arg-type]
+    target._warn_unrecorded(SimpleNamespace(hosts=hosts[:2]), state)  # type: ignore[arg-type]
     target._warn_unrecorded(SimpleNamespace(hosts=None), state)  # type: ignore[arg-type]
-    assert said == []
-    target._warn_unrecorded(SimpleNamespace(hosts=there), state)  # type: ignore[arg-type]
-    (line,) = said
+    assert warnings == []
+    target._warn_unrecorded(SimpleNamespace(hosts=hosts), state)  # type: ignore[arg-type]
+    (line,) = warnings
     assert line.startswith("worker-3 at Google and not in the state")
     assert "python -m infra.gcp.orphans --delete" in line
 
 
 @pytest.mark.parametrize(
-    ("there", "holds", "retain", "refused"),
+    ("current", "has_content", "retain", "refused"),
     [
         ("old", True, False, True),
         ("old", False, False, False),
@@ -121,18 +123,18 @@ def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch:
         (None, True, False, False),
     ],
 )
-def test_no_bucket_that_holds_anything_is_left_for_another(
-    monkeypatch: pytest.MonkeyPatch, there: str | None, holds: bool, retain: bool, refused: bool
+def test_a_bucket_with_content_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, current: str | None, has_content: bool, retain: bool, refused: bool
 ) -> None:
-    monkeypatch.setattr(target, "has_content", lambda *_: holds)
-    bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": there}}
-    state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if there else {})
-    words = "this stack's bucket old holds something, and new would take its place: `pulumi config set bucket old` keeps it"
-    with pytest.raises(TargetError, match=words) if refused else nullcontext():
+    monkeypatch.setattr(target, "has_content", lambda *_: has_content)
+    bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": current}}
+    state = StackState({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if current else {})
+    error = "this stack's bucket old holds something, and new would take its place: `pulumi config set bucket old` keeps it"
+    with pytest.raises(TargetError, match=error) if refused else nullcontext():
         target._check_kept(target._bucket_of(state), "new", retain, lambda _: None)
 
 
-def test_the_outputs_are_of_the_one_schema(program: Program) -> None:
+def test_both_targets_export_the_same_schema(program: Program) -> None:
     stack = program("gcp", scaleTier="STANDARD_1", labels='{"team": "vision"}')
     inventory = stack.inventory
     assert set(inventory) == set(program("lxd", scaleTier="STANDARD_1").inventory)
@@ -144,14 +146,14 @@ def test_the_outputs_are_of_the_one_schema(program: Program) -> None:
     assert all(host["createTime"] == f"created-{host['name']}" for host in inventory["hosts"])
 
 
-def ssh_of(stack: Stack) -> tuple[dict[str, str], str]:
+def read_ssh_config(stack: Stack) -> tuple[dict[str, str], str]:
     hosts = dict(re.findall(r"^Host (\S+) .*\n  HostName (.*)$", stack.files["ssh_config"], re.MULTILINE))
     return hosts, stack.files["ssh_config"]
 
 
 def test_ssh_goes_through_iap_by_the_instances_names(program: Program) -> None:
     stack = program("gcp", scaleTier="BASIC")
-    hosts, text = ssh_of(stack)
+    hosts, text = read_ssh_config(stack)
     name = stack.one("Instance").inputs["name"]
     assert hosts == {"master-0": name}
     assert f"ProxyCommand gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {PROJECT} --zone {ZONE}" in text
@@ -162,7 +164,7 @@ def test_ssh_goes_through_iap_by_the_instances_names(program: Program) -> None:
 @pytest.mark.parametrize(("public", "host"), [("false", "10.64.0.2"), ("true", "203.0.113.9")])
 def test_ssh_goes_straight_from_an_operators_range(program: Program, public: str, host: str) -> None:
     stack = program("gcp", scaleTier="BASIC", operatorCidr="198.51.100.0/24", publicAddress=public)
-    hosts, text = ssh_of(stack)
+    hosts, text = read_ssh_config(stack)
     assert hosts == {"master-0": host}
     assert "ProxyCommand" not in text
     assert stack.files["known_hosts"] == f"{host} ssh-ed25519 master-0\n"
@@ -174,25 +176,25 @@ def test_no_secret_and_no_token_is_in_a_resource(program: Program) -> None:
     assert "ya29" not in json.dumps([item.inputs for item in stack.resources], default=str)
 
 
-def test_host_keys_are_asked_for_where_the_provider_is_pointed(program: Program) -> None:
-    place = {"project": PROJECT, "zone": ZONE, "computeCustomEndpoint": "http://127.0.0.1:1/compute/v1"}
-    assert program("gcp", provider=place).one("HostKeys").inputs["endpoint"] == "http://127.0.0.1:1/compute/v1/"
+def test_host_keys_are_read_from_the_providers_endpoint(program: Program) -> None:
+    provider = {"project": PROJECT, "zone": ZONE, "computeCustomEndpoint": "http://127.0.0.1:1/compute/v1"}
+    assert program("gcp", provider=provider).one("HostKeys").inputs["endpoint"] == "http://127.0.0.1:1/compute/v1/"
 
 
-def test_a_host_whose_key_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: said.append(message))
+def test_a_host_without_a_key_is_a_warning(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: warnings.append(message))
     program("gcp", scaleTier="BASIC")
-    assert said == []
+    assert warnings == []
     _warn(["worker-1"])
-    assert said[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up` looks again")
+    assert warnings[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up` looks again")
 
 
-def test_the_price_is_said_at_every_preview(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: said.append(message))
+def test_every_preview_prints_the_price(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: messages.append(message))
     program("gcp", scaleTier="STANDARD_1")
-    assert said == [
+    assert messages == [
         "about 2.18 USD an hour in us-central1: ps 0.64, master 0.31, worker 1.23, network 0.01 "
         f"(estimated on {price_list()['date']}, without traffic and the bucket)"
     ]

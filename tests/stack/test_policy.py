@@ -1,4 +1,4 @@
-"""Each policy finds its fault in a program that has it, and none in ours, on both targets."""
+"""Check that each policy finds its violation, and none in this project's programs, on both targets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pulumi_gcp.compute import (
 )
 from pulumi_gcp.projects import IAMMember
 from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
-from stackmocks import Program, Stack, declared
+from stackmocks import Program, Stack, record_program
 from test_firewall_answers import TIERS
 
 from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost, policies
@@ -34,33 +34,33 @@ from infra.templates import ROOT
 
 def violations(stack: Stack, **config: Any) -> set[str]:
     """Return the names of the violated rules."""
-    found = {
+    names = {
         rule.name
         for rule in RULES
         for item in stack.resources
         if list(rule.check(item.type, item.inputs, config.get(rule.name.replace("-", "_"), {})))
     }
     ceiling = config.get("hourly_cost", {"maxHourlyCost": DEFAULT_MAX_HOURLY_COST})
-    over = list(hourly_cost([(item.type, item.inputs) for item in stack.resources], ceiling))
-    return found | ({"hourly-cost"} if over else set())
+    cost_violations = list(hourly_cost([(item.type, item.inputs) for item in stack.resources], ceiling))
+    return names | ({"hourly-cost"} if cost_violations else set())
 
 
 @pytest.mark.parametrize(
     "config", [*TIERS, GPUS, L4, A100], ids=lambda config: str(config.get("masterType", config["scaleTier"]))
 )
-def test_ours_has_no_fault(program: Program, config: dict[str, str]) -> None:
+def test_the_projects_own_programs_have_no_violation(program: Program, config: dict[str, str]) -> None:
     assert violations(program("gcp", **config)) == set()
     if config in TIERS:
         assert violations(program("lxd", **config)) == set()
 
 
-def test_a_public_address_that_was_asked_for(program: Program) -> None:
+def test_a_public_address_must_be_allowed(program: Program) -> None:
     stack = program("gcp", scaleTier="BASIC", publicAddress="true")
     assert violations(stack) == {"no-public-address"}
     assert violations(stack, no_public_address={"allowed": True}) == set()
 
 
-def instance(**changes: Any) -> Callable[[], object]:
+def valid_instance(**changes: Any) -> Callable[[], object]:
     """Return a valid host, except the changes."""
     good: dict[str, Any] = {
         "machine_type": "n1-standard-4",
@@ -76,11 +76,11 @@ def instance(**changes: Any) -> Callable[[], object]:
     return lambda: Instance("bad", **good | changes)
 
 
-def firewall(**changes: Any) -> Callable[[], object]:
+def valid_firewall(**changes: Any) -> Callable[[], object]:
     return lambda: Firewall("bad", network="n", allows=[FirewallAllowArgs(protocol="tcp", ports=["22"])], **changes)
 
 
-def bucket(**changes: Any) -> Callable[[], object]:
+def valid_bucket(**changes: Any) -> Callable[[], object]:
     good: dict[str, Any] = {
         "uniform_bucket_level_access": True,
         "public_access_prevention": "enforced",
@@ -93,70 +93,70 @@ TERMINATE = InstanceSchedulingArgs(on_host_maintenance="TERMINATE")
 T4 = [InstanceGuestAcceleratorArgs(type="nvidia-tesla-t4", count=1)]
 PUBLIC = [InstanceNetworkInterfaceArgs(subnetwork="s", access_configs=[InstanceNetworkInterfaceAccessConfigArgs()])]
 BAD: list[tuple[str, Callable[[], object]]] = [
-    ("no-open-ingress", firewall(source_ranges=["0.0.0.0/0"])),
-    ("no-open-ingress", firewall(source_ranges=["10.0.0.0/8", "128.0.0.0/1"])),
-    ("no-open-ingress", firewall(source_ranges=["::/0"])),
-    ("no-open-ingress", firewall()),
-    ("no-public-address", instance(network_interfaces=PUBLIC)),
+    ("no-open-ingress", valid_firewall(source_ranges=["0.0.0.0/0"])),
+    ("no-open-ingress", valid_firewall(source_ranges=["10.0.0.0/8", "128.0.0.0/1"])),
+    ("no-open-ingress", valid_firewall(source_ranges=["::/0"])),
+    ("no-open-ingress", valid_firewall()),
+    ("no-public-address", valid_instance(network_interfaces=PUBLIC)),
     ("no-public-address", lambda: Address("bad", region="us-central1")),
-    ("no-default-account", instance(service_account=None)),
-    ("no-default-account", instance(service_account=InstanceServiceAccountArgs(scopes=["cloud-platform"]))),
+    ("no-default-account", valid_instance(service_account=None)),
+    ("no-default-account", valid_instance(service_account=InstanceServiceAccountArgs(scopes=["cloud-platform"]))),
     ("no-default-account",
-     instance(service_account=InstanceServiceAccountArgs(email="1-compute@developer.gserviceaccount.com", scopes=[]))),
+     valid_instance(service_account=InstanceServiceAccountArgs(email="1-compute@developer.gserviceaccount.com", scopes=[]))),
     ("no-primitive-role", lambda: IAMMember("bad", project="p", role="roles/editor", member="serviceAccount:a@b")),
     ("no-primitive-role", lambda: BucketIAMMember("bad", bucket="b", role="roles/storage.admin", member="user:a@b.c")),
-    ("bucket-is-private", bucket(uniform_bucket_level_access=None)),
-    ("bucket-is-private", bucket(public_access_prevention="inherited")),
+    ("bucket-is-private", valid_bucket(uniform_bucket_level_access=None)),
+    ("bucket-is-private", valid_bucket(public_access_prevention="inherited")),
     ("bucket-is-private", lambda: BucketIAMMember("bad", bucket="b", role="roles/storage.objectViewer", member="allUsers")),
     ("bucket-is-private", lambda: BucketAccessControl("bad", bucket="b", entity="allUsers", role="READER")),
-    ("labelled", instance(labels={"scaletier-stack": "dev"})),
-    ("labelled", bucket(labels=None)),
-    ("shielded", instance(shielded_instance_config=None)),
-    ("shielded", instance(shielded_instance_config=InstanceShieldedInstanceConfigArgs(enable_vtpm=True))),
-    ("terminates", instance(guest_accelerators=T4)),
-    ("terminates", instance(machine_type="g2-standard-4")),
-    ("terminates", instance(scheduling=InstanceSchedulingArgs(preemptible=True, on_host_maintenance="MIGRATE"))),
-    ("known-machine-type", instance(machine_type="m3-ultramem-128", zone="us-central1-a")),
-    ("hourly-cost", instance(machine_type="a2-megagpu-16g", scheduling=TERMINATE)),
-    ("hourly-cost", instance(zone="africa-south1-a")),
+    ("labelled", valid_instance(labels={"scaletier-stack": "dev"})),
+    ("labelled", valid_bucket(labels=None)),
+    ("shielded", valid_instance(shielded_instance_config=None)),
+    ("shielded", valid_instance(shielded_instance_config=InstanceShieldedInstanceConfigArgs(enable_vtpm=True))),
+    ("terminates", valid_instance(guest_accelerators=T4)),
+    ("terminates", valid_instance(machine_type="g2-standard-4")),
+    ("terminates", valid_instance(scheduling=InstanceSchedulingArgs(preemptible=True, on_host_maintenance="MIGRATE"))),
+    ("known-machine-type", valid_instance(machine_type="m3-ultramem-128", zone="us-central1-a")),
+    ("hourly-cost", valid_instance(machine_type="a2-megagpu-16g", scheduling=TERMINATE)),
+    ("hourly-cost", valid_instance(zone="africa-south1-a")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "declare"), BAD, ids=[f"{at}-{name}" for at, (name, _) in enumerate(BAD)])
-def test_a_fault_is_found(name: str, declare: Callable[[], object]) -> None:
-    found = violations(declared(declare), hourly_cost={"maxHourlyCost": 20})
-    # A machine type that nobody knows has no price either.
-    assert found - ({"hourly-cost"} if name == "known-machine-type" else set()) == {name}
+def test_each_policy_finds_its_violation(name: str, declare: Callable[[], object]) -> None:
+    names = violations(record_program(declare), hourly_cost={"maxHourlyCost": 20})
+    # An unknown machine type has no price either.
+    assert names - ({"hourly-cost"} if name == "known-machine-type" else set()) == {name}
 
 
-def test_the_good_host_of_these_tests_has_no_fault() -> None:
-    assert violations(declared(instance())) == set()
-    assert violations(declared(bucket())) == set()
-    assert violations(declared(firewall(source_ranges=["10.0.0.0/8"]))) == set()
+def test_the_valid_resources_of_these_tests_have_no_violation() -> None:
+    assert violations(record_program(valid_instance())) == set()
+    assert violations(record_program(valid_bucket())) == set()
+    assert violations(record_program(valid_firewall(source_ranges=["10.0.0.0/8"]))) == set()
 
 
-def test_a_list_of_machine_types_of_ones_own(program: Program) -> None:
+def test_allowed_machine_types_and_cost_are_configurable(program: Program) -> None:
     stack = program("gcp", scaleTier="BASIC")
     assert violations(stack, known_machine_type={"allowed": ["e2-standard-4"]}) == {"known-machine-type"}
     assert violations(stack, hourly_cost={"maxHourlyCost": 0.01}) == {"hourly-cost"}
 
 
 def test_the_pack_has_every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[str, list[pulumi_policy.Policy]]] = []
-    monkeypatch.setattr(pulumi_policy, "PolicyPack", lambda name, found: made.append((name, found)))
+    packs: list[tuple[str, list[pulumi_policy.Policy]]] = []
+    monkeypatch.setattr(pulumi_policy, "PolicyPack", lambda name, pack: packs.append((name, pack)))
     runpy.run_path(str(ROOT / "infra" / "policy" / "__main__.py"), run_name="__main__")
-    ((name, found),) = made
+    ((name, pack),) = packs
     assert name == "scaletier"
-    assert {policy.name for policy in found} == {rule.name for rule in RULES} | {"hourly-cost"}
+    assert {policy.name for policy in pack} == {rule.name for rule in RULES} | {"hourly-cost"}
 
 
-def test_a_policy_of_the_sdk_reports_what_its_rule_finds(program: Program) -> None:
+def test_an_sdk_policy_reports_its_rules_violations(program: Program) -> None:
     reported: list[str] = []
     by_name = {policy.name: policy for policy in policies()}
-    bad = declared(firewall(source_ranges=["0.0.0.0/0"])).one("Firewall")
+    bad = record_program(valid_firewall(source_ranges=["0.0.0.0/0"])).one("Firewall")
     options = pulumi_policy.PolicyResourceOptions(False, [], [], None, pulumi_policy.PolicyCustomTimeouts(0, 0, 0), [])
-    one = by_name["no-open-ingress"]
-    assert isinstance(one, pulumi_policy.ResourceValidationPolicy)
+    policy = by_name["no-open-ingress"]
+    assert isinstance(policy, pulumi_policy.ResourceValidationPolicy)
     args = pulumi_policy.ResourceValidationArgs(bad.type, bad.inputs, bad.urn, bad.name, options, None)
-    one.validate(args, lambda message, _=None: reported.append(message))
+    policy.validate(args, lambda message, _=None: reported.append(message))
     assert reported == ["bad: it lets 0.0.0.0/0 in"]

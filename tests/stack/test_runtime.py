@@ -1,4 +1,4 @@
-"""The hosts' Python: its name, uv's command line, the archive's layout; and errors of unready hosts."""
+"""Check the hosts' Python runtime: its name, uv's command line, the archive's layout; and errors of unready hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_name_depends_on_the_requirements() -> None:
         SMALL,
         *(dataclasses.replace(SMALL, **{key: value}) for key, value in {"python": "3.12", "constraints": ()}.items()),
     ]
-    assert len({found.name for found in [*others, recipe("2.21.0", None), recipe("2.21.0", Accelerator("nvidia-l4"))]}) == 5
+    assert len({variant.name for variant in [*others, recipe("2.21.0", None), recipe("2.21.0", Accelerator("nvidia-l4"))]}) == 5
     assert SMALL.path == f"runtimes/{SMALL.name}.tar.gz"
 
 
@@ -35,8 +35,8 @@ def test_uv_installs_for_the_hosts_on_any_machine(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def install(_: Recipe, site: Path, told: bool) -> None:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def install(_: Recipe, site: Path, verbose: bool) -> None:
         (site / "bin").mkdir()
         (site / "bin" / "script").write_text("#!/here/python\n")
         (site / "tensorflow/include").mkdir(parents=True)
@@ -51,30 +51,30 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_folder_is_a_venv_of_the_hosts_python(kept: Path) -> None:
-    made = build.folder(SMALL)
-    assert made == kept / SMALL.name == build.folder_of(SMALL)
-    assert (made / "bin/python").readlink() == Path("python3.11")
-    assert (made / "bin/python3.11").readlink() == Path("/usr/bin/python3.11")
-    assert (made / "lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc").exists()
-    (made / "mark").touch()
-    assert (build.folder(SMALL) / "mark").exists(), "it was made once more"
+def test_the_folder_is_a_venv_of_the_hosts_python(cache: Path) -> None:
+    built = build.folder(SMALL)
+    assert built == cache / SMALL.name == build.folder_of(SMALL)
+    assert (built / "bin/python").readlink() == Path("python3.11")
+    assert (built / "bin/python3.11").readlink() == Path("/usr/bin/python3.11")
+    assert (built / "lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc").exists()
+    (built / "mark").touch()
+    assert (build.folder(SMALL) / "mark").exists(), "it was built again"
 
 
-def test_other_users_can_read_it_under_any_umask(kept: Path) -> None:
-    before = os.umask(0o077)
+def test_other_users_can_read_it_under_any_umask(cache: Path) -> None:
+    umask = os.umask(0o077)
     try:
-        made = build.folder(SMALL)
+        built = build.folder(SMALL)
     finally:
-        os.umask(before)
+        os.umask(umask)
     folders = (".", "bin", "lib", "lib/python3.11", "lib/python3.11/site-packages")
-    assert {(made / folder).stat().st_mode & 0o777 for folder in folders} == {0o755}
-    assert (made / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
+    assert {(built / folder).stat().st_mode & 0o777 for folder in folders} == {0o755}
+    assert (built / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
 
 
-def test_the_archive_is_a_venv_that_nobody_may_change(kept: Path) -> None:
+def test_the_archive_is_a_read_only_venv(cache: Path) -> None:
     file = build.archive(SMALL)
-    assert [path.name for path in kept.iterdir()] == [f"{SMALL.name}.tar.gz"]
+    assert [path.name for path in cache.iterdir()] == [f"{SMALL.name}.tar.gz"]
     with tarfile.open(file) as tar:
         members = {member.name: member for member in tar}
         code = tar.extractfile("lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc")
@@ -88,74 +88,72 @@ def test_the_archive_is_a_venv_that_nobody_may_change(kept: Path) -> None:
     assert {(member.uid, member.gid) for member in members.values()} == {(0, 0)}
 
 
-def test_an_archive_is_made_of_the_folder_that_is_there(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_made_from_an_existing_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build.folder(SMALL)
     monkeypatch.setattr(build, "_install", None)
     with tarfile.open(build.archive(SMALL)) as tar:
         assert "lib/python3.11/site-packages/mine/__init__.py" in tar.getnames()
 
 
-def test_what_was_made_is_kept(kept: Path) -> None:
-    (kept / f"{SMALL.name}.tar.gz").write_bytes(b"there")
+def test_an_existing_archive_is_reused(cache: Path) -> None:
+    (cache / f"{SMALL.name}.tar.gz").write_bytes(b"there")
     assert build.archive(SMALL).read_bytes() == b"there"
 
 
 @pytest.mark.parametrize("make", [build.folder, build.archive])
 def test_another_process_may_build_the_same_first(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
 ) -> None:
     install = build._install
 
-    def slow(recipe: Recipe, site: Path, told: bool) -> None:
+    def build_in_between(recipe: Recipe, site: Path, verbose: bool) -> None:
         monkeypatch.setattr(build, "_install", install)
         with monkeypatch.context() as other:
-            other.setattr(atomic_dir.os, "getpid", lambda: 1)  # which runs
+            other.setattr(atomic_dir.os, "getpid", lambda: 1)  # a running process
             make(SMALL)
-        install(recipe, site, told)
+        install(recipe, site, verbose)
 
-    monkeypatch.setattr(build, "_install", slow)
-    assert [make(SMALL)] == list(kept.iterdir())
+    monkeypatch.setattr(build, "_install", build_in_between)
+    assert [make(SMALL)] == list(cache.iterdir())
 
 
 @pytest.mark.parametrize("make", [build.folder, build.archive])
-def test_what_cannot_take_its_place_is_one_line(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
-) -> None:
-    def fails(path: Path, target: Path) -> None:
+def test_a_failed_rename_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]) -> None:
+    def fail(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "rename", fails)
+    monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(build.BuildError, match=r"^.* cannot be made: check the free space and the folder's permissions$"):
         make(SMALL)
-    assert list(kept.iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("make", [build.folder, build.archive])
-def test_what_one_who_was_killed_left_goes(kept: Path, make: Callable[[Recipe], Path]) -> None:
+def test_leftovers_of_a_killed_build_are_deleted(cache: Path, make: Callable[[Recipe], Path]) -> None:
     names = (".making-abc123", f".making-{SMALL.name}-99999999", f".making-x-{os.getpid()}", ".making-x-1")
     for name in names:
-        (kept / name / "lib").mkdir(parents=True)
-    own = SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz"  # by a process that had the number of this one
-    (kept / f".making-{own}-{os.getpid()}" / "lib/python3.11/site-packages").mkdir(parents=True)
-    made = make(SMALL)
-    assert {path.name for path in kept.iterdir()} == {made.name, *names[2:]}
+        (cache / name / "lib").mkdir(parents=True)
+    own = SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz"  # of an earlier process with this one's id
+    (cache / f".making-{own}-{os.getpid()}" / "lib/python3.11/site-packages").mkdir(parents=True)
+    built = make(SMALL)
+    assert {path.name for path in cache.iterdir()} == {built.name, *names[2:]}
 
 
 @pytest.mark.parametrize("make", [build.folder, build.archive])
-def test_it_is_on_the_disk_before_it_has_its_name(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+def test_a_build_is_synced_before_its_rename(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
 ) -> None:
     synced: list[tuple[bool, list[str]]] = []
-    there = kept / (SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz")
+    target = cache / (SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz")
 
     def sync() -> None:
-        synced.append((there.exists(), [path.name for path in kept.rglob("*")]))
+        synced.append((target.exists(), [path.name for path in cache.rglob("*")]))
 
     monkeypatch.setattr(atomic_dir.os, "sync", sync)
-    assert make(SMALL) == there
-    ((named, what),) = synced
-    assert not named
-    assert {"pyvenv.cfg", "mine"} <= {*what}
+    assert make(SMALL) == target
+    ((existed, names),) = synced
+    assert not existed
+    assert {"pyvenv.cfg", "mine"} <= {*names}
 
 
 def test_uvs_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +166,7 @@ def test_uvs_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("status", "state"),
     [
         ({}, "nothing said yet"),
         ({"state": "preparing: files"}, "preparing: files"),
@@ -180,13 +178,13 @@ def test_uvs_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"state": "ready"}, "has not run its new start-up script yet"),
     ],
 )
-def test_what_a_host_said_of_another_script_is_of_no_account(said: dict[str, str], state: str) -> None:
-    assert ready.state(said, "new") == state
+def test_a_status_of_another_start_up_script_is_ignored(status: dict[str, str], state: str) -> None:
+    assert ready.state(status, "new") == state
 
 
-def test_who_is_late_is_named() -> None:
+def test_late_hosts_are_listed() -> None:
     states = {"master-0": "ready", "worker-0": "preparing: runtime", "worker-1": "failed: image: it has no curl"}
-    late = {host: said for host, said in states.items() if said != "ready"}
+    late = {host: host_state for host, host_state in states.items() if host_state != "ready"}
     assert (
         ready.progress(states) == "1 of 3 hosts are ready: worker-0 preparing: runtime, worker-1 failed: image: it has no curl"
     )

@@ -1,4 +1,4 @@
-"""The start-up script's text, and a part of it, run: when an idle host stops."""
+"""Check the start-up script's text, and run parts of it: for example when an idle host stops."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ GPU = Accelerator("nvidia-l4")
 NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
-def script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
+def render_script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
     archive = ImageArchive(recipe("2.21.0", accelerator), "a-bucket", sha256)
     return startup_script(archive, accelerator, idle_seconds, NETWORK)
 
 
-SCRIPT = script(GPU, 1800)
+SCRIPT = render_script(GPU, 1800)
 
 
-def test_the_same_words_make_the_same_script() -> None:
-    assert script(GPU, 1800) == SCRIPT
-    assert script(None, 1800) != SCRIPT
-    assert script(GPU, 1800, "6b" * 32) != SCRIPT
+def test_the_script_depends_on_its_inputs_only() -> None:
+    assert render_script(GPU, 1800) == SCRIPT
+    assert render_script(None, 1800) != SCRIPT
+    assert render_script(GPU, 1800, "6b" * 32) != SCRIPT
 
 
-def test_a_script_says_which_it_is() -> None:
-    assert version(SCRIPT) == version(script(GPU, 1800)) != version(script(GPU, 1801))
+def test_a_script_contains_its_version() -> None:
+    assert version(SCRIPT) == version(render_script(GPU, 1800)) != version(render_script(GPU, 1801))
     assert SCRIPT.count(f"\nscript={version(SCRIPT)}\n") == 1
 
 
-def test_hosts_that_are_closed_in_install_nothing_but_a_driver() -> None:
-    assert not re.search(r"\b(apt-get|pip)\s", script(None, 1800))
+def test_hosts_with_closed_egress_install_only_a_driver() -> None:
+    assert not re.search(r"\b(apt-get|pip)\s", render_script(None, 1800))
     assert "apt-get install" in SCRIPT
     assert f"url=https://storage.googleapis.com/a-bucket/{recipe('2.21.0', GPU).path}\nsha256={'5a' * 32}\n" in SCRIPT
 
 
-def part(text: str, name: str) -> str:
+def read_step(text: str, name: str) -> str:
     """Return the lines of a step, to be run by themselves."""
-    found = re.search(rf"^step {name}\n(.*?)\n(?=\n*step )", text, re.DOTALL | re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(rf"^step {name}\n(.*?)\n(?=\n*step )", text, re.DOTALL | re.MULTILINE)
+    assert match
+    return match[1]
 
 
-def run_part(folder: Path, text: str, **tools: str) -> str:
+def run_step(folder: Path, text: str, **tools: str) -> str:
     for name, body in tools.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
@@ -63,46 +63,46 @@ ADDRESS = "2: eth0    inet 10.64.0.5/32 metric 100 scope global dynamic eth0\\  
 
 
 @pytest.mark.parametrize("first", ["fe80::4001:aff:fe40:5 STREAM worker-0", "10.64.0.5 STREAM worker-0", ""])
-def test_the_name_of_a_host_is_its_address_in_the_cluster(tmp_path: Path, first: str) -> None:
+def test_a_hosts_name_resolves_to_its_cluster_address(tmp_path: Path, first: str) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.64.0.9 worker-0 # scaletier\n")
-    text = part(script(None, 0), "names").replace("/etc/hosts", str(hosts))
-    run_part(tmp_path, text, ip=f"echo '{ADDRESS}'", getent=f"echo '{first}'", uname="echo worker-0")
+    text = read_step(render_script(None, 0), "names").replace("/etc/hosts", str(hosts))
+    run_step(tmp_path, text, ip=f"echo '{ADDRESS}'", getent=f"echo '{first}'", uname="echo worker-0")
     lines = hosts.read_text().splitlines()
     assert "127.0.0.1 localhost" in lines
-    assert not [line for line in lines if line.startswith("10.64.0.9")], "an address of before"
+    assert not [line for line in lines if line.startswith("10.64.0.9")], "an old address"
     assert (lines[0] == "10.64.0.5 worker-0 # scaletier") is (not first.startswith("10.64.0.5"))
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reached: bool) -> None:
+@pytest.mark.parametrize("reachable", [True, False])
+def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reachable: bool) -> None:
     archive = ImageArchive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
-    text = part(startup_script(archive, None, 0, NETWORK, closed=False), "packages")
-    asked = tmp_path / "asked"
+    text = read_step(startup_script(archive, None, 0, NETWORK, closed=False), "packages")
+    calls = tmp_path / "calls"
     tools = {
         "dpkg": 'case "$2" in git|libglib2.0-0t64) ;; *) exit 1;; esac',
-        "apt-get": f'echo "$*" >>{asked}; exit {0 if reached else 100}',
+        "apt-get": f'echo "$*" >>{calls}; exit {0 if reachable else 100}',
         "sleep": "true",
     }
-    said = run_part(tmp_path, text, **tools)
-    (install,) = [line for line in asked.read_text().splitlines() if line.startswith("install")] if reached else [""]
+    output = run_step(tmp_path, text, **tools)
+    (install,) = [line for line in calls.read_text().splitlines() if line.startswith("install")] if reachable else [""]
     assert install == "" or {"rsync", "unzip", "libgl1"} <= set(install.split())
-    assert not {"git", "libglib2.0-0"} & set(install.split()), "what is there is left alone"
-    assert ("cannot install rsync unzip" in said) is not reached
+    assert not {"git", "libglib2.0-0"} & set(install.split()), "installed packages are skipped"
+    assert ("cannot install rsync unzip" in output) is not reachable
 
 
 def test_a_closed_host_lists_what_it_lacks(tmp_path: Path) -> None:
-    assert "does without git" in run_part(tmp_path, part(script(None, 0), "packages"), dpkg="exit 1")
-    assert not run_part(tmp_path, part(script(None, 0), "packages"), dpkg="true")
+    assert "does without git" in run_step(tmp_path, read_step(render_script(None, 0), "packages"), dpkg="exit 1")
+    assert not run_step(tmp_path, read_step(render_script(None, 0), "packages"), dpkg="true")
 
 
-def test_no_host_upgrades_itself_in_mid_job() -> None:
+def test_unattended_upgrades_are_masked() -> None:
     (masked,) = re.findall(r"^systemctl mask --quiet (.*)$", SCRIPT, re.MULTILINE)
     assert {"apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"} <= set(masked.split())
-    assert "systemd-logind.service" not in masked, "it is what powers a host off when it is preempted"
+    assert "systemd-logind.service" not in masked, "it powers a host off when it is preempted"
 
 
-def test_the_runtime_is_pinned_as_the_project_was_tried() -> None:
+def test_the_runtime_has_the_pinned_versions() -> None:
     server = ["httptools", "orjson", "prometheus-client", "starlette", "uvicorn"]
     tuner = ["optuna"]
     trainer = ["fsspec", "numpy", "tensorboard", "gcsfs"]
@@ -114,13 +114,13 @@ def test_the_runtime_is_pinned_as_the_project_was_tried() -> None:
     assert constraint_lines("2.20.0") == []
 
 
-def test_files_are_the_roles_of_ansible_but_for_what_google_does_itself() -> None:
+def test_files_are_ansibles_except_those_google_provides() -> None:
     written = set(re.findall(r"/dev/stdin (\S+) <<", SCRIPT))
     assert {"/etc/ssh/sshd_config", "/etc/sudoers.d/scaletier", "/etc/tmpfiles.d/scaletier-host.conf"} <= written
     assert not {path for path in written if "firstboot" in path or path.startswith("/etc/systemd/network/")}
 
 
-def test_a_host_of_the_version_before_keeps_its_agent_and_no_old_files(tmp_path: Path) -> None:
+def test_an_upgraded_host_keeps_its_agent_and_no_old_files(tmp_path: Path) -> None:
     text = re.search(r"^# A host from before has some.*?(?=^systemd-tmpfiles)", SCRIPT, re.DOTALL | re.MULTILINE)
     assert text
     package, units = tmp_path / "opt/scaletier/replica", tmp_path / "etc/systemd/system/scaletier-trainer.service.d"
@@ -131,7 +131,7 @@ def test_a_host_of_the_version_before_keeps_its_agent_and_no_old_files(tmp_path:
     for name in ("walls.conf", "hardening.conf", "host.conf"):
         (units / name).touch()
     for _ in range(2):
-        run_part(tmp_path, re.sub(r"/(?=(etc|usr|opt)/)", f"{tmp_path}/", text[0]))
+        run_step(tmp_path, re.sub(r"/(?=(etc|usr|opt)/)", f"{tmp_path}/", text[0]))
     assert {path.name for path in units.iterdir()} == {"hardening.conf", "host.conf"}
     unit = Path(__file__).parents[2] / "ansible/roles/host/files/root/etc/systemd/system/scaletier.service"
     (module,) = re.findall(r"^ExecStart=\S+/python -m (\S+)$", unit.read_text(), re.MULTILINE)
@@ -147,51 +147,52 @@ def test_a_host_of_the_version_before_keeps_its_agent_and_no_old_files(tmp_path:
         (1000, None, "", False),
         (2000, 25, "", False),
         (2000, 4000, "", False),
-        (2000, 3, "", True),  # the timer's look whether a job waits is no work
+        (2000, 3, "", True),  # the timer's poll of the queue is no work
         (2000, None, "login", False),
         (2000, 3, "login", False),
         (2000, None, "models", False),
         (2000, None, "preparing", False),
     ],
 )
-def test_a_host_stops_when_it_has_had_nothing_to_do(tmp_path: Path, age: int, job: int | None, other: str, stops: bool) -> None:
-    """`job`: for so many seconds the unit has been active, None where it is not; `other`: what else there is to do."""
-    script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
-    assert script
-    busy, off, uptime, started = (tmp_path / name for name in ("busy", "off", "uptime", "started"))
+def test_an_idle_host_stops(tmp_path: Path, age: int, job: int | None, other: str, stops: bool) -> None:
+    """`job`: seconds since the unit became active, None if it is inactive; `other`: other activity."""
+    idle_script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
+    assert idle_script
+    busy, stopped, uptime, started = (tmp_path / name for name in ("busy", "off", "uptime", "started"))
     busy.touch()
     if other != "preparing":
         started.touch()
     os.utime(busy, (busy.stat().st_mtime - age,) * 2)
     uptime.write_text("9000.27 17000.50\n")
     since = 0 if job is None else (9000 - job) * 1_000_000 + 123_456
-    asked = "--property ActiveEnterTimestampMonotonic --value scaletier.service"
+    query = "--property ActiveEnterTimestampMonotonic --value scaletier.service"
     active = ["scaletier.service"] * (job is not None) + ["scaletier-serving.service"] * (other == "models")
     is_active = f'is-active) case " {" ".join(active)} " in *" $3 "*) ;; *) exit 3;; esac;;'
+    show = f'show) [ "$*" = "show {query}" ] && echo {since};;'
     tools = {
-        "systemctl": f'case "$1" in {is_active} show) [ "$*" = "show {asked}" ] && echo {since};; poweroff) touch {off};; esac',
+        "systemctl": f'case "$1" in {is_active} {show} poweroff) touch {stopped};; esac',
         "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if other == "login" else "true",
     }
     for name, body in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    text = script[1].replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
+    text = idle_script[1].replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
     text = text.replace("/run/scaletier-started", str(started))
     subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
-    assert off.exists() is stops
+    assert stopped.exists() is stops
 
 
-@pytest.mark.parametrize(("now", "again"), [("other", True), ("this", False), (None, False)])
-def test_a_script_that_has_changed_runs_again(tmp_path: Path, now: str | None, again: bool) -> None:
-    """`now`: the version that the metadata server has, None where it does not answer."""
+@pytest.mark.parametrize(("latest", "again"), [("other", True), ("this", False), (None, False)])
+def test_a_changed_script_runs_again(tmp_path: Path, latest: str | None, again: bool) -> None:
+    """`latest`: the version that the metadata server has, None if it does not respond."""
     watch = re.search(r"/usr/lib/scaletier/again <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
     assert watch
     ran, restarted = tmp_path / "ran", tmp_path / "restarted"
     ran.write_text("this\n")
-    says = f"printf '#!/bin/bash\\nscript={now}\\n  script=$(ask)\\n'" if now else "exit 7"
+    curl = f"printf '#!/bin/bash\\nscript={latest}\\n  script=$(ask)\\n'" if latest else "exit 7"
     tools = {
-        # At the second question, which waits for a change, the watch ends.
-        "curl": f'case "$*" in *wait_for_change=true*) exit 28;; *) {says};; esac',
+        # The watch ends at the second request, which waits for a change.
+        "curl": f'case "$*" in *wait_for_change=true*) exit 28;; *) {curl};; esac',
         "systemctl": f'[ "$*" = "restart google-startup-scripts.service" ] && touch {restarted}',
     }
     for name, body in tools.items():

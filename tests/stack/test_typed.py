@@ -1,4 +1,4 @@
-"""A property that the provider does not have is an error of mypy, before anything runs."""
+"""Check that mypy finds a property that the provider does not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infra.templates import ROOT
 
-# What a hurried edit would write: a slip in a name, a value of the wrong kind, and a property that is not there.
+# Typical mistakes: a wrong name, a value of the wrong type, and a property that does not exist.
 FAULTS = {
     "infra/gcp/network.py": ("auto_create_subnetworks=False", "auto_create_subnets=False"),
     "infra/gcp/storage.py": ("uniform_bucket_level_access=True", 'uniform_bucket_level_access="yes"'),
@@ -18,7 +18,7 @@ FAULTS = {
 }
 
 
-def errors(*folders: Path) -> str:
+def run_mypy(*folders: Path) -> str:
     config = ROOT / "pyproject.toml"
     cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
     argv = [sys.executable, "-m", "mypy", "--config-file", str(config), *cache, *map(str, folders)]
@@ -32,5 +32,5 @@ def test_a_property_outside_the_typed_arguments_fails(tmp_path: Path) -> None:
         assert good in text
         copies.append(tmp_path / f"bad_{Path(name).name}")
         copies[-1].write_text(text.replace(good, bad, 1))
-    found = errors(*copies)
-    assert {Path(name).name for name in re.findall(r"(\S+\.py):\d+: error", found)} == {copy.name for copy in copies}, found
+    output = run_mypy(*copies)
+    assert {Path(name).name for name in re.findall(r"(\S+\.py):\d+: error", output)} == {copy.name for copy in copies}, output
