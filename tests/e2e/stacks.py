@@ -63,7 +63,7 @@ class Stack:
     def __init__(self, name: str, config: Mapping[str, str]) -> None:
         self.config = {**config, "forceDestroy": "true"}
         self._started: list[subprocess.Popen[str]] = []
-        self._call(name)
+        self._set_name(name)
 
     def _set_name(self, name: str) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class Stack:
         (_MARKS / name).touch()
         self.pulumi("stack", "rename", name)
         mark.unlink()
-        self._call(name)
+        self._set_name(name)
 
     def clear(self) -> None:
         """Remove the leftovers of a killed test run; raise AssertionError if the stack may be a user's own."""

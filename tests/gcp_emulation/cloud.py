@@ -1,4 +1,4 @@
-"""`pulumi up` of a Google stack without Google: the real engine and program, with fake services."""
+"""`pulumi up` of a Google stack without Google: the real engine and program with fake services."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ops.errors import WRONG_CALL
 PROJECT, ZONE = "my-project-1", "us-central1-a"
 BIN = Path(sys.executable).parent
 TOOLS = Path(__file__).with_name("tools")
-"""A gcloud that knows the operator's token."""
+"""A fake gcloud with the operator's token."""
 _SECONDS = 900.0
-"""The limit of a command on a usual machine."""
-Spoil = Callable[[Props], None]
+"""The time limit of a command on a typical machine."""
+AlterInputs = Callable[[Props], None]
 
 
-def _spoil_nothing(_: Props) -> None:
-    """Leave what an instance sees of its inputs as it is."""
+def _alter_nothing(_: Props) -> None:
+    """Keep the inputs of an instance."""
 
 
 class PulumiError(Exception):
-    """A command that failed, with all that it printed."""
+    """A failed command, with its output."""
 
 
 class Step(NamedTuple):
@@ -50,17 +50,17 @@ class Step(NamedTuple):
     op: str
     kind: str
     name: str
-    of: str = ""
+    property: str = ""
 
 
-def _steps(found: Mapping[str, Any]) -> list[Step]:
-    kind, name = found["urn"].split("::")[2].rpartition(":")[2], found["urn"].rpartition("::")[2]
-    ops = {path: diff["kind"] for path, diff in (found.get("detailedDiff") or {}).items()} or {"": found["op"]}
+def _steps(step: Mapping[str, Any]) -> list[Step]:
+    kind, name = step["urn"].split("::")[2].rpartition(":")[2], step["urn"].rpartition("::")[2]
+    ops = {path: diff["kind"] for path, diff in (step.get("detailedDiff") or {}).items()} or {"": step["op"]}
     return [Step("replace" if "replace" in op else op, kind, name, path) for path, op in ops.items()]
 
 
 class Stack:
-    """One stack, in a project folder, a backend and a home of its own; leaving `Cloud.up` destroys it."""
+    """One stack with its own project folder, backend and home; leaving `Cloud.up` destroys it."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str], config: Mapping[str, str]) -> None:
         self.name, self.folder, self.config = name, folder, dict(config)
@@ -82,23 +82,23 @@ class Stack:
 
     def pulumi(self, *arguments: str) -> str:
         """Run a command that must succeed."""
-        done = self.run(*arguments)
-        if done.returncode:
-            raise PulumiError(f"pulumi {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout
+        result = self.run(*arguments)
+        if result.returncode:
+            raise PulumiError(f"pulumi {' '.join(arguments)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+        return result.stdout
 
     def configure(self, **values: str | None) -> None:
-        """Change the configuration, None removes a key; written like `pulumi config`."""
-        self.config = self._with(values)
+        """Change the configuration as `pulumi config` does; None removes a key."""
+        self.config = self._merged(values)
         self._write(self.folder / f"Pulumi.{self.name}.yaml", self.config)
 
-    def _with(self, values: Mapping[str, str | None]) -> dict[str, str]:
+    def _merged(self, values: Mapping[str, str | None]) -> dict[str, str]:
         changed = {**self.config, **{key if ":" in key else f"scaletier:{key}": value for key, value in values.items()}}
         return {key: value for key, value in changed.items() if value is not None}
 
     def _write(self, file: Path, config: Mapping[str, str]) -> None:
-        own = self.folder / f"Pulumi.{self.name}.yaml"
-        salt = [line for line in own.read_text().splitlines() if line.startswith("encryptionsalt:")]
+        stack_file = self.folder / f"Pulumi.{self.name}.yaml"
+        salt = [line for line in stack_file.read_text().splitlines() if line.startswith("encryptionsalt:")]
         values = {key: json.loads(value) if value.startswith("{") else value for key, value in config.items()}
         file.write_text("\n".join([*salt, f"config: {json.dumps(values)}", ""]))
 
@@ -107,32 +107,35 @@ class Stack:
         return self.pulumi("up", "--yes", "--skip-preview")
 
     def plan(self, refresh: bool = True, **values: str | None) -> list[Step]:
-        """Return what `pulumi up` would do after a change of configuration; PulumiError if it is refused.
+        """Return the steps of `pulumi up` after a change of configuration.
 
-        Without `refresh` it takes what exists to be as the state has it.
+        Without `refresh` it assumes that the state is up to date.
+
+        Raises:
+            PulumiError: the change is refused.
         """
         file = self.folder / "preview.yaml"
-        self._write(file, self._with(values))
-        done = self.run("preview", "--json", f"--refresh={str(refresh).lower()}", "--config-file", str(file))
-        found = json.loads(done.stdout)
-        errors = [said["message"] for said in found.get("diagnostics", []) if said["severity"] == "error"]
-        if errors or done.returncode:
-            raise PulumiError("".join(errors) or done.stderr)
-        steps = [step for step in found["steps"] if step["op"] not in ("same", "read", "refresh")]
-        return [each for step in steps for each in _steps(step)]
+        self._write(file, self._merged(values))
+        result = self.run("preview", "--json", f"--refresh={str(refresh).lower()}", "--config-file", str(file))
+        report = json.loads(result.stdout)
+        errors = [message["message"] for message in report.get("diagnostics", []) if message["severity"] == "error"]
+        if errors or result.returncode:
+            raise PulumiError("".join(errors) or result.stderr)
+        steps = [step for step in report["steps"] if step["op"] not in ("same", "read", "refresh")]
+        return [operation for step in steps for operation in _steps(step)]
 
     @property
     def inventory(self) -> dict[str, Any]:
-        """inventory.json, as `fab` reads it."""
-        found: dict[str, Any] = json.loads((ROOT / ".scaletier" / self.name / "inventory.json").read_text())
-        return found
+        """The content of inventory.json, which `fab` reads."""
+        inventory: dict[str, Any] = json.loads((ROOT / ".scaletier" / self.name / "inventory.json").read_text())
+        return inventory
 
 
-class Watched:
-    """A stack as hosts_report looks at it when a test has failed."""
+class WatchedCloud:
+    """A stack for hosts_report, which reads its hosts after a failed test."""
 
     class Answer(NamedTuple):
-        """The output of a command, on both streams if it is `text`."""
+        """The output of a command: stdout, and both streams as `text`."""
 
         out: str
         text: str
@@ -142,13 +145,13 @@ class Watched:
 
     @property
     def host_names(self) -> list[str]:
-        """Return the names of the instances, if they are containers."""
+        """Return the names of the instances; none if they are records."""
         return [machine.name for machine in self._cloud.google.machines.values()] if self._cloud.machines else []
 
     def fab(self, *arguments: str, timeout: float) -> Answer:
         """Run a command of fab."""
-        done = self._cloud.run(*arguments, seconds=timeout)
-        return self.Answer(done.stdout, done.stdout + done.stderr)
+        result = self._cloud.run(*arguments, seconds=timeout)
+        return self.Answer(result.stdout, result.stdout + result.stderr)
 
     def ssh(self, host: str, command: str, timeout: float) -> Answer:
         """Run a command on a host, through LXD."""
@@ -159,9 +162,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class Cloud:
-    """The fakes, with the ports of the Compute API's, the storage API's and the provider's.
+    """The fakes, with the ports of the Compute API, the storage API and the provider.
 
-    `machines` is None for records. `name` is that of its stack, of which there is one at a time.
+    `machines` is None for records. `name` is the stack's name; only one exists at a time.
     """
 
     name: str
@@ -175,20 +178,20 @@ class Cloud:
     machines: Machines | None = None
 
     @contextmanager
-    def up(self, spoil: Spoil = _spoil_nothing, **raw: str) -> Iterator[Stack]:
-        """Bring up a stack with these values of `pulumi config`; destroy it in the end.
+    def up(self, alter_inputs: AlterInputs = _alter_nothing, **raw: str) -> Iterator[Stack]:
+        """Bring up a stack with these values of `pulumi config`; destroy it at the end.
 
-        `spoil` may change what an instance sees of its inputs.
+        `alter_inputs` may change the inputs that an instance receives.
         """
-        self.world.spoil = spoil
+        self.world.alter_inputs = alter_inputs
         stack = self.stack(**raw)
-        watched = Watched(self)
+        watched = WatchedCloud(self)
         hosts_report.WATCHED.append(watched)
         try:
             stack.up()
             yield stack
         except Exception as error:
-            if spoil is _spoil_nothing:  # what is spoiled is to fail
+            if alter_inputs is _alter_nothing:  # altered inputs are expected to fail
                 error.add_note(hosts_report.write(f"{self.name}.up"))
             raise
         finally:
@@ -196,7 +199,7 @@ class Cloud:
             self.destroy(stack)
 
     def stack(self, **raw: str) -> Stack:
-        """Return a stack that is not up yet."""
+        """Create a stack without resources."""
         provider = {
             "project": PROJECT,
             "zone": ZONE,
@@ -205,13 +208,13 @@ class Cloud:
             "iamCustomEndpoint": f"http://127.0.0.1:{self.compute}/v1/",
             "storageCustomEndpoint": f"http://127.0.0.1:{self.buckets}/storage/v1/",
         }
-        own = {"target": "gcp", "network": self.range, **raw}
+        config = {"target": "gcp", "network": self.range, **raw}
         if self.machines:
-            own["operatorCidr"] = f"{self.machines.gateway}/32"
+            config["operatorCidr"] = f"{self.machines.gateway}/32"
         project, home = self.folder / "project", self.folder / "home"
         shutil.rmtree(self.folder, ignore_errors=True)
-        for each in (project, home, self.folder / "state"):
-            each.mkdir(parents=True)
+        for folder in (project, home, self.folder / "state"):
+            folder.mkdir(parents=True)
         shutil.copy(ROOT / "Pulumi.yaml", project)
         (project / "infra").symlink_to(ROOT / "infra")
         environment = {
@@ -224,42 +227,44 @@ class Cloud:
         }
         stack = Stack(self.name, project, environment, {f"gcp:{key}": value for key, value in provider.items()})
         stack.pulumi("stack", "init", "--no-select")
-        stack.configure(**own)
+        stack.configure(**config)
         return stack
 
     def destroy(self, stack: Stack) -> None:
-        """Destroy the stack, and all that is in its bucket."""
-        for bucket in self.world.of("Bucket"):
+        """Destroy the stack with its bucket's content."""
+        for bucket in self.world.resources_of("Bucket"):
             bucket["forceDestroy"] = True
         stack.pulumi("destroy", "--yes", "--skip-preview")
-        assert not self.world.things, f"what is destroyed leaves {[*self.world.things]}"
+        assert not self.world.resources, f"a destroyed stack leaves {[*self.world.resources]}"
         self.world.history.clear()
 
     def objects(self, prefix: str) -> list[str]:
-        """Return the objects in the stack's bucket, older versions too."""
-        (bucket,) = self.world.of("Bucket")
+        """Return the objects in the stack's bucket, with older versions."""
+        (bucket,) = self.world.resources_of("Bucket")
         return [name for name, _ in self.world.objects(bucket["name"]) if name.startswith(prefix)]
 
     def put(self, bucket: str, name: str, content: bytes) -> None:
         """Write an object to a bucket."""
         url = f"http://127.0.0.1:{self.google.storage}/upload/storage/v1/b/{bucket}/o"
-        asked = {"uploadType": "media", "name": name}
-        requests.post(url, params=asked, data=content, timeout=limit()).raise_for_status()
+        parameters = {"uploadType": "media", "name": name}
+        requests.post(url, params=parameters, data=content, timeout=limit()).raise_for_status()
 
     def fab(self, *arguments: str) -> str:
-        """Run a command of the operator's that must succeed; its output."""
-        done = self.run(*arguments)
-        assert done.returncode == 0, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        return done.stdout
+        """Run an operator's command that must succeed, and return its output."""
+        result = self.run(*arguments)
+        assert result.returncode == 0, (
+            f"fab {' '.join(arguments)} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
+        )
+        return result.stdout
 
-    def fab_fails(self, *arguments: str) -> str:
-        """Run one that must be refused; what it says."""
-        done = self.run(*arguments)
-        assert done.returncode == WRONG_CALL, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}"
-        return done.stderr
+    def fab_refused(self, *arguments: str) -> str:
+        """Run an operator's command that must be refused, and return its stderr."""
+        result = self.run(*arguments)
+        assert result.returncode == WRONG_CALL, f"fab {' '.join(arguments)} ended with {result.returncode}:\n{result.stdout}"
+        return result.stderr
 
     def run(self, *arguments: str, seconds: float = _SECONDS) -> subprocess.CompletedProcess[str]:
-        """Run a command of the operator's."""
+        """Run an operator's command."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
         return subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit(seconds), check=False
@@ -267,7 +272,7 @@ class Cloud:
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run an operator's command that does not end by itself; interrupt it with the context."""
+        """Run an operator's command that does not end by itself; interrupt it when the context ends."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
         with subprocess.Popen(
             command,
@@ -276,7 +281,7 @@ class Cloud:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell has in the background ignores it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores SIGINT
         ) as process:
             try:
                 yield process

@@ -1,4 +1,4 @@
-"""Fakes and a place for hosts, once for all tests here; everything goes again in the end."""
+"""Fixtures: the fakes and the hosts' network, once for all tests here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 from cloud import PROJECT, Cloud, Stack
-from fakes import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
+from fakes import Buckets, Compute, Front, Google, Metadata, fake_gcs, serve_fake
 from hosts_report import FAILED
-from image import server_certificate
-from machines import METADATA_PORT, machines
-from provider import provider
+from image import write_server_certificate
+from machines import METADATA_PORT, start_network
+from provider import serve_provider
 from records import Records, upload
 from world import Hosts, World
 
@@ -36,22 +36,22 @@ RANGE = ipaddress.IPv4Network("10.64.0.0/20")  # the program's own default
 
 @pytest.fixture(scope="session")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """Return a cloud whose instances are containers."""
-    with ExitStack() as all_of_it:
-        google = Google(all_of_it.enter_context(fake_gcs()))
-        place = all_of_it.enter_context(machines(RANGE))
+    """Start a cloud whose instances are containers."""
+    with ExitStack() as contexts:
+        google = Google(contexts.enter_context(fake_gcs()))
+        place = contexts.enter_context(start_network(RANGE))
         google.serial, google.power, google.boot = place.serial, place.state, place.boot
-        all_of_it.enter_context(serving(google, Metadata, place.gateway, METADATA_PORT))
-        certificate = server_certificate(tmp_path_factory.mktemp("certificate"))
-        all_of_it.enter_context(serving(google, Front, place.gateway, 443, certificate))
-        world, ports = _behind(all_of_it, google, place)
+        contexts.enter_context(serve_fake(google, Metadata, place.gateway, METADATA_PORT))
+        certificate = write_server_certificate(tmp_path_factory.mktemp("certificate"))
+        contexts.enter_context(serve_fake(google, Front, place.gateway, 443, certificate))
+        world, ports = _serve_apis(contexts, google, place)
         yield Cloud("emulation", google, world, *ports, tmp_path_factory.mktemp("stack"), machines=place)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what has a stack of containers of its own, and second what compares hosts on which nothing ran yet.
+    """Run first the tests with their own stack of containers, then those that compare unused hosts.
 
-    There is one such stack at a time, and `cluster` stays until the end.
+    Only one such stack can exist at a time, and `cluster` exists until the end.
     """
     first = ("test_faults", "test_host")
     items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
@@ -59,16 +59,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(cloud: Cloud) -> Iterator[Stack]:
-    """Bring up a cluster on containers, all of them spot, which no test destroys."""
-    began = time.monotonic()
+    """Bring up a cluster of spot containers, which no test destroys."""
+    start = time.monotonic()
     with cloud.up(**SPOT) as stack:
-        print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - began:.0f} s")
+        print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - start:.0f} s")
         yield stack
 
 
 @pytest.fixture(autouse=True)
-def _leave_no_job_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cancel the jobs of a failed test, and start all hosts, so that the next test waits for neither."""
+def _restore_after_a_failed_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel the jobs of a failed test, and start all hosts, so that the next test need not wait."""
     if "cluster" not in request.fixturenames:
         yield
         return
@@ -85,24 +85,24 @@ def _leave_no_job_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """Return a cloud whose instances are records."""
-    with ExitStack() as all_of_it:
-        google = Google(all_of_it.enter_context(fake_gcs()))
-        world, ports = _behind(all_of_it, google, Records(google))
+    """Start a cloud whose instances are records."""
+    with ExitStack() as contexts:
+        google = Google(contexts.enter_context(fake_gcs()))
+        world, ports = _serve_apis(contexts, google, Records(google))
 
-        def fill(kind: str, name: str) -> None:
+        def upload_runtimes(kind: str, name: str) -> None:
             if kind == "Bucket":
                 for version in ("2.21.0", "2.20.0"):
                     for python, accelerator in ((PYTHON, None), (PYTHON_WITH_GPUS, None), (PYTHON_WITH_GPUS, GPU)):
                         upload(google, name, recipe(version, accelerator, python))
 
-        world.after = fill
+        world.on_created = upload_runtimes
         yield Cloud("records", google, world, *ports, tmp_path_factory.mktemp("stack"))
 
 
-def _behind(all_of_it: ExitStack, google: Google, hosts: Hosts) -> tuple[World, tuple[int, int, int]]:
+def _serve_apis(contexts: ExitStack, google: Google, hosts: Hosts) -> tuple[World, tuple[int, int, int]]:
     world = World(PROJECT, google, hosts)
-    google.things, google.kind_of, google.delete = world.of, world.kind_of, world.delete
-    compute = all_of_it.enter_context(serving(google, Compute, "127.0.0.1"))
-    buckets = all_of_it.enter_context(serving(google, Buckets, "127.0.0.1"))
-    return world, (compute, buckets, all_of_it.enter_context(provider(world)))
+    google.list_resources, google.kind_of, google.delete = world.resources_of, world.kind_of, world.delete
+    compute = contexts.enter_context(serve_fake(google, Compute, "127.0.0.1"))
+    buckets = contexts.enter_context(serve_fake(google, Buckets, "127.0.0.1"))
+    return world, (compute, buckets, contexts.enter_context(serve_provider(world)))

@@ -1,9 +1,9 @@
 """Fakes under Google's names: the metadata server, Cloud Storage behind TLS, parts of the Compute API.
 
-Behind Cloud Storage is fake-gcs-server. What they do not cover: what Google's own image has or lacks beyond what image.py
-names, and its newer guest agent; DHCP, DNS, routes and the hostname, which come from the container; the firewall's rules, which
-are not enforced here; how long a right to a bucket takes to be known; Private Google Access and IAP; Cloud Storage by gRPC,
-quotas and throttling; disks, drivers and Secure Boot; and whether the provider's resources are made as they are declared.
+Behind Cloud Storage is fake-gcs-server. They do not cover: differences of Google's own image from image.py, and its newer guest
+agent; DHCP, DNS, routes and the hostname, which the container provides; the firewall's rules, which
+are not enforced here; the delay of new bucket permissions; Private Google Access and IAP; Cloud Storage by gRPC,
+quotas and throttling; disks, drivers and Secure Boot; and whether the provider creates its resources as declared.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _KINDS = {
     "networks": "Network",
     "serviceAccounts": "Account",
 }
-PLACES = ("us-central1-a", "us-central1-b", "europe-west4-a")
-"""The zones that there are."""
-MUTE = "/mute/"
-"""Whatever is asked for below it has no answer."""
+ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
+"""The existing zones."""
+UNANSWERED = "/mute/"
+"""A path whose requests get no answer."""
 _SERVER = Path(__file__).parents[2] / ".cache/fake-gcs/fake-gcs-server"
 
 
@@ -67,14 +67,14 @@ class Machine:
     guest: dict[str, str] = field(default_factory=dict)
     changes: int = 1
 
-    def attributes(self, known: Mapping[str, str]) -> None:
+    def set_attributes(self, attributes: Mapping[str, str]) -> None:
         """Replace the metadata, and notify the clients that wait for a change."""
-        self.tree["instance"]["attributes"] = dict(known)
+        self.tree["instance"]["attributes"] = dict(attributes)
         self.changes += 1
 
-    def preempted(self, yes: bool) -> None:
-        """Tell the host that it is being taken back, or that it is not."""
-        self.tree["instance"]["preempted"] = str(yes).upper()
+    def set_preempted(self, preempted: bool) -> None:
+        """Set whether the host is being preempted."""
+        self.tree["instance"]["preempted"] = str(preempted).upper()
 
 
 @dataclass
@@ -84,53 +84,56 @@ class Google:
     storage: int  # the port of fake-gcs-server
     machines: dict[str, Machine] = field(default_factory=dict)  # by address
     grants: set[tuple[str, str, str]] = field(default_factory=set)  # member, bucket, role
-    roles: dict[str, list[str]] = field(default_factory=dict)  # custom ones: their permissions by name
+    roles: dict[str, list[str]] = field(default_factory=dict)  # custom roles: their permissions by name
     starters: set[tuple[str, str, str]] = field(default_factory=set)  # member, instance, role
     power: Callable[[str], str] = lambda _: "RUNNING"  # an instance's state
-    boot: Callable[[str], None] = lambda _: None  # starts one that is TERMINATED, which it is no more from then on
-    narrow: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)  # a token's account and its boundary
-    served: int = 0  # bytes that hosts have fetched from the buckets
+    boot: Callable[[str], None] = lambda _: None  # starts a TERMINATED instance, which is RUNNING from then on
+    # The account and the boundary of each narrow token.
+    narrow_tokens: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    served_bytes: int = 0  # bytes that hosts have fetched from the buckets
     serial: Callable[[str], str] = lambda _: ""  # an instance's serial output
-    # What exists of a kind, the kind of an id, and an end to it, as world.py has them.
-    things: Callable[[str], list[dict[str, Any]]] = lambda _: []
+    # The resources of a kind, the kind of an id, and the deletion of a resource, by world.py.
+    list_resources: Callable[[str], list[dict[str, Any]]] = lambda _: []
     kind_of: Callable[[str], str | None] = lambda _: None
     delete: Callable[[str, str], None] = lambda _kind, _id: None
-    # Subnets that are others', by their links.
+    # Subnets of other projects, by their links.
     subnets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    over: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def machine(self, name: str) -> Machine:
-        return next(found for found in self.machines.values() if found.name == name)
+        return next(machine for machine in self.machines.values() if machine.name == name)
 
     def may_use(self, token: str | None, bucket: str, name: str | None, reads: bool) -> int:
-        """Return HTTP's status for a token: 200, 401 if unknown, 403 without a right to the bucket.
+        """Return HTTP's status for a token: 200, 401 if it is unknown, 403 without permission for the bucket.
 
-        `name` is an object's, or a list's prefix, None for the bucket itself.
+        `name` is an object's name or a list's prefix; None for the bucket itself.
         """
-        shown = (token or "").removeprefix("Bearer ")
-        account, boundary = self.narrow.get(shown, (shown.removeprefix("token-of-"), None))
-        if account not in {found.account for found in self.machines.values()}:
+        token_id = (token or "").removeprefix("Bearer ")
+        account, boundary = self.narrow_tokens.get(token_id, (token_id.removeprefix("token-of-"), None))
+        if account not in {machine.account for machine in self.machines.values()}:
             return 401
         if (f"serviceAccount:{account}", bucket, _OBJECT_USER) not in self.grants:
             return 403
         return 200 if boundary is None or any(_within(rule, bucket, name, reads) for rule in boundary) else 403
 
-    def narrowed(self, token: str, boundary: list[dict[str, Any]]) -> str:
-        """Return a token with this one's rights within a boundary."""
-        made = f"{_NARROW}{len(self.narrow)}"
-        self.narrow[made] = (token.removeprefix("token-of-"), boundary)
-        return made
+    def make_narrow_token(self, token: str, boundary: list[dict[str, Any]]) -> str:
+        """Return a token with this one's permissions within a boundary."""
+        narrow_token = f"{_NARROW}{len(self.narrow_tokens)}"
+        self.narrow_tokens[narrow_token] = (token.removeprefix("token-of-"), boundary)
+        return narrow_token
 
     def may_start(self, token: str | None, name: str) -> int:
-        """Return the status for a client that wants to start an instance; the operator may."""
+        """Return the status for a client that starts an instance; the operator may always."""
         account = (token or "").removeprefix("Bearer token-of-")
         if account == OPERATOR:
             return 200
-        if account not in {found.account for found in self.machines.values()}:
+        if account not in {machine.account for machine in self.machines.values()}:
             return 401
-        able = {role for role, permissions in self.roles.items() if "compute.instances.start" in permissions}
-        granted = {role for member, where, role in self.starters if (member, where) == (f"serviceAccount:{account}", name)}
-        return 200 if able & granted else 403
+        starting_roles = {role for role, permissions in self.roles.items() if "compute.instances.start" in permissions}
+        granted = {
+            role for member, instance, role in self.starters if (member, instance) == (f"serviceAccount:{account}", name)
+        }
+        return 200 if starting_roles & granted else 403
 
 
 def _within(rule: Mapping[str, Any], bucket: str, name: str | None, reads: bool) -> bool:
@@ -142,16 +145,16 @@ def _within(rule: Mapping[str, Any], bucket: str, name: str | None, reads: bool)
     if name is None:
         return bool(role == "roles/storage.bucketViewer")
     condition = rule.get("availabilityCondition", {}).get("expression", "")
-    inside = name.startswith(tuple(_PREFIX.findall(condition))) or name in _NAME.findall(condition) or not condition
-    return inside and (role in _READS if reads else role == _OBJECT_USER)
+    matches = name.startswith(tuple(_PREFIX.findall(condition))) or name in _NAME.findall(condition) or not condition
+    return matches and (role in _READS if reads else role == _OBJECT_USER)
 
 
 class _Handler(BaseHTTPRequestHandler):
     google: Google
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for a delayed acknowledgement, and Google's do not
+    disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for a delayed acknowledgement, unlike Google's
 
-    def say(self, status: int, content: str | bytes = b"", kind: str = "application/text", **headers: str) -> None:
+    def reply(self, status: int, content: str | bytes = b"", kind: str = "application/text", **headers: str) -> None:
         body = content.encode() if isinstance(content, str) else content
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
@@ -171,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         return content
 
     def handle(self) -> None:
-        with suppress(ConnectionError, ssl.SSLError):  # who asked has gone
+        with suppress(ConnectionError, ssl.SSLError):  # the client has disconnected
             super().handle()
 
     def log_message(self, *_: Any) -> None:
@@ -184,37 +187,39 @@ class Metadata(_Handler):
     def do_GET(self) -> None:
         machine = self.google.machines.get(self.client_address[0])
         url = urlsplit(self.path)
-        asked = parse_qs(url.query)
+        query = parse_qs(url.query)
         if machine is None or self.headers["Metadata-Flavor"] != "Google":
-            return self.say(403)
+            return self.reply(403)
         path = [unquote(part) for part in url.path.split("/") if part][2:]
-        if asked.get("wait_for_change") == ["true"]:
-            known = asked.get("last_etag", [str(machine.changes)])[0]  # the agent's first is NONE
-            deadline = time.monotonic() + min(_WAIT, float(asked.get("timeout_sec", [_WAIT])[0]))
-            while str(machine.changes) == known and time.monotonic() < deadline and not self.google.over.wait(0.2):
+        if query.get("wait_for_change") == ["true"]:
+            etag = query.get("last_etag", [str(machine.changes)])[0]  # the agent starts with NONE
+            deadline = time.monotonic() + min(_WAIT, float(query.get("timeout_sec", [_WAIT])[0]))
+            while str(machine.changes) == etag and time.monotonic() < deadline and not self.google.stopped.wait(0.2):
                 pass
-        own = {"Metadata-Flavor": "Google", "ETag": str(machine.changes)}
+        headers = {"Metadata-Flavor": "Google", "ETag": str(machine.changes)}
         if path[:2] == ["instance", "guest-attributes"]:
-            found: Any = machine.guest.get("/".join(path[2:]))
+            resource: Any = machine.guest.get("/".join(path[2:]))
         else:
-            found = machine.tree
+            resource = machine.tree
             for part in path:
-                found = found.get(part if "attributes" in path[:-1] else _camel(part)) if isinstance(found, dict) else None
-        if found is None:
-            return self.say(404, **own)
-        if isinstance(found, (dict, list)) and asked.get("recursive") != ["true"] and path[-1:] != ["token"]:
-            return self.say(200, "".join(f"{key}{'/' * isinstance(found[key], dict)}\n" for key in found), **own)
-        if isinstance(found, (dict, list)):
-            return self.say(200, json.dumps(found), "application/json", **own)
-        return self.say(200, json.dumps(found) if asked.get("alt") == ["json"] else str(found), **own)
+                resource = (
+                    resource.get(part if "attributes" in path[:-1] else _camel(part)) if isinstance(resource, dict) else None
+                )
+        if resource is None:
+            return self.reply(404, **headers)
+        if isinstance(resource, (dict, list)) and query.get("recursive") != ["true"] and path[-1:] != ["token"]:
+            return self.reply(200, "".join(f"{key}{'/' * isinstance(resource[key], dict)}\n" for key in resource), **headers)
+        if isinstance(resource, (dict, list)):
+            return self.reply(200, json.dumps(resource), "application/json", **headers)
+        return self.reply(200, json.dumps(resource) if query.get("alt") == ["json"] else str(resource), **headers)
 
     def do_PUT(self) -> None:
         machine, value = self.google.machines.get(self.client_address[0]), self.body().decode()
         prefix, _, key = self.path.partition("/guest-attributes/")
         if machine is None or self.headers["Metadata-Flavor"] != "Google" or not prefix.endswith("/instance") or "/" not in key:
-            return self.say(403)
+            return self.reply(403)
         machine.guest[key] = value
-        return self.say(200)
+        return self.reply(200)
 
 
 def _camel(part: str) -> str:
@@ -222,7 +227,7 @@ def _camel(part: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def tree(
+def metadata_tree(
     project: str, zone: str, name: str, number: int, attributes: Mapping[str, str], account: str, scopes: list[str]
 ) -> Any:
     """Return the metadata server's answer on an instance, in the JSON spelling."""
@@ -245,140 +250,142 @@ def tree(
     }
 
 
-class _Starts(_Handler):
+class _StartHandler(_Handler):
     """Starts a stopped instance for permitted clients.
 
     Source: Compute Engine's reference, `instances.start`; "Troubleshooting VM start" has the refusals.
     """
 
-    def begin(self) -> None:
+    def start_instance(self) -> None:
         self.body()
-        found = _START.match(self.path)
-        if not found:
-            return self.refuse(404, "Not Found")
-        name = found[2]
+        match = _START.match(self.path)
+        if not match:
+            return self.reply_error(404, "Not Found")
+        name = match[2]
         status = self.google.may_start(self.headers["Authorization"], name)
         if status != 200:
-            return self.refuse(status, f"Required 'compute.instances.start' permission for '{found[1]}'")
+            return self.reply_error(status, f"Required 'compute.instances.start' permission for '{match[1]}'")
         state = self.google.power(name)
         if state == "STOPPING":
-            return self.refuse(400, f"The resource '{found[1]}' is not ready")
+            return self.reply_error(400, f"The resource '{match[1]}' is not ready")
         if state == "TERMINATED":
-            self.google.machine(name).preempted(False)
-            # As Google does it: the answer comes at once, and the instance boots meanwhile.
+            self.google.machine(name).set_preempted(False)
+            # Like Google: answer at once, while the instance boots.
             threading.Thread(target=self.google.boot, args=(name,), name=f"boot {name}").start()
-        return self.say(200, json.dumps({"kind": "compute#operation", "status": "RUNNING"}), _JSON)
+        return self.reply(200, json.dumps({"kind": "compute#operation", "status": "RUNNING"}), _JSON)
 
-    def refuse(self, status: int, why: str) -> None:
-        self.say(status, json.dumps({"error": {"code": status, "message": why}}), _JSON)
+    def reply_error(self, status: int, message: str) -> None:
+        self.reply(status, json.dumps({"error": {"code": status, "message": message}}), _JSON)
 
 
 class Storage(_Handler):
-    """TLS in front of fake-gcs-server, with the rights to each bucket and two fixes for TensorFlow."""
+    """TLS in front of fake-gcs-server, with permissions for each bucket and two fixes for TensorFlow."""
 
     origin = "https://storage.googleapis.com"
 
     def do_GET(self) -> None:
         content = self.body()
         url = urlsplit(self.path)
-        found, asked = _BUCKET_OF.match(url.path), parse_qs(url.query)
-        bucket = (found[1] or found[2]) if found else ""
-        # The address of an upload that is under way is a secret in itself, as Google's is.
-        known = not bucket or "upload_id" in asked
+        match, query = _BUCKET_OF.match(url.path), parse_qs(url.query)
+        bucket = (match[1] or match[2]) if match else ""
+        # The URL of an upload in progress is a secret in itself, like Google's.
+        needs_no_token = not bucket or "upload_id" in query
         reads = self.command in ("GET", "HEAD")
         status = (
-            200 if known else self.google.may_use(self.headers["Authorization"], bucket, self.named(url.path, content), reads)
+            200
+            if needs_no_token
+            else self.google.may_use(self.headers["Authorization"], bucket, self.requested_name(url.path, content), reads)
         )
-        if self.path.startswith(MUTE):
+        if self.path.startswith(UNANSWERED):
             self.close_connection = True
-            self.google.over.wait()
+            self.google.stopped.wait()
         elif status != 200:
-            self.say(status)
+            self.reply(status)
         else:
             self.forward(content)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
-    def named(self, path: str, content: bytes) -> str | None:
+    def requested_name(self, path: str, content: bytes) -> str | None:
         """Return the requested object, or the prefix of a list; None for the bucket."""
-        asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-        if found := _OBJECT_OF.match(path):
-            return unquote(found[1] or found[2])
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if match := _OBJECT_OF.match(path):
+            return unquote(match[1] or match[2])
         if not path.endswith("/o"):
             return None
-        if self.command == "POST":  # an upload, whose name is in its address or in its first part
+        if self.command == "POST":  # an upload, whose name is in its URL or in its first part
             part = re.search(rb'"name"\s*:\s*"([^"]+)"', content)
-            return asked["name"][0] if "name" in asked else part[1].decode() if part else ""
-        return asked.get("prefix", [""])[0]
+            return query["name"][0] if "name" in query else part[1].decode() if part else ""
+        return query.get("prefix", [""])[0]
 
     def forward(self, content: bytes) -> None:
-        behind = http.client.HTTPConnection("127.0.0.1", self.google.storage, timeout=_WAIT)
+        backend = http.client.HTTPConnection("127.0.0.1", self.google.storage, timeout=_WAIT)
         try:
-            # Go's server refuses `Transfer-Encoding: identity`, and has no use for `Expect` once the body is here.
+            # Go's server refuses `Transfer-Encoding: identity`, and `Expect` is useless after the body was read.
             dropped = ("connection", "transfer-encoding", "expect", "content-length")
             headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-            behind.request(self.command, self.path, content, headers)
-            answer = behind.getresponse()
+            backend.request(self.command, self.path, content, headers)
+            answer = backend.getresponse()
             length = answer.getheader("Content-Length")
-            whole = None if length is not None or self.command == "HEAD" else answer.read()
+            payload = None if length is not None or self.command == "HEAD" else answer.read()
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() == "location":
                     self.send_header(name, re.sub(r"^http://[^/]+", self.origin, value))
                 elif name.lower() not in ("connection", "transfer-encoding", "content-length"):
                     self.send_header(name, value)
-            self.send_header("Content-Length", str(len(whole)) if whole is not None else length or "0")
+            self.send_header("Content-Length", str(len(payload)) if payload is not None else length or "0")
             self.end_headers()
-            if whole is not None:
-                self.wfile.write(whole)
+            if payload is not None:
+                self.wfile.write(payload)
             elif self.command != "HEAD":
                 shutil.copyfileobj(answer, self.wfile, 1 << 20)
-                self.google.served += int(length or 0)
+                self.google.served_bytes += int(length or 0)
         finally:
-            behind.close()
+            backend.close()
 
 
-class Front(_Starts, Storage):
-    """TLS in front of all that hosts reach by Google's names."""
+class Front(_StartHandler, Storage):
+    """TLS in front of all services that hosts reach by Google's names."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/compute/"):
-            self.begin()
+            self.start_instance()
         elif self.path == "/v1/token":
-            self.exchange()
+            self.exchange_token()
         else:
             super().do_GET()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
-    def exchange(self) -> None:
+    def exchange_token(self) -> None:
         """Source: Security Token Service's reference, `token`."""
-        asked = {key: value for key, (value,) in parse_qs(self.body().decode()).items()}
-        boundary = json.loads(unquote(asked["options"]))["accessBoundary"]["accessBoundaryRules"]
-        narrow = self.google.narrowed(asked["subject_token"], boundary)
-        self.say(200, json.dumps({"access_token": narrow, "expires_in": 3599, "token_type": "Bearer"}), _JSON)
+        form = {key: value for key, (value,) in parse_qs(self.body().decode()).items()}
+        boundary = json.loads(unquote(form["options"]))["accessBoundary"]["accessBoundaryRules"]
+        token = self.google.make_narrow_token(form["subject_token"], boundary)
+        self.reply(200, json.dumps({"access_token": token, "expires_in": 3599, "token_type": "Bearer"}), _JSON)
 
 
 class Buckets(Storage):
-    """Cloud Storage for the operator's machine, without TLS: a bucket has its labels and location too."""
+    """Cloud Storage for the operator's machine, without TLS; buckets also have labels and a location."""
 
     def do_GET(self) -> None:
         self.origin = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
         url = urlsplit(self.path)
         if self.command == "GET" and url.path == "/storage/v1/b":
-            asked = parse_qs(url.query)["project"]
-            own = [{"name": each["name"]} for each in self.google.things("Bucket") if each["project"] in asked]
-            return self.say(200, json.dumps({"items": own}), _JSON)
+            projects = parse_qs(url.query)["project"]
+            buckets = [{"name": each["name"]} for each in self.google.list_resources("Bucket") if each["project"] in projects]
+            return self.reply(200, json.dumps({"items": buckets}), _JSON)
         name = self.path.removeprefix("/storage/v1/b/")
-        found = next((each for each in self.google.things("Bucket") if each["name"] == name), None)
-        if self.command == "GET" and found:
-            return self.say(200, json.dumps({key: found.get(key) for key in ("name", "labels", "location")}), _JSON)
+        resource = next((each for each in self.google.list_resources("Bucket") if each["name"] == name), None)
+        if self.command == "GET" and resource:
+            return self.reply(200, json.dumps({key: resource.get(key) for key in ("name", "labels", "location")}), _JSON)
         return self.forward(self.body())
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
 
-class Compute(_Starts):
+class Compute(_StartHandler):
     """The program's queries before creation, `pulumi up`'s queries of its hosts, and existing resources.
 
     Source: Compute Engine's reference, `regions.get`, `instances.getGuestAttributes`, `instances.aggregatedList` and the like;
@@ -390,65 +397,67 @@ class Compute(_Starts):
         id_ = url.path.partition("/v1/")[2]
         *_, name, what = url.path.split("/")
         if what in _KINDS:
-            found = [{"name": each["name"], "selfLink": each.get("selfLink")} for each in self.google.things(_KINDS[what])]
-            items = {"zones/any": {what: found}} if name == "aggregated" else found
-            self.tell({"accounts" if what == "serviceAccounts" else "items": items})
+            resources = [
+                {"name": each["name"], "selfLink": each.get("selfLink")} for each in self.google.list_resources(_KINDS[what])
+            ]
+            items = {"zones/any": {what: resources}} if name == "aggregated" else resources
+            self.reply_json({"accounts" if what == "serviceAccounts" else "items": items})
         elif id_ in self.google.subnets:
-            self.tell(self.google.subnets[id_])
+            self.reply_json(self.google.subnets[id_])
         elif name == "regions":
-            zones = [place for place in PLACES if place.startswith(f"{what}-")]
-            self.tell({"zones": zones}) if zones else self.lacks(what)
+            zones = [zone for zone in ZONES if zone.startswith(f"{what}-")]
+            self.reply_json({"zones": zones}) if zones else self.reply_not_found(what)
         elif what == "serialPort":
-            self.tell({"contents": self.google.serial(name)})
+            self.reply_json({"contents": self.google.serial(name)})
         elif what == "getGuestAttributes":
             space = parse_qs(url.query)["queryPath"][0].rstrip("/")
-            known = {key: value for key, value in self.google.machine(name).guest.items() if key.startswith(f"{space}/")}
-            items = [{"namespace": space, "key": key.partition("/")[2], "value": value} for key, value in known.items()]
-            self.tell({"queryValue": {"items": items}}) if items else self.lacks(space)
+            attributes = {key: value for key, value in self.google.machine(name).guest.items() if key.startswith(f"{space}/")}
+            items = [{"namespace": space, "key": key.partition("/")[2], "value": value} for key, value in attributes.items()]
+            self.reply_json({"queryValue": {"items": items}}) if items else self.reply_not_found(space)
         else:
-            self.tell({}) if self.google.kind_of(id_) else self.lacks(what)
+            self.reply_json({}) if self.google.kind_of(id_) else self.reply_not_found(what)
 
     def do_POST(self) -> None:
-        self.begin()
+        self.start_instance()
 
     def do_DELETE(self) -> None:
         id_ = urlsplit(self.path).path.partition("/v1/")[2]
         kind = self.google.kind_of(id_)
         if kind is None:
-            return self.lacks(id_)
+            return self.reply_not_found(id_)
         try:
             self.google.delete(kind, id_)
-        except Exception as refused:  # noqa: BLE001  what the world refuses
-            return self.say(400, str(refused))
-        return self.tell({})
+        except Exception as error:  # noqa: BLE001  any refusal of the world
+            return self.reply(400, str(error))
+        return self.reply_json({})
 
-    def tell(self, answer: Mapping[str, Any]) -> None:
-        self.say(200, json.dumps(answer), _JSON)
+    def reply_json(self, answer: Mapping[str, Any]) -> None:
+        self.reply(200, json.dumps(answer), _JSON)
 
-    def lacks(self, what: str) -> None:
+    def reply_not_found(self, what: str) -> None:
         message = f"The resource '{what}' was not found"
-        self.say(404, json.dumps({"error": {"code": 404, "message": message, "errors": [{"reason": "notFound"}]}}), _JSON)
+        self.reply(404, json.dumps({"error": {"code": 404, "message": message, "errors": [{"reason": "notFound"}]}}), _JSON)
 
 
 @contextmanager
 def fake_gcs() -> Iterator[int]:
     """Run fake-gcs-server on a loopback port; return the port."""
-    assert _SERVER.exists(), "the fake of Google's storage is missing: make gcs"
-    with socket.socket() as held:  # bound and not listening: nobody else is given the port, and the server may have it too
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = int(held.getsockname()[1])
+    assert _SERVER.exists(), "fake-gcs-server is missing: run make gcs"
+    with socket.socket() as reserved:  # bound but not listening: it reserves the port, which the server can still bind
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = int(reserved.getsockname()[1])
         command = [str(_SERVER), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-        def answers() -> bool:
-            assert process.poll() is None, "the fake of Google's storage does not start"
+        def accepts_connections() -> bool:
+            assert process.poll() is None, "fake-gcs-server does not start"
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), limit()):
                 return True
             return False
 
         try:
-            wait_for(answers, "the fake of Google's storage listens")
+            wait_for(accepts_connections, "fake-gcs-server listens")
             yield port
         finally:
             process.kill()
@@ -457,14 +466,14 @@ def fake_gcs() -> Iterator[int]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 512  # of eight hosts that begin at once; one that is not taken is heard of a minute later
+    request_queue_size = 512  # for eight hosts that start at once; a refused connection is retried only a minute later
 
 
 @contextmanager
-def serving(
+def serve_fake(
     google: Google, kind: type[_Handler], address: str, port: int = 0, certificate: Path | None = None
 ) -> Iterator[int]:
-    """Serve one of the fakes at an address; return its port."""
+    """Serve one of the fakes at an address; yield its port."""
     server = _Server((address, port), type(kind.__name__, (kind,), {"google": google}))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -475,7 +484,7 @@ def serving(
     try:
         yield server.server_port
     finally:
-        google.over.set()
+        google.stopped.set()
         server.shutdown()
         thread.join()
         server.server_close()

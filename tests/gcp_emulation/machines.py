@@ -1,4 +1,4 @@
-"""Instances as LXD containers, in a project and on a bridge of their own, with no way out of it."""
+"""Instances as LXD containers, in their own project and on their own bridge, without a route to outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALIAS = "google"
 
 
 class Machines:
-    """The containers, on the network that the program declared."""
+    """The containers on the network that the program declares."""
 
     def __init__(self, range_: ipaddress.IPv4Network) -> None:
         self.range, self.gateway = range_, str(range_[1])
@@ -68,8 +68,8 @@ class Machines:
         """Return the start-up script's output, which Google's agent also writes to the serial port."""
         return self.run(name, "journalctl", "--unit", "google-startup-scripts", "--output", "cat")
 
-    def refused(self) -> int:
-        """Return how many packets of the hosts were meant for an outside address."""
+    def count_refused_packets(self) -> int:
+        """Return the number of packets from hosts to outside addresses."""
         table = subprocess.run(["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=True).stdout
         return int(re.findall(r"counter packets (\d+)", table)[0])
 
@@ -82,7 +82,7 @@ class Machines:
         return "STOPPING" if name in self._stopping else "RUNNING"
 
     def boot(self, name: str) -> None:
-        """Start one that is off, on the disk that it has, unless somebody else does."""
+        """Start a stopped instance on its disk, unless another thread does."""
         with self._lock:
             if name in self._booting or client(PROJECT).instances.get(name).status == "Running":
                 return
@@ -104,14 +104,14 @@ class Machines:
             self._stopping.remove(name)
 
     def restart(self, name: str) -> None:
-        """Boot an instance again, whether it runs or not."""
+        """Reboot an instance, or start it if it is stopped."""
         instance = client(PROJECT).instances.get(name)
         if instance.status == "Running":
             instance.stop(force=True, wait=True)
         instance.start(wait=True)
 
-    def changed(self, name: str) -> None:
-        """Do nothing: a host asks for its metadata itself."""
+    def metadata_changed(self, name: str) -> None:
+        """Do nothing: a host polls its metadata itself."""
 
     def stop(self, name: str) -> None:
         """Delete an instance."""
@@ -123,19 +123,19 @@ class Machines:
 
 
 @contextmanager
-def machines(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
-    """Make a place for instances; delete it with them in the end."""
-    found = Machines(range_)
-    with alone():
-        yield from _machines(found, range_)
+def start_network(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
+    """Create the project and bridge for instances; delete them at the end."""
+    place = Machines(range_)
+    with exclusive_lock():
+        yield from _machines(place, range_)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Lock what a machine has one of: the project, the bridge and the ranges of addresses.
+def exclusive_lock() -> Iterator[None]:
+    """Lock what exists once per machine: the project, the bridge and the address ranges.
 
     Raises:
-        AssertionError: another checkout's emulation of Google Cloud holds it.
+        AssertionError: another checkout's emulation of Google Cloud holds the lock.
     """
     with Path("/run/lock", f"{PROJECT}.lock").open("a") as file:
         try:
@@ -145,12 +145,12 @@ def alone() -> Iterator[None]:
         yield
 
 
-def _machines(found: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machines]:
+def _machines(place: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machines]:
     _clean()
     try:
         client().projects.create(PROJECT, config={"features.images": "true", "features.profiles": "true"})
         bridge = {
-            "ipv4.address": f"{found.gateway}/{range_.prefixlen}",
+            "ipv4.address": f"{place.gateway}/{range_.prefixlen}",
             "ipv4.nat": "false",
             "ipv4.dhcp": "false",
             "ipv6.address": "none",
@@ -161,12 +161,14 @@ def _machines(found: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machin
         _nft(
             f"add table ip {TABLE}; add chain ip {TABLE} in {{ type nat hook prerouting priority dstnat; }}; "
             f"add rule ip {TABLE} in iifname {BRIDGE} ip daddr {_METADATA} tcp dport 80 "
-            f"dnat to {found.gateway}:{METADATA_PORT}; "
+            f"dnat to {place.gateway}:{METADATA_PORT}; "
             f"add chain ip {TABLE} out {{ type filter hook forward priority filter; }}; "
             f"add rule ip {TABLE} out iifname {BRIDGE} oifname != {BRIDGE} counter drop"
         )
-        client(PROJECT).images.create(image.squashfs().read_bytes(), metadata=_metadata(), wait=True).add_alias(_ALIAS, "")
-        yield found
+        client(PROJECT).images.create(image.require_squashfs().read_bytes(), metadata=_metadata(), wait=True).add_alias(
+            _ALIAS, ""
+        )
+        yield place
     finally:
         _clean()
 
@@ -177,10 +179,10 @@ def run(project: str, name: str, *command: str) -> str:
 
 
 @contextmanager
-def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]]:
-    """Bring up a host of the local target without a network: its project and its name.
+def start_local_host(alias: str, runtime: Path, mount_path: str) -> Iterator[tuple[str, str]]:
+    """Start a host of the local target without a network; yield its project and its name.
 
-    `seen` is where it has its runtime.
+    The runtime is mounted at `mount_path`.
     """
     project, name = f"{PROJECT}-local", "local"
     purge(project)
@@ -189,7 +191,7 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
     try:
         devices = {
             "root": {"type": "disk", "path": "/", "pool": POOL},
-            "runtime": {"type": "disk", "source": str(runtime), "path": seen, "readonly": "true"},
+            "runtime": {"type": "disk", "source": str(runtime), "path": mount_path, "readonly": "true"},
         }
         source, config = (
             {"type": "image", "alias": alias},
@@ -204,9 +206,9 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
         host = client(project).instances.get(name)
 
         def has_booted() -> bool:
-            # systemd answers this only after it has begun: at first there is nobody to ask.
-            asked = host.execute(["systemctl", "is-system-running", "--wait"])
-            return asked.stdout.strip() in ("running", "degraded")
+            # systemd answers this only after its own start.
+            result = host.execute(["systemctl", "is-system-running", "--wait"])
+            return result.stdout.strip() in ("running", "degraded")
 
         wait_for(has_booted, "the local host has booted")
         yield project, name

@@ -1,6 +1,6 @@
 """A fake provider: it answers the real engine like pulumi-gcp for the program's resources.
 
-What changes in place, what recreates a resource and what needs a stopped instance is written here by hand, from the provider's
+Which changes apply in place, recreate a resource or need a stopped instance is written here by hand, from the provider's
 documentation. It cannot know where the real one differs from its documentation: how it compares values that Google normalises
 (an image's family, the order of a list), which defaults it adds, and how it waits and retries.
 """
@@ -17,28 +17,31 @@ from typing import Any
 import grpc
 from google.protobuf import empty_pb2, json_format, struct_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
-from world import Props, Refused, World
+from world import ApiError, Props, World
 
-_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"  # what the engine writes for a value that only `up` will know
-_AT_ONCE = 80
+_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"  # the engine's placeholder for a value that only `up` knows
+_THREADS = 80
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Properties by what a change of them does, dotted; whatever is not named changes in place.
+    """How a change of each property takes effect, by dotted path; other properties change in place.
 
-    `kept` are those that stay as they are where the program no longer names them. `named`: the old one goes before its
-    replacement comes, as both would have one name.
+    Attributes:
+        recreates: a change replaces the resource.
+        stopped: a change needs a stopped instance.
+        retained: the property stays if the program no longer sets it.
+        named: the old resource is deleted before its replacement is created, as both have the same name.
     """
 
-    anew: frozenset[str]
+    recreates: frozenset[str]
     stopped: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
+    retained: frozenset[str] = frozenset()
     named: bool = True
 
 
-def _kind(anew: str, stopped: str = "", kept: str = "", named: bool = True) -> Kind:
-    return Kind(frozenset(anew.split()), frozenset(stopped.split()), frozenset(kept.split()), named)
+def _kind(recreates: str, stopped: str = "", retained: str = "", named: bool = True) -> Kind:
+    return Kind(frozenset(recreates.split()), frozenset(stopped.split()), frozenset(retained.split()), named)
 
 
 # Source: the pages of google_compute_instance and the others in the Terraform provider's registry, "Argument reference".
@@ -65,7 +68,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
-    """Serves one world."""
+    """Serve the resources of one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -94,59 +97,62 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     def Diff(self, request: Any, context: Any) -> Any:
         kind = KINDS[_kind_of(request.urn)]
         old_inputs, old, new = map(_plain, (request.old_inputs, request.olds, request.news))
-        changed = set(changes(kind, old_inputs, old, new))
-        anew = {path for path in changed if within(path, kind.anew) and not _widened(path, old, new)}
-        diff, how = provider_pb2.DiffResponse, provider_pb2.PropertyDiff
+        changed = set(changed_paths(kind, old_inputs, old, new))
+        replaced = {path for path in changed if is_within(path, kind.recreates) and not _widened(path, old, new)}
+        diff, property_diff = provider_pb2.DiffResponse, provider_pb2.PropertyDiff
         return diff(
             changes=diff.DIFF_SOME if changed else diff.DIFF_NONE,
             diffs=sorted({_top(path) for path in changed}),
-            replaces=sorted({_top(path) for path in anew}),
-            deleteBeforeReplace=bool(anew) and kind.named and old.get("name") == new.get("name"),
-            detailedDiff={path: how(kind=how.UPDATE_REPLACE if path in anew else how.UPDATE) for path in changed},
+            replaces=sorted({_top(path) for path in replaced}),
+            deleteBeforeReplace=bool(replaced) and kind.named and old.get("name") == new.get("name"),
+            detailedDiff={
+                path: property_diff(kind=property_diff.UPDATE_REPLACE if path in replaced else property_diff.UPDATE)
+                for path in changed
+            },
             hasDetailedDiff=True,
         )
 
     def Create(self, request: Any, context: Any) -> Any:
         if request.preview:
             return provider_pb2.CreateResponse(properties=request.properties)
-        with _refusing(context):
-            id_, made = self.world.create(_kind_of(request.urn), _plain(request.properties))
-            return provider_pb2.CreateResponse(id=id_, properties=_struct(self._seen(made)))
+        with _abort_if_refused(context):
+            id_, resource = self.world.create(_kind_of(request.urn), _plain(request.properties))
+            return provider_pb2.CreateResponse(id=id_, properties=_struct(self._with_status(resource)))
 
     def Read(self, request: Any, context: Any) -> Any:
-        found = self.world.find(_kind_of(request.urn), request.id)
-        if found is None:
+        resource = self.world.find(_kind_of(request.urn), request.id)
+        if resource is None:
             return provider_pb2.ReadResponse()
-        known = _plain(request.inputs)
-        inputs = {key: found.get(key, value) for key, value in known.items()} if known else found
-        return provider_pb2.ReadResponse(id=request.id, properties=_struct(self._seen(found)), inputs=_struct(inputs))
+        inputs_before = _plain(request.inputs)
+        inputs = {key: resource.get(key, value) for key, value in inputs_before.items()} if inputs_before else resource
+        return provider_pb2.ReadResponse(id=request.id, properties=_struct(self._with_status(resource)), inputs=_struct(inputs))
 
     def Update(self, request: Any, context: Any) -> Any:
         old_inputs, old, new = map(_plain, (request.old_inputs, request.olds, request.news))
         if request.preview:
             return provider_pb2.UpdateResponse(properties=_struct({**old, **new}))
-        with _refusing(context):
+        with _abort_if_refused(context):
             name = _kind_of(request.urn)
-            stop = any(within(path, KINDS[name].stopped) for path in changes(KINDS[name], old_inputs, old, new))
+            stop = any(is_within(path, KINDS[name].stopped) for path in changed_paths(KINDS[name], old_inputs, old, new))
             if stop and not new.get("allowStoppingForUpdate"):
-                raise Refused(400, "Changing this of a started instance requires stopping it", "allow_stopping_for_update")
-            made = self.world.update(name, request.id, new, stop)
-            return provider_pb2.UpdateResponse(properties=_struct(self._seen(made)))
+                raise ApiError(400, "Changing this of a started instance requires stopping it", "allow_stopping_for_update")
+            resource = self.world.update(name, request.id, new, stop)
+            return provider_pb2.UpdateResponse(properties=_struct(self._with_status(resource)))
 
     def Delete(self, request: Any, context: Any) -> Any:
-        with _refusing(context):
+        with _abort_if_refused(context):
             self.world.delete(_kind_of(request.urn), request.id)
             return empty_pb2.Empty()
 
-    def _seen(self, found: Props) -> Props:
-        """Return an instance's state, which differs from the desired one if it does not run."""
-        return {**found, "desiredStatus": found["currentStatus"]} if "desiredStatus" in found else found
+    def _with_status(self, resource: Props) -> Props:
+        """Return an instance with its actual status as the desired one, so that a stopped one differs."""
+        return {**resource, "desiredStatus": resource["currentStatus"]} if "desiredStatus" in resource else resource
 
 
-def changes(kind: Kind, old_inputs: Props, old: Props, new: Props) -> Iterator[str]:
+def changed_paths(kind: Kind, old_inputs: Props, old: Props, new: Props) -> Iterator[str]:
     """Yield dotted paths of inputs that differ from the state, and of inputs that were removed."""
     yield from _differ(new, old, "")
-    yield from (key for key in old_inputs.keys() - new.keys() if key not in kind.kept)
+    yield from (key for key in old_inputs.keys() - new.keys() if key not in kind.retained)
 
 
 def _differ(new: Any, old: Any, path: str) -> Iterator[str]:
@@ -162,9 +168,9 @@ def _differ(new: Any, old: Any, path: str) -> Iterator[str]:
         yield path
 
 
-def within(path: str, named: frozenset[str]) -> bool:
-    """Return whether a dotted path is one of these, or below or above one."""
-    return any(f"{path}.".startswith(f"{each}.") for each in named)
+def is_within(path: str, names: frozenset[str]) -> bool:
+    """Return whether a dotted path is one of these or below one."""
+    return any(f"{path}.".startswith(f"{each}.") for each in names)
 
 
 def _widened(path: str, old: Props, new: Props) -> bool:
@@ -182,31 +188,31 @@ def _kind_of(urn: str) -> str:
 
 
 def _plain(struct: struct_pb2.Struct) -> Props:
-    found: Props = json_format.MessageToDict(struct)
-    return {key: value for key, value in found.items() if not key.startswith("__") and value is not None}
+    values: Props = json_format.MessageToDict(struct)
+    return {key: value for key, value in values.items() if not key.startswith("__") and value is not None}
 
 
 def _struct(props: Props) -> struct_pb2.Struct:
-    made = struct_pb2.Struct()
-    made.update(props)
-    return made
+    converted = struct_pb2.Struct()
+    converted.update(props)
+    return converted
 
 
 @contextmanager
-def _refusing(context: Any) -> Iterator[None]:
+def _abort_if_refused(context: Any) -> Iterator[None]:
     try:
         yield
-    except Refused as refused:
+    except ApiError as refused:
         context.abort(grpc.StatusCode.UNKNOWN, str(refused))
 
 
 @contextmanager
-def provider(world: World) -> Iterator[int]:
-    """Serve the fake on a loopback port, and return it.
+def serve_provider(world: World) -> Iterator[int]:
+    """Serve the fake on a loopback port, and yield the port.
 
     `PULUMI_DEBUG_PROVIDERS=gcp:PORT` makes the engine use it.
     """
-    server = grpc.server(futures.ThreadPoolExecutor(_AT_ONCE), options=[("grpc.max_receive_message_length", 1 << 28)])
+    server = grpc.server(futures.ThreadPoolExecutor(_THREADS), options=[("grpc.max_receive_message_length", 1 << 28)])
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Provider(world), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

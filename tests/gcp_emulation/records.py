@@ -1,4 +1,4 @@
-"""Instances that are only records: each is ready at once, and a bucket has its runtimes already."""
+"""Instances that are only records: each is ready at once, and buckets contain the runtimes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Records:
 
     def start(self, name: str, address: str) -> None:
         self.google.machine(name).guest.update({"hostkeys/ssh-ed25519": HOST_KEY, "scaletier/state": "ready"})
-        self.changed(name)
+        self.metadata_changed(name)
 
-    def changed(self, name: str) -> None:
+    def metadata_changed(self, name: str) -> None:
         machine = self.google.machine(name)
         machine.guest["scaletier/script"] = version(machine.tree["instance"]["attributes"]["startup-script"])
 
@@ -32,7 +32,7 @@ class Records:
 
 
 def upload(google: Google, bucket: str, recipe: Recipe) -> None:
-    """Upload a placeholder of an archive that was built before."""
+    """Upload a placeholder for a runtime archive."""
     url = f"http://127.0.0.1:{google.storage}/upload/storage/v1/b/{bucket}/o"
     parts = f'--x\r\nContent-Type: application/json\r\n\r\n{{"name": "{recipe.path}", "metadata": {{"sha256": "{"5a" * 32}"}}}}'
     body = f"{parts}\r\n--x\r\nContent-Type: application/gzip\r\n\r\narchive\r\n--x--\r\n"

@@ -1,6 +1,6 @@
-"""The effect of `pulumi up` after a change on a live Google stack, by the real engine, with records.
+"""The effect of `pulumi up` after a change on a live Google stack, by the real engine with records.
 
-docs/google-cloud.md has the table of it, which is held here row by row.
+Each row of the table in docs/google-cloud.md is tested here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from cloud import Cloud, PulumiError, Stack, Step
-from provider import KINDS, within
+from provider import KINDS, is_within
 from pydantic.alias_generators import to_camel
 
 from infra.gcp.config import GcpConfig
@@ -28,7 +28,7 @@ LIVE = {
     "evaluatorType": "n1-standard-4",
     "evaluatorCount": "1",
     "acceleratorType": '{"evaluator": "nvidia-tesla-t4"}',
-    "image": "my-project-1/first",  # else with the last GPUs all hosts have another
+    "image": "my-project-1/first",  # otherwise the image of all hosts changes with the last GPU
     "servingType": "n1-standard-4",
     "servingCount": "1",
 }
@@ -39,14 +39,14 @@ STARTS = "InstanceIAMBinding start-"
 
 
 class Change(NamedTuple):
-    """A change of one key of the configuration above, and the steps of a plan that this key causes."""
+    """A change of one key of the configuration above, and a pattern of the steps that it causes."""
 
     values: Mapping[str, str | None]
-    does: str = ""
+    steps: str = ""
 
 
-# A plan each, by key. What keys of one plan do is told apart by resource and property, as a replacement has its reasons one by
-# one. Where the engine gives none, as for a trigger, a key has hosts, or a plan, of its own.
+# Plans with several keys each. Steps are assigned to keys by resource and property, as the engine lists each reason for a
+# replacement. If it lists none, as for a trigger, the key has its own hosts or its own plan.
 PLANS: tuple[Mapping[str, Change], ...] = (
     {
         **{
@@ -103,7 +103,7 @@ PLANS: tuple[Mapping[str, Change], ...] = (
     {"egress": Change({"egress": "open"}, r"Firewall out-.*|Instance .* metadata\.startup-script")},
     {"publicAddress": Change({"publicAddress": "true"}, ".*")},
     {"scaleTier": Change({**SIZES, "scaleTier": "STANDARD_1"}, ".*")},
-    # A refusal is the first of them.
+    # Refused changes, one per plan, as only the first is reported.
     {"target": Change({"target": "lxd", "network": None, **dict.fromkeys(("operatorCidr", "gcp:project", "gcp:zone"))})},
     {"gcp:project": Change({"gcp:project": "my-project-2"})},
     {"gcp:region": Change({"gcp:zone": "europe-west4-a"})},
@@ -111,7 +111,7 @@ PLANS: tuple[Mapping[str, Change], ...] = (
     {"firewall": Change({"firewall": "false"})},
 )
 CHANGES = {key: (number, change) for number, plan in enumerate(PLANS) for key, change in plan.items()}
-Planned = Callable[[int], list[Step] | PulumiError]
+PlanSteps = Callable[[int], list[Step] | PulumiError]
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +124,14 @@ def live(records: Cloud) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def planned(live: Stack) -> Planned:
+def plan_steps(live: Stack) -> PlanSteps:
     """Return the engine's steps for all changes of a plan on the cluster's own resources, or the error."""
 
     @functools.cache
     def steps(number: int) -> list[Step] | PulumiError:
         values = {key: value for change in PLANS[number].values() for key, value in change.values.items()}
         try:
-            # Nothing has changed since the stack came up, which the first test sees.
+            # Nothing has changed since the stack came up, as the first test checks.
             return [step for step in live.plan(refresh=False, **values) if step.kind in KINDS]
         except PulumiError as error:
             return error
@@ -139,33 +139,33 @@ def planned(live: Stack) -> Planned:
     return steps
 
 
-def outcome(steps: list[Step]) -> str:
-    """Return the effect of steps on the cluster, in the words of the table."""
+def effect_of(steps: list[Step]) -> str:
+    """Return the effect of steps on the cluster, in the table's words."""
     hosts = [step for step in steps if step.kind == "Instance"]
     ops = {step.op for step in hosts}
     if "replace" in ops:
         return "recreated"
     if ops & {"create", "delete"}:
         return "added or removed"
-    if any(within(step.of, KINDS["Instance"].stopped) for step in hosts):
+    if any(is_within(step.property, KINDS["Instance"].stopped) for step in hosts):
         return "restarted"
     return "in place" if steps else "no effect"
 
 
-def is_of(change: Change, step: Step) -> bool:
-    return bool(re.fullmatch(change.does, f"{step.kind} {step.name} {step.of}"))
+def is_caused_by(change: Change, step: Step) -> bool:
+    return bool(re.fullmatch(change.steps, f"{step.kind} {step.name} {step.property}"))
 
 
-def documented() -> dict[str, str]:
-    """Return the table of docs/google-cloud.md: key to outcome."""
+def documented_effects() -> dict[str, str]:
+    """Return the table of docs/google-cloud.md: effects by key."""
     text = (ROOT / "docs/google-cloud.md").read_text().partition("### What a change does")[2].partition("\n### ")[0]
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
-    return {key: outcome.strip() for keys, outcome in rows for key in re.findall(r"`([^`]+)`", keys)}
+    return {key: effect.strip() for keys, effect in rows for key in re.findall(r"`([^`]+)`", keys)}
 
 
-def test_each_key_has_its_row() -> None:
+def test_each_key_has_a_row_in_the_docs() -> None:
     keys = {to_camel(name) for name in GcpConfig.model_fields} | {"gcp:project", "gcp:region", "gcp:zone"}
-    assert keys == CHANGES.keys() == documented().keys()
+    assert keys == CHANGES.keys() == documented_effects().keys()
 
 
 def test_a_second_up_and_a_refresh_change_nothing(records: Cloud, live: Stack) -> None:
@@ -177,41 +177,41 @@ def test_a_second_up_and_a_refresh_change_nothing(records: Cloud, live: Stack) -
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_change_does_what_the_table_says(planned: Planned, key: str) -> None:
+def test_a_change_has_the_documented_effect(plan_steps: PlanSteps, key: str) -> None:
     number, change = CHANGES[key]
-    steps = planned(number)
+    steps = plan_steps(number)
     if isinstance(steps, PulumiError):
-        found = "refused"
+        effect = "refused"
         assert len(str(steps).strip().splitlines()) <= 2, steps
     else:
-        found = outcome([step for step in steps if is_of(change, step)])
-    assert found == documented()[key]
+        effect = effect_of([step for step in steps if is_caused_by(change, step)])
+    assert effect == documented_effects()[key]
 
 
 @pytest.mark.parametrize("number", range(len(PLANS)))
-def test_no_change_does_anything_else_and_none_takes_the_bucket_away(planned: Planned, number: int) -> None:
-    steps = planned(number)
+def test_no_change_has_other_effects_or_deletes_the_bucket(plan_steps: PlanSteps, number: int) -> None:
+    steps = plan_steps(number)
     if isinstance(steps, list):
-        assert [step for step in steps if not any(is_of(change, step) for change in PLANS[number].values())] == []
+        assert [step for step in steps if not any(is_caused_by(change, step) for change in PLANS[number].values())] == []
         assert [step for step in steps if step.kind == "Bucket" and step.op != "update"] == []
 
 
-def test_a_host_that_stopped_and_one_that_is_gone_come_back(records: Cloud, live: Stack) -> None:
-    by_replica = {each["labels"]["scaletier-replica"]: each for each in records.world.of("Instance")}
+def test_up_restores_a_stopped_and_a_deleted_host(records: Cloud, live: Stack) -> None:
+    by_replica = {each["labels"]["scaletier-replica"]: each for each in records.world.resources_of("Instance")}
     records.world.preempt(by_replica["worker-0"]["name"])
     records.world.delete("Instance", records.world.id_of("Instance", by_replica["ps-0"]))
-    done = len(records.world.history)
+    previous = len(records.world.history)
     live.up()
-    assert sorted(records.world.history[done:]) == [
+    assert sorted(records.world.history[previous:]) == [
         f"create Instance {by_replica['ps-0']['name']}",
         f"update Instance {by_replica['worker-0']['name']}",
     ]
-    assert {each["currentStatus"] for each in records.world.of("Instance")} == {"RUNNING"}
+    assert {each["currentStatus"] for each in records.world.resources_of("Instance")} == {"RUNNING"}
     assert live.plan() == []
 
 
-def test_hosts_are_made_anew_and_the_bucket_stays(records: Cloud, live: Stack) -> None:
-    rights = set(records.google.grants)
+def test_hosts_are_recreated_and_the_bucket_stays(records: Cloud, live: Stack) -> None:
+    grants = set(records.google.grants)
     for change in (
         {"network": "10.80.0.0/20"},
         {"gcp:zone": "us-central1-b"},
@@ -219,8 +219,8 @@ def test_hosts_are_made_anew_and_the_bucket_stays(records: Cloud, live: Stack) -
     ):
         live.up(**change)
         assert live.plan() == []
-        assert len(records.world.of("Instance")) == len(live.inventory["hosts"]) == 5
-    assert {each["zone"] for each in records.world.of("Instance")} == {"us-central1-b"}
-    assert records.google.grants == rights
-    assert len(records.world.of("RouterNat")) == 1
+        assert len(records.world.resources_of("Instance")) == len(live.inventory["hosts"]) == 5
+    assert {each["zone"] for each in records.world.resources_of("Instance")} == {"us-central1-b"}
+    assert records.google.grants == grants
+    assert len(records.world.resources_of("RouterNat")) == 1
     assert records.objects("jobs/") == ["jobs/job01/output/model"]

@@ -1,4 +1,4 @@
-"""A Google cluster from its first boot to a model: hosts, start-up script, stack folder (fakes.py)."""
+"""A Google cluster from its first boot to a model: hosts, start-up script, stack folder; fakes.py has the services."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ REPLICAS = ("master-0", "worker-0", "worker-1", "ps-0")
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 
 
-def test_hosts_have_what_they_need_from_the_bucket_alone(cloud: Cloud, cluster: Stack) -> None:
+def test_hosts_install_everything_from_the_bucket(cloud: Cloud, cluster: Stack) -> None:
     assert len(cloud.google.machines) == len(REPLICAS)
     runtimes = {machine.guest["scaletier/runtime"] for machine in cloud.google.machines.values()}
     assert len(runtimes) == 1
-    assert cloud.machines.refused() == 0, "a host tried to reach what is no Google"
+    assert cloud.machines.count_refused_packets() == 0, "no host tries to reach a non-Google address"
     for machine in cloud.google.machines.values():
         python = "/opt/scaletier/venv/bin/python"
-        said = cloud.machines.run(machine.name, python, "-c", "import tensorflow as tf, optuna, uvicorn; print(tf.__version__)")
-        assert said.splitlines()[-1] == "2.21.0"
+        output = cloud.machines.run(
+            machine.name, python, "-c", "import tensorflow as tf, optuna, uvicorn; print(tf.__version__)"
+        )
+        assert output.splitlines()[-1] == "2.21.0"
         assert cloud.machines.run(machine.name, "find", "/opt/scaletier/venv/", "-type", "f", "-perm", "/222") == ""
 
 
@@ -47,24 +49,24 @@ def test_tensorflow_trains_over_gs_and_its_output_is_fetched(cloud: Cloud, clust
     assert {"checkpoint", "saved_model.pb", "evaluation.json"} <= fetched
 
 
-def test_a_job_goes_on_from_what_another_saved(cloud: Cloud, cluster: Stack) -> None:
+def test_a_job_resumes_from_another_jobs_checkpoint(cloud: Cloud, cluster: Stack) -> None:
     lines = cloud.fab("train", "--job", "mlp2", "--resume", "mlp1", "--", "--model", "mlp", "--max-steps", "50")
     assert "Resuming from gs://" in lines
     assert "Final metrics after 50 steps" in lines
 
 
-def test_what_it_said_and_cost_is_known_afterwards(cloud: Cloud, cluster: Stack) -> None:
+def test_logs_and_costs_remain_after_a_job(cloud: Cloud, cluster: Stack) -> None:
     assert "Final metrics after 30 steps" in cloud.fab("logs", "master-0", "--job", "mlp1")
     costs = json.loads(cloud.fab("cost", "--json"))
     assert {job["jobId"] for job in costs["jobs"]} >= {"mlp1", "mlp2"}
     assert all(job["cost"] > 0 for job in costs["jobs"])
 
 
-def test_a_trainer_reaches_its_output_and_nothing_else_of_the_bucket(cloud: Cloud, cluster: Stack) -> None:
+def test_a_trainer_reaches_only_its_output_in_the_bucket(cloud: Cloud, cluster: Stack) -> None:
     bucket = cluster.inventory["bucket"]
     lines = cloud.fab("train", "--job", "nosy1", "--package", "tests/trainers/nosy", "--module", "nosy.task", "--", bucket)
-    said = dict(re.findall(r"nosy (\S+) (.+)$", lines, re.MULTILINE))
-    assert said == {
+    outcomes = dict(re.findall(r"nosy (\S+) (.+)$", lines, re.MULTILINE))
+    assert outcomes == {
         "tf-write-output": "done",
         "tf-list-output": "done",
         "fsspec-write-output": "done",
@@ -80,45 +82,45 @@ def test_a_trainer_reaches_its_output_and_nothing_else_of_the_bucket(cloud: Clou
     assert cloud.objects("jobs/mlp1/output/evaluation.json") == ["jobs/mlp1/output/evaluation.json"]
 
 
-def test_tensorboard_shows_what_is_in_the_bucket(cloud: Cloud, cluster: Stack) -> None:
+def test_tensorboard_shows_summaries_from_the_bucket(cloud: Cloud, cluster: Stack) -> None:
     with cloud.running("tensorboard", "--job", "mlp1") as process:
         assert process.stdout is not None
-        said = ""
-        while not (found := re.search(r"^http://127\.0\.0\.1:\d+/", said, re.MULTILINE)):
+        output = ""
+        while not (match := re.search(r"^http://127\.0\.0\.1:\d+/", output, re.MULTILINE)):
             line = process.stdout.readline()
-            assert line, said
-            said += line
-        url = found[0]
+            assert line, output
+            output += line
+        url = match[0]
         wait_for(lambda: requests.get(f"{url}data/runs", timeout=limit()).json() == ["summaries"], "it shows the run", poll=0.5)
         tags = requests.get(f"{url}data/plugin/scalars/tags", timeout=limit()).json()
     assert "loss" in tags["summaries"]
 
 
-def test_a_model_is_exported_deployed_and_asked(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
+def test_a_model_is_exported_deployed_and_predicts(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
     cloud.fab("export", "mlp1", "--dest", str(tmp_path / "model"))
     assert list((tmp_path / "model").rglob("saved_model.pb"))
     cloud.fab("deploy", "--job", "mlp1", "--model", "digits", "--version", "v1")
     instances = tmp_path / "instances.json"
     instances.write_text(json.dumps({"key": 7, "image": [0.0] * 784}) + "\n")
-    asked = cloud.fab("predict", "--model", "digits", "--json-instances", str(instances), "--json")
-    (answer,) = json.loads(asked)["predictions"]
+    output = cloud.fab("predict", "--model", "digits", "--json-instances", str(instances), "--json")
+    (answer,) = json.loads(output)["predictions"]
     assert answer["key"] == 7
     cloud.fab("delete-version", "digits", "v1", "--yes")
     assert cloud.objects("models/digits/v1/") == []
 
 
-def test_of_two_with_one_name_one_is_made(cloud: Cloud, cluster: Stack) -> None:
-    """Detect the second by the bucket's precondition."""
+def test_one_of_two_jobs_with_the_same_id_is_created(cloud: Cloud, cluster: Stack) -> None:
+    """The bucket's precondition detects the second."""
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: cloud.run("train", "--job", "twice", "--no-follow", *TINY), range(2)))
-    assert sorted(done.returncode for done in both) == [0, 2]
-    (refused,) = [done.stderr for done in both if done.returncode]
+        results = list(pool.map(lambda _: cloud.run("train", "--job", "twice", "--no-follow", *TINY), range(2)))
+    assert sorted(result.returncode for result in results) == [0, 2]
+    (refused,) = [result.stderr for result in results if result.returncode]
     assert "job id 'twice' was used before" in refused
     cloud.fab("wait", "twice")
 
 
-def test_a_job_is_cancelled_and_its_checkpoint_made_a_model(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
-    """Export by the job's own program, on a host, with the rights that the job had."""
+def test_a_cancelled_job_is_exported_from_its_checkpoint(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
+    """Export by the job's own program, on a host, with the job's permissions."""
     cloud.fab(
         "train", "--job", "long1", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100"
     )
@@ -131,7 +133,7 @@ def test_a_job_is_cancelled_and_its_checkpoint_made_a_model(cloud: Cloud, cluste
     assert (tmp_path / "model" / "saved_model.pb").is_file()
 
 
-def test_hosts_that_are_up_run_a_start_up_script_that_has_changed(cloud: Cloud, cluster: Stack) -> None:
+def test_running_hosts_run_a_changed_start_up_script(cloud: Cloud, cluster: Stack) -> None:
     hosts = [machine.name for machine in cloud.google.machines.values()]
     for host in hosts:
         cloud.machines.run(host, "touch", "/run/not-booted-since")

@@ -1,4 +1,4 @@
-"""Updates that were cut off or never finished by Google: remains and recovery; hosts are records."""
+"""Updates that were interrupted, or that Google never finished: remains and recovery; hosts are records."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Iterator
 import pytest
 from cloud import BIN, Cloud, PulumiError, Stack
 from waiting import limit
-from world import Refused
+from world import ApiError
 
 BASIC = {"scaleTier": "BASIC"}
 
 
 @pytest.fixture
 def stack(records: Cloud) -> Iterator[Stack]:
-    """Return a stack of which nothing is up yet."""
-    stack, fill = records.stack(**BASIC), records.world.after
+    """Return a stack without resources."""
+    stack, on_created = records.stack(**BASIC), records.world.on_created
     try:
         yield stack
     finally:
-        records.world.after = fill
+        records.world.on_created = on_created
         records.destroy(stack)
 
 
-def leftovers(stack: Stack, *arguments: str) -> list[str]:
-    done = subprocess.run(
+def find_orphans(stack: Stack, *arguments: str) -> list[str]:
+    result = subprocess.run(
         [sys.executable, "-m", "infra.gcp.orphans", *arguments],
         cwd=stack.folder,
         env={**stack.env, "PATH": f"{BIN}:{os.environ['PATH']}", "PULUMI_STACK": stack.name},
@@ -37,82 +37,82 @@ def leftovers(stack: Stack, *arguments: str) -> list[str]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
-def kill_in_mid_create(records: Cloud, stack: Stack) -> None:
-    """Send SIGKILL to `pulumi up` while its first host is made, which is made all the same."""
-    made, go_on, fill = threading.Event(), threading.Event(), records.world.after
+def kill_during_create(records: Cloud, stack: Stack) -> None:
+    """Send SIGKILL to `pulumi up` while its first host is created; the host exists afterwards."""
+    is_created, resume, on_created = threading.Event(), threading.Event(), records.world.on_created
 
-    def hold(kind: str, name: str) -> None:
-        fill(kind, name)
+    def hold_instance(kind: str, name: str) -> None:
+        on_created(kind, name)
         if kind == "Instance":
-            made.set()
-            go_on.wait(limit(600))
+            is_created.set()
+            resume.wait(limit(600))
 
-    records.world.after = hold
+    records.world.on_created = hold_instance
     command = stack.command("up", "--yes", "--skip-preview")
     with subprocess.Popen(
         command, cwd=stack.folder, env=stack.env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as up:
-        assert made.wait(limit(600)), "no host was made"
+        assert is_created.wait(limit(600)), "no host was created"
         os.killpg(up.pid, signal.SIGKILL)
-    go_on.set()
-    records.world.after = fill
+    resume.set()
+    records.world.on_created = on_created
     stack.pulumi("cancel", "--yes")
 
 
-def answer_too_late(records: Cloud, stack: Stack) -> None:
-    """Make a host, and answer that it was not made."""
-    fill = records.world.after
+def fail_after_create(records: Cloud, stack: Stack) -> None:
+    """Create a host, and report an error."""
+    on_created = records.world.on_created
 
-    def refuse(kind: str, name: str) -> None:
-        fill(kind, name)
+    def refuse_instance(kind: str, name: str) -> None:
+        on_created(kind, name)
         if kind == "Instance":
-            raise Refused(503, "The service is currently unavailable.", "backendError")
+            raise ApiError(503, "The service is currently unavailable.", "backendError")
 
-    records.world.after = refuse
+    records.world.on_created = refuse_instance
     with pytest.raises(PulumiError, match="Error 503"):
         stack.up()
-    records.world.after = fill
+    records.world.on_created = on_created
 
 
-@pytest.mark.parametrize("cut", [kill_in_mid_create, answer_too_late])
-def test_what_an_update_left_is_found_and_goes(records: Cloud, stack: Stack, cut: object) -> None:
-    assert callable(cut)
-    cut(records, stack)
-    (host,) = [each["name"] for each in records.world.of("Instance")]
+@pytest.mark.parametrize("interrupt", [kill_during_create, fail_after_create])
+def test_remains_of_a_cut_off_update_are_found_and_deleted(records: Cloud, stack: Stack, interrupt: object) -> None:
+    assert callable(interrupt)
+    interrupt(records, stack)
+    (host,) = [each["name"] for each in records.world.resources_of("Instance")]
     with pytest.raises(PulumiError, match="already exists"):
         stack.up()
-    assert leftovers(stack) == [f"left: instance {host}"]
-    assert [each["name"] for each in records.world.of("Instance")] == [host], "to look is to change nothing"
-    assert leftovers(stack, "--delete") == [f"deleted: instance {host}"]
+    assert find_orphans(stack) == [f"left: instance {host}"]
+    assert [each["name"] for each in records.world.resources_of("Instance")] == [host], "listing changes nothing"
+    assert find_orphans(stack, "--delete") == [f"deleted: instance {host}"]
     stack.up()
-    assert leftovers(stack) == []
+    assert find_orphans(stack) == []
     assert stack.plan() == []
 
 
-def test_hosts_that_a_killed_update_left_are_named_also_if_the_configuration_shrank(records: Cloud, stack: Stack) -> None:
+def test_hosts_of_a_killed_update_are_found_after_the_configuration_shrank(records: Cloud, stack: Stack) -> None:
     stack.up()
     stack.configure(scaleTier="CUSTOM", masterType="n1-standard-4", workerType="n1-standard-4", workerCount="1")
-    kill_in_mid_create(records, stack)
+    kill_during_create(records, stack)
     stack.configure(workerCount="0")
     stack.up()
-    (worker,) = [each["name"] for each in records.world.of("Instance") if "worker" in each["name"]]
-    assert leftovers(stack) == [f"left: instance {worker}"]
-    assert leftovers(stack, "--delete") == [f"deleted: instance {worker}"]
+    (worker,) = [each["name"] for each in records.world.resources_of("Instance") if "worker" in each["name"]]
+    assert find_orphans(stack) == [f"left: instance {worker}"]
+    assert find_orphans(stack, "--delete") == [f"deleted: instance {worker}"]
     stack.up()
 
 
-def test_a_bucket_that_a_destroyed_stack_has_left_is_taken_up_again(records: Cloud, stack: Stack) -> None:
+def test_a_retained_bucket_is_adopted_by_the_next_stack(records: Cloud, stack: Stack) -> None:
     stack.up(retainBucket="true")
     bucket = stack.inventory["bucket"].removeprefix("gs://")
     records.put(bucket, "jobs/job01/output/model", b"dear")
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    assert [each["name"] for each in records.world.of("Bucket")] == [bucket]
+    assert [each["name"] for each in records.world.resources_of("Bucket")] == [bucket]
     stack.up(retainBucket="false", labels='{"team": "vision"}')
     assert records.objects("jobs/") == ["jobs/job01/output/model"]
     stack.up()
-    assert [each["labels"]["team"] for each in records.world.of("Bucket")] == ["vision"]
+    assert [each["labels"]["team"] for each in records.world.resources_of("Bucket")] == ["vision"]
     assert stack.plan() == []

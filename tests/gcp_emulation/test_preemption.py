@@ -1,4 +1,4 @@
-"""Preempted spot hosts: told by the metadata server, off within 30 s, restarted by a host of the job."""
+"""Preempted spot hosts: notified by the metadata server, stopped within 30 s, restarted by a host of the job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cloud import Cloud, Stack
 from waiting import wait_for
 
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
-PATIENCE = 600.0
+WAIT_SECONDS = 600.0
 
 
-class Job:
-    """A running job, by default of the tiny trainer, which works until it has done enough."""
+class PreemptedJob:
+    """A running job, by default of the tiny trainer, which runs until `wait_succeeded` ends it."""
 
     def __init__(
         self,
@@ -28,137 +28,140 @@ class Job:
         arguments: Sequence[str] = ("--seconds", "36000", "--rate", "2"),
     ) -> None:
         self.cloud, self.name = cloud, name
-        self.machines = {found["labels"]["scaletier-replica"]: found["name"] for found in cloud.world.of("Instance")}
+        self.machines = {
+            machine["labels"]["scaletier-replica"]: machine["name"] for machine in cloud.world.resources_of("Instance")
+        }
         cloud.fab("train", "--job", name, "--no-follow", *flags, "--", *arguments)
-        self.until(lambda: self.record["state"] == "RUNNING", "runs")
+        self.wait_until(lambda: self.record["state"] == "RUNNING", "runs")
 
     @property
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.cloud.fab("describe", self.name, "--json"))
-        return found
+        record: dict[str, Any] = json.loads(self.cloud.fab("describe", self.name, "--json"))
+        return record
 
     @property
     def causes(self) -> list[str]:
         return [event["cause"] for event in self.record["events"]]
 
     def replica(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(each for each in self.record["replicas"] if each["name"] == name)
-        return found
+        replica: dict[str, Any] = next(each for each in self.record["replicas"] if each["name"] == name)
+        return replica
 
     def steps(self, replica: str) -> int:
-        """Return how many steps a replica has reported, over all its starts."""
+        """Return the number of steps that a replica has reported over all its starts."""
         return self.log(replica).count("], step ")
 
     def log(self, replica: str) -> str:
         return self.cloud.fab("logs", replica, "--job", self.name, "--lines", "all")
 
     def preempt(self, *replicas: str) -> float:
-        """Take hosts back, all at once; the seconds until they are off."""
-        began = time.monotonic()
+        """Preempt hosts at once, and return the seconds until they are stopped."""
+        start = time.monotonic()
         threads = []
         for replica in replicas:
-            self.cloud.google.machine(self.machines[replica]).preempted(True)
+            self.cloud.google.machine(self.machines[replica]).set_preempted(True)
             threads.append(threading.Thread(target=self.cloud.machines.preempt, args=(self.machines[replica],)))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return time.monotonic() - began
+        return time.monotonic() - start
 
-    def until(self, condition: Callable[[], bool], what: str) -> float:
-        """Wait for a condition; the seconds that it took."""
-        began = time.monotonic()
+    def wait_until(self, condition: Callable[[], bool], what: str) -> float:
+        """Wait for a condition, and return the seconds that it took."""
+        start = time.monotonic()
         try:
-            wait_for(condition, f"{self.name}: {what}", PATIENCE, poll=0.5)
+            wait_for(condition, f"{self.name}: {what}", WAIT_SECONDS, poll=0.5)
         except AssertionError as error:
             error.add_note(json.dumps(self.record, indent=1))
             raise
-        return time.monotonic() - began
+        return time.monotonic() - start
 
-    def trains_again(self, replica: str, starts: int = 2) -> float:
+    def seconds_to_training(self, replica: str, starts: int = 2) -> float:
         """Return the seconds until a replica has reported a step in its `starts`th start."""
-        return self.until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts, f"{replica} trains again")
+        return self.wait_until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts, f"{replica} trains again")
 
-    def succeeds(self) -> None:
-        # Where its package is: as it was pushed, or out of the bucket.
-        folders = [f"/var/lib/scaletier/{place}/{self.name}" for place in ("jobs", "fetched")]
+    def wait_succeeded(self) -> None:
+        # The folder of its package: pushed, or fetched from the bucket.
+        folders = [f"/var/lib/scaletier/{folder}/{self.name}" for folder in ("jobs", "fetched")]
         self.cloud.machines.run(
             self.machines["master-0"], "find", *folders, "-type", "d", "-name", "output", "-exec", "touch", "{}/enough", ";"
         )
-        self.until(lambda: self.record["state"] == "SUCCEEDED", "succeeds")
+        self.wait_until(lambda: self.record["state"] == "SUCCEEDED", "succeeds")
 
 
-def test_a_preempted_worker_is_started_again_and_goes_on(cloud: Cloud, cluster: Stack) -> None:
-    job = Job(cloud, cluster, "one")
+def test_a_preempted_worker_is_restarted_and_trains(cloud: Cloud, cluster: Stack) -> None:
+    job = PreemptedJob(cloud, cluster, "one")
     before = job.steps("worker-1")
-    off = job.preempt("worker-0")
-    again = job.trains_again("worker-0")
-    print(f"worker-0: off after {off:.0f} s, trains {again:.0f} s later; worker-1 did {job.steps('worker-1') - before} steps")
-    job.until(lambda: job.steps("worker-1") > before + 10, "the others go on")
-    assert job.replica("worker-1")["restarts"] == 0, "they never stopped"
+    stop_seconds = job.preempt("worker-0")
+    train_seconds = job.seconds_to_training("worker-0")
+    print(f"worker-0: stopped after {stop_seconds:.0f} s, trains {train_seconds:.0f} s later")
+    print(f"worker-1 did {job.steps('worker-1') - before} steps")
+    job.wait_until(lambda: job.steps("worker-1") > before + 10, "the other workers train")
+    assert job.replica("worker-1")["restarts"] == 0, "the other worker never stopped"
     assert "this host is preempted" in job.log("worker-0")
     assert "worker-0 is being started" in job.causes
     assert any(cause.startswith("worker-0 is preempted: its host is to be started again") for cause in job.causes)
-    job.succeeds()
+    job.wait_succeeded()
     assert job.replica("worker-0")["restarts"] == 1
 
 
-def test_three_at_once_the_master_among_them(cloud: Cloud, cluster: Stack) -> None:
-    job = Job(cloud, cluster, "three")
+def test_three_hosts_with_the_master_are_preempted_at_once(cloud: Cloud, cluster: Stack) -> None:
+    job = PreemptedJob(cloud, cluster, "three")
     names = ("master-0", "worker-0", "ps-0")
-    off = job.preempt(*names)
-    took = [job.trains_again(name) for name in names]
-    print(f"three at once: off after {off:.0f} s, all train {sum(took):.0f} s later")
-    job.until(lambda: {f"{name} is being started" for name in names} <= set(job.causes), "all starts are told")
-    job.succeeds()
+    stop_seconds = job.preempt(*names)
+    train_seconds = [job.seconds_to_training(name) for name in names]
+    print(f"three at once: stopped after {stop_seconds:.0f} s, all train {sum(train_seconds):.0f} s later")
+    job.wait_until(lambda: {f"{name} is being started" for name in names} <= set(job.causes), "all starts are recorded")
+    job.wait_succeeded()
 
 
-def test_who_has_no_right_to_start_says_so(cloud: Cloud, cluster: Stack) -> None:
-    job = Job(cloud, cluster, "refused")
+def test_a_job_without_the_permission_to_start_hosts_reports_it(cloud: Cloud, cluster: Stack) -> None:
+    job = PreemptedJob(cloud, cluster, "refused")
     granted, cloud.google.starters = cloud.google.starters, set()
     try:
         job.preempt("worker-1")
         refused = "HTTP 403, Required 'compute.instances.start'"
-        job.until(lambda: any(refused in cause for cause in job.causes), "it says that it may not")
+        job.wait_until(lambda: any(refused in cause for cause in job.causes), "the refusal is recorded")
         assert "worker-1 is not started: HTTP 403" in job.log("all")
     finally:
         cloud.google.starters = granted
-    job.trains_again("worker-1")
-    job.succeeds()
+    job.seconds_to_training("worker-1")
+    job.wait_succeeded()
 
 
-def test_a_synchronous_training_goes_on_from_its_checkpoint_with_all_of_them(cloud: Cloud, cluster: Stack) -> None:
-    """It trains without an end, and is ended once it trains again: how long that takes is the machine's affair."""
-    endless = ("--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100")
-    job = Job(cloud, cluster, "sync", ("--strategy", "sync"), endless)
+def test_a_synchronous_job_resumes_from_its_checkpoint_on_all_hosts(cloud: Cloud, cluster: Stack) -> None:
+    """Train endlessly until the job trains again, as that time depends on the machine."""
+    arguments = ("--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100")
+    job = PreemptedJob(cloud, cluster, "sync", ("--strategy", "sync"), arguments)
     saved = "jobs/sync/output/checkpoints/model"
-    job.until(lambda: any(name.endswith(".index") for name in cloud.objects(saved)), "there is a checkpoint")
+    job.wait_until(lambda: any(name.endswith(".index") for name in cloud.objects(saved)), "there is a checkpoint")
     job.preempt("worker-0")
 
     def steps_since() -> list[int]:
-        """Return the step from which the master resumed, and those that it has trained since."""
+        """Return the step from which the master resumed, and the steps that it has trained since."""
         resumed = re.search(r"Resuming from gs://\S+, step (\d+)(.*)", job.log("master-0"), re.DOTALL)
         return [int(resumed[1]), *map(int, re.findall(r"\], step (\d+):", resumed[2]))] if resumed else []
 
-    job.until(lambda: len(steps_since()) > 1, "it trains again")
-    at, *since = steps_since()
-    assert at >= 100
-    assert since[-1] > at
+    job.wait_until(lambda: len(steps_since()) > 1, "it trains again")
+    resumed_step, *trained_steps = steps_since()
+    assert resumed_step >= 100
+    assert trained_steps[-1] > resumed_step
     record = job.record
-    # Once more, if a new replica was quicker than the end of an old one.
+    # One more attempt, if a new replica starts before an old one has ended.
     assert (record["state"], record["attempt"] >= 1, record["restartsUsed"]) == ("RUNNING", True, 0), record
     assert "worker 0 was preempted" in job.causes
     cloud.fab("cancel", "sync")
 
 
-def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(cloud: Cloud, cluster: Stack) -> None:
+def test_stopped_hosts_are_started_for_a_job_with_the_flag(cloud: Cloud, cluster: Stack) -> None:
     names = [machine.name for machine in cloud.google.machines.values()]
     for name in names:
         cloud.machines.preempt(name)
-    said = cloud.fab_fails("train", "--job", "woken", "--no-follow", *TINY)
-    wanted = (
+    stderr = cloud.fab_refused("train", "--job", "woken", "--no-follow", *TINY)
+    expected = (
         r"error: .*worker-0 \(\S+\) does not answer; .*: fab train --start-hosts .* starts those that are stopped, .*pulumi up"
     )
-    assert re.fullmatch(wanted, said.splitlines()[-1])
+    assert re.fullmatch(expected, stderr.splitlines()[-1])
     lines = cloud.fab("train", "--job", "woken", "--start-hosts", *TINY, "--", "--seconds", "2")
     assert "job SUCCEEDED" in lines
