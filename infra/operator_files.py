@@ -28,7 +28,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(name: str, props: Props) -> Props | None:
-    """Return the properties without the inventory if the files differ: then `up` writes them again.
+    """Return an empty inventory if the files differ, so that Pulumi sees a change and writes them.
 
     They differ if the last update ran on another machine.
     """

@@ -2,7 +2,7 @@
 
 Small records are written on a condition: that there is none yet, or just the version that was read. Of two writers one wins;
 the other gets a Conflict, reads again, and decides again. So a slow or late writer cannot undo what happened since. Large
-objects, such as packages and logs, have one writer each, and are written without one.
+objects, such as packages and logs, have one writer each, and are written unconditionally.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Bucket(RecordStore, Protocol):
         """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Return the sizes of all objects below a folder by relative path; an object of that name is ``."""
+        """Return the sizes of all objects below a folder by relative path, which is `` if the folder is an object."""
 
     def delete(self, name: str) -> None:
         """Delete an object if it exists."""
@@ -146,8 +146,8 @@ def file_errors(path: object) -> Iterator[None]:
 class TimeLimited:
     """Records whose calls have a time limit, one at a time: a file system that hangs blocks no caller.
 
-    While a call hangs, further ones fail at once: what hangs may still take effect, which conditional writes allow for. A call
-    that was given up before its turn came is never made.
+    While a call hangs, further ones fail at once. A hanging write may still succeed later; conditional writes make that safe. A
+    call that times out while it waits for its turn is never made.
     """
 
     def __init__(self, store: RecordStore, seconds: float) -> None:

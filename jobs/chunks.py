@@ -1,9 +1,9 @@
 """A replica's log as chunks: files of whole lines, each written once, equal on host and in bucket.
 
-A chunk's name gives its place in the log: the incarnation, which is the time when its host began the log, in seconds of the
-epoch, and the number of bytes and lines before it since then. So a place stays valid if the middle of the log is cut out, and
-the names of two chunks that do not adjoin give the missing range. This module is also the program that reads a log on its
-host. It is copied there as it is, so it imports the standard library only.
+A chunk's name gives its place in the log: the start of the log (its `incarnation`, in seconds of the epoch), and the bytes and
+lines before this chunk. A place stays valid if the middle of the log is cut out: the names on both sides give the missing
+range. This module is also the program that reads a log on its host. It is copied there, so it imports the standard library
+only.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class ChunkFolder:
 
 
 class ChunkReader:
-    """A log from a place on, in its order; a line stands for what was cut out of it."""
+    """A log from a place on, in its order; one line replaces each range that was cut out."""
 
     def __init__(self, source: ChunkSource, position: Position = BEGINNING, log_filter: LogFilter | None = None) -> None:
         self.position = position

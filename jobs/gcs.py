@@ -71,8 +71,8 @@ class _Call:
 class GcsBucket:
     """A bucket by Google's own client, whose requests are repeated until a time limit.
 
-    What is small goes into the object's custom metadata as well, which a listing brings along: so a scan of all jobs is one
-    request for every thousand of them.
+    Small objects are also stored in their metadata, which a listing returns: a scan of all jobs needs one request for every
+    thousand of them.
     """
 
     def __init__(self, url: str, seconds: float = 20.0) -> None:
@@ -282,7 +282,7 @@ class GcsBucket:
         with self._opening:
             if self._client is None:
                 logging.getLogger("google").addHandler(logging.NullHandler())  # errors are reported once, in one line
-                # Of the bucket itself, which it would ask for its location for traces, which are not collected.
+                # Else the client asks for the bucket's location, for traces that are not collected.
                 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
                 emulated = os.environ.get("STORAGE_EMULATOR_HOST")
                 self._credentials = AnonymousCredentials() if emulated else default(scopes=Client.SCOPE)[0]

@@ -19,8 +19,8 @@ tf = import_tensorflow()
 def served(job: Job, network: FunctionalModel, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
     """Return the `tf.Module` to export: `shared` and `own` are tf.Variables, `inputs` the model's spec.
 
-    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` for a single one
-    without, to its outputs. Raises JobError if `serving` gives no signature.
+    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name to its outputs; a single input
+    without a name is `inputs`. Raises JobError if `serving` gives no signature.
     """
     module = tf.Module()
     module.shared, module.own = list(shared), list(own[: len(own) - len(network.slots)])

@@ -124,12 +124,12 @@ def partition(sizes: Sequence[int], count: int) -> list[int]:
     """
 
     @functools.cache
-    def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
-        if left == 1:
+    def best(start: int, remaining: int) -> tuple[int, tuple[int, ...]]:
+        if remaining == 1:
             return sum(sizes[start:]), (start, len(sizes))
         options = []
-        for end in range(start + 1, len(sizes) - left + 2):
-            largest, rest = best(end, left - 1)
+        for end in range(start + 1, len(sizes) - remaining + 2):
+            largest, rest = best(end, remaining - 1)
             options.append((max(sum(sizes[start:end]), largest), (start, *rest)))
         return min(options)
 
@@ -160,7 +160,7 @@ def forward_backward(
 ) -> StepResult:
     """Run a batch of this size forward and backward through all stages, in microbatches.
 
-    TensorFlow runs them in parallel, as only data dependencies order them. `scaled` returns the loss to differentiate.
+    TensorFlow runs them in parallel, as only data dependencies order them. `scaled` applies the optimizer's loss scale.
     """
     values: dict[str, Any] = {}
     for stage in stages:
@@ -188,7 +188,7 @@ def _forward(
     """Run a microbatch forward through all stages; `weight` is its fraction of the batch.
 
     Returns:
-        A function that runs the backward pass and adds the gradients to `sums`.
+        A function of sums of gradients by name: it runs the backward pass and adds to them.
     """
     passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
     outputs = microbatch.inputs

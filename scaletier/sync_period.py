@@ -21,9 +21,9 @@ _ALONE_SECONDS = 0.25
 
 @dataclass
 class SyncPeriod:
-    """The local steps between two exchanges: fixed, or the fewest that keep exchanges below their share of the time.
+    """The local steps between two exchanges: fixed, or the fewest that keep exchanges below 15 % of the steps' time.
 
-    Each replica measures its own in its last rounds. A replica that is `alone` has no exchanges, but short rounds.
+    Each replica measures its last rounds. A replica that is `alone` has no exchanges; its rounds are short.
 
     Attributes:
         steps: the steps of the next round.

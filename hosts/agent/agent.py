@@ -22,7 +22,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.serialization import RecordError
 from jobs.states import JobState, ReplicaState
 
-# While a job begins or ends here, a person waits for it: so this many rounds in the time of one, for these seconds.
+# While a job begins or ends here, a person waits for it: poll this many times as often, for these seconds.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
 
@@ -56,9 +56,9 @@ class HostSite(Protocol):
         """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Remove secrets, packages and homes of every job but these, which have this host or may get it, and what trials left.
+        """Remove secrets, packages and homes of all other jobs, and leftovers of trials; call it while no trainer runs here.
 
-        Call it while no trainer of this host runs.
+        `job_ids` are the jobs that have this host or wait for it.
         """
 
     def finish(self) -> bool:

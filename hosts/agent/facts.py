@@ -20,7 +20,7 @@ from typing import IO, Any
 
 # More would take minutes, and push what the trainer reads out of the page cache.
 LIMIT = 8_000_000_000
-_NICE = 10  # not lower, so that a short job's data is hashed beside its trainers, too
+_NICE = 10  # not a higher value: a short job's data must be hashed while its trainer uses the processor
 _CHUNK = 1 << 20
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 
@@ -41,7 +41,7 @@ def sources(paths: Iterable[str]) -> dict[str, DataSource]:
     """Return the files of files, directories, globs and URLs, by their names below their common folder.
 
     Raises:
-        DataError: one of the paths leads to no file.
+        FactsError: one of the paths leads to no file.
     """
     files: dict[str, DataSource] = {}
     for path in paths:

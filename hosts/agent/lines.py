@@ -72,8 +72,8 @@ class OutputLine(NamedTuple):
 class Splitter:
     """Splits bytes into lines, independently of the pieces in which they arrive, in bounded memory.
 
-    Ends of lines are \\n and \\r\\n. A lone \\r redraws a progress bar, and \\b a part of it: its last state is a line, and
-    before that a state each BAR_SECONDS. Text without an end for HALF_SECONDS is a line, and the text that follows is
+    Ends of lines are \\n and \\r\\n. A lone \\r redraws a progress bar, and \\b a part of it: it is logged every BAR_SECONDS,
+    and its last state at its end. Text without an end for HALF_SECONDS is a line, and the text that follows is
     another. Several bars, one below the other, move the cursor up, as tqdm does: each of their rows is such a bar.
     """
 
@@ -82,7 +82,7 @@ class Splitter:
         self._since = 0.0
         self._bar, self._bar_at = False, 0.0
         self._line_begun = False  # whether the beginning of this line was one already
-        # Redrawn rows by their distance from the lowest; the cursor's; and whether a row has ended that may be no bar.
+        # Redrawn rows by their distance from the lowest; the cursor's; and True if an ended row may be ordinary output.
         self._rows: dict[int, bytes] = {}
         self._rows_since = 0.0
         self._up, self._doubtful = 0, False

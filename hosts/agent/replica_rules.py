@@ -37,7 +37,7 @@ class Exit(NamedTuple):
 
 SIGKILL_STATUS = -int(signal.SIGKILL)
 SIGTERM_CODE = 128 + int(signal.SIGTERM)
-# The signals that others send to end a program; 143 counts for one that was asked to end.
+# Ends that others cause: their signals, 143 for a handled SIGTERM, and 0 for a program that ends well when asked to.
 _FROM_OUTSIDE = frozenset({0, SIGTERM_CODE, *(-int(n) for n in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))})
 
 
@@ -75,7 +75,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
     why = tail if status else ""
     limit = end.memory_limit if out_of_memory else None
     ended = replace(_with_end(record, status, now), outOfMemory=out_of_memory, memoryLimit=limit, errorMessage=why)
-    # The codes of a study are those of its trials, and not of what runs them.
+    # In a tuning job these codes apply to the trials, not to the tuner.
     rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
     if not is_restart(rules, status, out_of_memory, record.preempted):
         return replace(ended, state=ReplicaState.EXITED, killed=False, consecutiveFailures=0)
@@ -94,7 +94,7 @@ def after_exit(plan: Plan, record: ReplicaRecord, end: Exit, seconds: float, now
 def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
     """Return the record after a kill: PREPARING for a restart by itself, EXITED if the leader decides.
 
-    A kill that does not count against the limit, as no trainer is the cause, is a restart none the less.
+    A kill that no trainer caused, such as a preemption, does not use up the limit, but counts in `restarts`.
     """
     if (plan.whole and not plan.is_optional(ended.name)) or (counts and restart_budget.is_spent(plan, ended)):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
@@ -108,7 +108,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool = False) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started.
 
-    One that had ended by itself stays as it is. It was `killed` if it is to start again when its unit does.
+    One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
     """
     if record.state is ReplicaState.EXITED:
         return record
@@ -157,7 +157,7 @@ def shell_code(status: int) -> int:
 
 
 def is_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_end: bool = False) -> bool:
-    """Return True for an end that starts the program again, False for one that is its own verdict.
+    """Return True for an end that starts the program again, False for a final one.
 
     Args:
         plan: has the user's rules, which come first.

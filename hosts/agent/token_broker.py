@@ -5,8 +5,8 @@ write its OUTPUT, for as long as the command runs. PORT among the command's word
 
 The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
 have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask the server
-in GCE_METADATA_HOST. What no boundary can say is which of other people's buckets a program means to use: those that its
-arguments and its environment name are open to it, as far as they are to its host. Sources: Cloud Storage documentation,
+in GCE_METADATA_HOST. The broker cannot know which buckets outside the stack a program needs. It allows those that its
+arguments and its environment name, if the host may use them. Sources: Cloud Storage documentation,
 "Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
 paths.
 """
@@ -35,9 +35,9 @@ Mint = Callable[[Any], tuple[str, float]]
 Boundary = list[dict[str, Any]]
 
 PORT = "@port@"
-"""A word of the command for which the port stands in."""
+"""An argument of the command that is replaced by the port."""
 MOST_BUCKETS = 6
-"""Of others, as a boundary has ten rules at most, and four are the stack's own bucket's."""
+"""The most buckets outside the stack: a boundary has at most ten rules, and the stack's bucket takes four."""
 _PREFIXES_A_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
 _MOST_AT_ONCE, _SILENCE_SECONDS = 32, 10.0
 _LOOPBACK = "127.0.0.1"
@@ -67,10 +67,10 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     urls = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
     job_dir = _urls([task.environment.get("JOB_DIR", "")])
     output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
-    own = [path.strip("/") for name, path in urls if name == bucket]
+    inputs = [path.strip("/") for name, path in urls if name == bucket]
     own_folders = (paths.DATA, output)
     reads = dict.fromkeys(
-        (paths.DATA, *(path for path in own if path and not f"{path}/".startswith(tuple(f"{k}/" for k in own_folders))))
+        (paths.DATA, *(path for path in inputs if path and not f"{path}/".startswith(tuple(f"{k}/" for k in own_folders))))
     )
     others = dict.fromkeys(name for name, _ in urls if name != bucket)
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])

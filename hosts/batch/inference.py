@@ -29,9 +29,9 @@ class ShardPredictor:
         return key is not None and key.dtype is not None and np.dtype(key.dtype).kind in "iu"
 
     def predict(self, records: Iterator[bytes], as_lines: bool, key: int, errors: list[dict[str, Any]]) -> Iterator[bytes]:
-        """Yield a line for each record, or line of JSON, of a shard; add instances without one to `errors`.
+        """Yield an output line for each record, or line of JSON, of a shard; add those that fail to `errors`.
 
-        Their lines are those of the shard, counted from 1, as people do; `key` is the first record's number in the input.
+        An error has its line number in the shard, from 1; `key` is the first record's number in the input.
         """
         waiting: list[tuple[int, Any]] = []
         for number, record in enumerate(records):

@@ -171,7 +171,7 @@ def records(file: InputFile, start: int) -> Iterator[Record]:
 
 
 class _Bytes(io.RawIOBase):
-    """A file of TensorFlow's as it is: its own lines lack each \\r."""
+    """The bytes of a TensorFlow file; its own line reader drops each \\r."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened

@@ -6,7 +6,7 @@
 | `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
 | `metrics.json` | the numbers of both; it comes last |
 | `.parts/plan.json` | the input files, by the chief |
-| `.parts/counts-0.json` | the records of a replica's shards, if the model takes their numbers |
+| `.parts/counts-0.json` | record counts of a replica's shards, if the model takes record numbers |
 | `.parts/00000.json` | the outcome of a shard that is done |
 """
 
@@ -96,7 +96,7 @@ class PredictionOutput:
     def finish(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> dict[str, int]:
         """Merge the outcomes of all shards, in their order, and return the counts.
 
-        Results behind damage are dropped, as lines and records have no known number there.
+        Results behind damage are dropped: their line and record numbers are unknown.
 
         Raises:
             BatchError: no file has a record.

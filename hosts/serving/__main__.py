@@ -26,7 +26,7 @@ from jobs.folder import open_bucket
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
 _IDLE_SECONDS = 30.0
-# With nothing to serve it was just started, and a model is about to be deployed.
+# Without a model to serve the process has just started, and a deployment probably follows.
 _SOON_SECONDS = 0.1
 
 

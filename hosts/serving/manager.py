@@ -49,7 +49,7 @@ class LoadedVersion:
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0
-    """The number of failed loads, the last `at` on this server's clock; 0 if it is not to be loaded again."""
+    """Failed loads so far, the last `at` on this server's clock. A version of state END with 0 is not retried."""
     at: float = 0.0
 
 
@@ -144,9 +144,9 @@ class ModelManager:
         broken = {line.partition(":")[0] for line in bad}
         deleted = self._models.keys() - {model.name for model in records if _loadable(model)} - broken
         if deleted and not records and not bad and not self._bucket_exists():
-            _log_warning("the bucket is empty: it counts as unmounted")
+            _log_warning("the bucket is empty, so it is probably not mounted: loaded models are kept")
             return
-        # What answered before a restart does so again before anything new is tried, which may take the whole process down.
+        # Load READY versions first, which were served before a restart: loading a new one may crash the process.
         for state in (VersionState.READY, VersionState.CREATING):
             for model in records:
                 if any(version.state is state for version in _loadable(model)):

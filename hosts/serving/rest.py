@@ -19,7 +19,7 @@ from hosts.serving.signatures import Signature, Tensor, shape_text
 SIGNATURE = "serving_default"
 _BASE64 = "b64"
 _BYTES = "_bytes"  # an output whose name ends so is binary
-# NumPy and TensorFlow have no arrays of more dimensions; TensorFlow ends its process over one of texts.
+# NumPy and TensorFlow have no arrays of more dimensions; an array of strings with more crashes TensorFlow.
 _DEEPEST = 32
 
 Arrays = dict[str, np.ndarray[Any, Any]]

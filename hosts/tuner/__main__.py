@@ -1,7 +1,7 @@
 """`python -I hosts/tuner/__main__.py JOB REPLICA`: the trials that this replica of a job runs.
 
-In isolation, as it runs in the folder of a package of a user's, which may have a module of any name. What its trials find in
-their environment comes by stdin.
+With `-I`, as the working directory is the user's package, whose modules could hide those of the standard library. The trials'
+environment comes by stdin.
 """
 
 import sys

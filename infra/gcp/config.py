@@ -62,9 +62,9 @@ Version = Annotated[str, matches(r"2\.\d{1,2}\.\d{1,2}", "write a whole version 
 class GcpConfig(ClusterConfig):
     """Configuration keys of the Google Cloud target.
 
-    `network` is the range of the stack's own subnet, `subnetwork` another's in its place. `zones` are tried in their order;
-    `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds, `boot_disk_size` in GB
-    (2^30 bytes), `max_hourly_cost` in US dollars.
+    `network` is the address range of the stack's own subnet; `subnetwork` names an existing one instead. `zones` are tried in
+    order; `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds, `boot_disk_size`
+    in GB (2^30 bytes), `max_hourly_cost` in US dollars.
     """
 
     image: Image | None = None

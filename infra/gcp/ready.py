@@ -67,7 +67,7 @@ def _states(client: requests.Session, props: Props) -> dict[str, str]:
 
 
 def state(attributes: Mapping[str, str], script: str) -> str:
-    """Return a host's progress with this version of its script, by its guest attributes; pure."""
+    """Return a host's start-up state by its guest attributes; ready or failed of another script version does not count."""
     status = attributes.get("state", _NOTHING)
     over = status == _READY or status.startswith(_FAILED)
     return _OTHER if over and attributes.get("script") != script else status

@@ -29,8 +29,8 @@ class Storage(ComponentResource):
     Args:
         retain: leaves the bucket in place when the stack is destroyed.
         force: deletes it with its content.
-        left: it exists, from an update that was killed or a stack that was destroyed. It is imported unchanged, as the engine
-            refuses to import one that differs; the next update changes it.
+        exists: a killed update or a destroyed stack left it. It is imported unchanged, as the engine refuses to import one that
+            differs; the next update applies these settings.
     """
 
     bucket: Output[str]

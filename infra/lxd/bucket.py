@@ -14,7 +14,7 @@ from infra.lxd.layout import LxdNames
 
 REPLACE = frozenset({"project", "pool", "name"})
 MARK, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
-"""What is to become of a volume, written on itself; without the mark it may hold something, and nothing takes it away."""
+"""The mark on a volume that says what a destroy does with it. A volume without one may hold data, and is never deleted."""
 WISH = (
     "`pulumi config set retainBucket true` for it to stay on this machine, or `pulumi config set forceDestroy true` for it to "
     "go with all that is in it, `pulumi up`, and `pulumi destroy` again"

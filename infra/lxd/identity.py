@@ -1,6 +1,6 @@
 """Names of a stack's objects, drawn once and kept in its state.
 
-So neither a renamed stack nor a moved checkout is another cluster.
+A renamed stack or a moved checkout is still the same cluster.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def advice(owner: Owner) -> str:
     pool, name = pool_of(owner.project), owner.project
     volume = f"lxc storage volume delete {pool} {LxdNames.bucket} --project {name} && " if pool else ""
     return (
-        f"the bucket of stack {owner.stack} stays: the next stack of that name in {owner.checkout} takes it up; "
+        f"the bucket of stack {owner.stack} stays: the next stack of that name in {owner.checkout} uses it; "
         f"`{volume}lxc project delete {name}` removes it"
     )
 

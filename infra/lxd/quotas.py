@@ -32,7 +32,7 @@ def counted(pool: str, root: Path = _BTRFS) -> bool:
 
 
 def count(pool: str, root: Path = _BTRFS) -> None:
-    """Make the kernel count all deletions, and rescan if it has stopped; `command` does what needs root."""
+    """Make the kernel count all deletions, and rescan by `sudo -n` if it has stopped; `command` returns that for a person."""
     groups = _groups(pool, root)
     if groups is None:
         return

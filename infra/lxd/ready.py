@@ -29,9 +29,10 @@ _POLL = 0.05
 class Ready(ModuleResource, module="lxd", name="Ready"):
     """Readiness of all hosts, as a resource.
 
-    Inputs: project, hosts (name to address), created and started (name to time: a recreated host has a new key, and a started
-    one boots), unrecorded (hosts that a killed update created and did not record: the next one finds them by its refresh, and
-    removes them).
+    Inputs:
+        project, hosts: the hosts' addresses by name.
+        created, started: times by host, as a recreated host has a new key, and a started one boots.
+        unrecorded: hosts that a killed update created and did not record. A refresh finds them, and `create` removes them.
 
     Output `hostKeys`: address to public host key.
     """
@@ -53,7 +54,7 @@ def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:
     """Wait for ssh on all hosts at once.
 
     Raises:
-        LxdError: names those that do not answer though none has begun to for minutes.
+        LxdError: names the silent hosts, once no further host has begun to answer for minutes.
     """
     newest = time.monotonic()
 

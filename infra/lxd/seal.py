@@ -1,6 +1,6 @@
-"""The guard of a bucket that holds anything: `pulumi destroy` meets it first.
+"""The guard of a bucket that is not empty.
 
-Hosts still answer then.
+`pulumi destroy` deletes it first, while hosts still run and can list the bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN = 3
 class BucketGuard(ModuleResource, module="lxd", name="Seal"):
     """Inputs: project, pool, name of the bucket; retain and force, the configuration for its end.
 
-    Made last, and so the first that a destroy takes away, or not.
+    Created last, so deleted first. If the deletion fails, nothing else is destroyed.
     """
 
     lifecycle = __name__
@@ -42,7 +42,7 @@ def delete(name: str, props: Props) -> None:
         return
     if props["retain"]:
         where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {props['project']}"
-        sys.stderr.write(f"the bucket stays: {where}; the next stack of this name takes it up\n")
+        sys.stderr.write(f"the bucket stays: {where}; the next stack of this name uses it\n")
     elif not props["force"]:
         with errors(f"volume {props['name']}"):
             _look(props["project"])
@@ -52,9 +52,7 @@ def delete(name: str, props: Props) -> None:
 def _look(project: str) -> None:
     host = running(project)
     if host is None:
-        raise LxdError(
-            f"no host runs that could say what the bucket holds, so nothing is destroyed: `pulumi up` first, or {WISH}"
-        )
+        raise LxdError(f"no host runs, so nobody can list the bucket, and nothing is destroyed: `pulumi up` first, or {WISH}")
     content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
     if content:
         raise LxdError(f"the bucket holds {content}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")

@@ -66,7 +66,7 @@ def host_props(
 
 
 class LxdTarget(Target):
-    """Identity, project, bridge, bucket, firewall, and a host a replica."""
+    """Identity, project, bridge, bucket, firewall, and one host for each replica."""
 
     config_type = LxdConfig
 
@@ -93,13 +93,13 @@ class LxdTarget(Target):
         # First made, last deleted: what an interrupted run left goes with it.
         first = ResourceOptions(parent=cluster, depends_on=[project])
         bridge = BridgeNetwork("network", {"name": own.bridge, "range": str(network)}, first)
-        # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
+        # Pulumi deletes the bucket before the bridge. That deletes leftover hosts too, so nothing uses the bridge any more.
         within = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": own.project, "pool": self.config.storage_pool, "name": own.bucket}
         bucket = BucketVolume("bucket", {**volume, "size": self.facts.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(self.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
-        # With `pulumi up --replace`, too, an old host goes before the new one of its name comes: else the new one would go.
+        # Delete an old host before its replacement is created: both have one name, so a later deletion would hit the new one.
         before = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
         props = host_props(self.spec, self.config, self.facts, authorized_key)
         hosts = {replica: HostContainer(replica.name, item, before) for replica, item in props.items()}

@@ -63,7 +63,7 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def cost(_: Any, json: bool = False) -> int:
-    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has.
+    """Show the cost so far by list price: of running hosts by role, and of each job.
 
     fab cost
     fab cost --json
@@ -79,7 +79,7 @@ def cost(_: Any, json: bool = False) -> int:
     help={"replica": "a host, such as worker-2 (default: the master's); fab describe lists the host of each replica"},
 )
 def shell(_: Any, replica: str | None = None) -> int:
-    """Open a shell on a host, or run a command there, as `admin`, which has sudo, unlike the rest of fab.
+    """Open a shell on a host, or run a command there, as `admin`, who may use sudo.
 
     fab shell worker-2
     fab shell worker-2 -- df -h

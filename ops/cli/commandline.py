@@ -57,8 +57,8 @@ TOPICS = {
 class CommandTask(fabric.Task):  # type: ignore[misc]  # Fabric has no types
     """A task of `fab`.
 
-    `words` are the flags that may be given as bare words behind its name, in this order; a flag that may be repeated takes as
-    many. `rest` names what may stand behind `--`.
+    `words` are the flags whose values may be given without the flag, in this order; a flag that may be repeated is listed as
+    often as it may be given. `rest` names what may stand behind `--`.
     """
 
     help: dict[str, str]
@@ -173,7 +173,7 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
-        return f"there is no flag {flag} here; fab --help TASK lists the valid ones"
+        return f"there is no flag {flag} before the task; fab --help lists the valid ones"
     problem = f"fab {task} has no flag {flag}{suggest(flag, flags)}"
     if "--args" in flags and flag.startswith("--"):
         return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
@@ -279,6 +279,9 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         for paragraph in _paragraphs(task):
             if not _is_example(paragraph):
                 _print(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
+        for arg in context.args.values():
+            if arg.kind is list:
+                arg.kind = str  # else Invoke shows no value for a flag that may be repeated
         self.print_columns(context.help_tuples())
         _print("Examples:\n")
         for example in examples(task):

@@ -16,7 +16,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "script": "a Python script to run instead, in --package or a single file",
-        "command": 'a program to run instead, such as "./run.sh fast": in --package, a single local file, or on the hosts',
+        "command": 'a program to run instead, such as "./run.sh fast": of --package, of the hosts, or a single local file',
         "runtime": "requirements.txt of a separate Python for this job, instead of the hosts' with TensorFlow",
         "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
@@ -284,7 +284,7 @@ def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False
 
 @task(help={"keep": "number of the newest ended jobs to keep", "yes": "do not ask", "json": JSON})
 def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete all jobs that have ended but the newest. Asks first.
+    """Delete all ended jobs except the newest ones. Asks first.
 
     fab prune --keep 10
     """

@@ -63,7 +63,7 @@ def prune(cluster: ClusterClient, keep: str | None, sure: bool, as_json: bool = 
     """Take all jobs out of the bucket that have ended, but for those made last."""
     if keep is None or not keep.isdecimal():
         problem = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
-        raise UsageError(f"{problem} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
+        raise UsageError(f"{problem} fab prune --keep 10 deletes all ended jobs except the newest 10")
     records = _records(cluster)
     queue = cluster.ledger.queue()
     ended = [record.jobId for record in records if record.final and not queue.entry(record.jobId)]

@@ -117,7 +117,7 @@ def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monk
     assert orphans.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
     assert orphans.main(["--up"]) == "scaletier-local-aaaaaa"
     local, prod = orphans.main(["--kept"]).splitlines()
-    assert "bucket of stack local stays: the next stack of that name in /gone/scaletier takes it up" in local
+    assert "bucket of stack local stays: the next stack of that name in /gone/scaletier uses it" in local
     remove = (
         "lxc storage volume delete fast bucket --project scaletier-local-bbbbbb && lxc project delete scaletier-local-bbbbbb"
     )

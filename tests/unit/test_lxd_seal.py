@@ -118,7 +118,7 @@ def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch
     seal.create(props())
     monkeypatch.setattr(seal, "running", lambda _: None)
     with pytest.raises(
-        LxdError, match="no host runs that could say what the bucket holds, so nothing is destroyed: `pulumi up` first"
+        LxdError, match="no host runs, so nobody can list the bucket, and nothing is destroyed: `pulumi up` first"
     ):
         seal.delete("seal", props())
     with pytest.raises(LxdError):
