@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 _configuration: dict[str, Callable[[str], str | None]] = {}
+# The engine calls from many threads. Two that first import modules which import each other, as pylxd's do, end by a deadlock.
+_importing = threading.Lock()
 
 
 def configuration(key: str) -> str | None:
@@ -51,7 +54,9 @@ class ModuleProvider(ResourceProvider):
         self.module = module
 
     def _member(self, name: str, default: Any = None) -> Any:
-        return getattr(importlib.import_module(self.module), name, default)
+        with _importing:
+            module = importlib.import_module(self.module)
+        return getattr(module, name, default)
 
     def configure(self, req: ConfigureRequest) -> None:
         _configuration["get"] = req.config.get

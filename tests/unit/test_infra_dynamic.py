@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pulumi.dynamic.dynamic import serialize_provider
 
+from infra import dynamic
 from infra.dynamic import ModuleProvider
 
 
@@ -45,6 +46,18 @@ def test_a_module_may_define_all(module: Any) -> None:
     assert deleted == ["it"]
     diff = provider.diff("it", {"a": 1, "__provider": "x"}, {"a": 2, "__provider": "y"})
     assert (diff.replaces, diff.delete_before_replace) == (["a"], False)
+
+
+def test_one_thread_at_a_time_imports_a_module(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = list[bool]()
+
+    def import_module(name: str) -> Any:
+        locked.append(dynamic._importing.locked())
+        return sys.modules[name]
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    ModuleProvider("only_creates").create({})
+    assert locked == [True], "imports of two threads that need each other's modules end by a deadlock"
 
 
 LOCAL = ("bucket", "firewall", "host", "identity", "network", "project", "ready", "seal")
