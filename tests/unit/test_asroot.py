@@ -44,14 +44,14 @@ MEMBER = st.one_of(
 )
 
 
-def packed(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> io.BytesIO:
-    """Return a stream as fab sends it."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w", format=tarfile.PAX_FORMAT) as tar:
+def pack(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> io.BytesIO:
+    """Return a stream in fab's format."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for entry, content in members:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    return io.BytesIO(gzip.compress(whole.getvalue()))
+    return io.BytesIO(gzip.compress(archive.getvalue()))
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> tarfile.TarInfo:
@@ -60,13 +60,18 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> tarfi
     return entry
 
 
-def on(root: Path) -> str:
-    """Return the program's text, as on a host whose root is that folder."""
-    me, text = getpass.getuser(), SCRIPT.with_name("root-helper").read_text()
+def program_for(root: Path) -> str:
+    """Return the program's text for a host whose root is that folder."""
+    user, text = getpass.getuser(), SCRIPT.with_name("root-helper").read_text()
     for place in PLACES:
         text = text.replace(place, f"{root}{place}")
-    for there, here in (("/bucket", f"{root}/bucket"), ("/run", f"{root}/run"), ("replica", me), ("trainer", me)):
-        text = text.replace(f'"{there}"', f'"{here}"', 1)
+    for text_in_program, replacement in (
+        ("/bucket", f"{root}/bucket"),
+        ("/run", f"{root}/run"),
+        ("replica", user),
+        ("trainer", user),
+    ):
+        text = text.replace(f'"{text_in_program}"', f'"{replacement}"', 1)
     return text.replace('"/usr/sbin:/usr/bin', f'"{root}/bin:/usr/bin')
 
 
@@ -75,36 +80,39 @@ class Machine:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.script = root, root / "usr/host"
-        made = ("etc/systemd/system", "etc/scaletier", "opt/scaletier/venv/bin", "bin", "run", "usr", "bucket/jobs")
-        for folder in (*made, *(f"var/lib/scaletier/{name}" for name in ("jobs", "logs", "fetched", "secrets"))):
+        folders = ("etc/systemd/system", "etc/scaletier", "opt/scaletier/venv/bin", "bin", "run", "usr", "bucket/jobs")
+        for folder in (*folders, *(f"var/lib/scaletier/{name}" for name in ("jobs", "logs", "fetched", "secrets"))):
             (root / folder).mkdir(parents=True, exist_ok=True)
-        self.script.write_text(on(root))
-        for program, body in {"bin/systemctl": f'echo "$*" >>{root}/told', "opt/scaletier/venv/bin/python": ""}.items():
+        self.script.write_text(program_for(root))
+        for program, body in {
+            "bin/systemctl": f'echo "$*" >>{root}/systemctl-calls',
+            "opt/scaletier/venv/bin/python": "",
+        }.items():
             (root / program).write_text(f"#!/bin/sh\n{body}\n")
             (root / program).chmod(0o755)
         self.home, self.units = root / "var/lib/scaletier", root / "etc/systemd/system"
         monkeypatch.setattr(push, "NEW_DIR", f"{root}/opt/scaletier/.new")
 
     def call(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        (self.root / "told").write_text("")
+        (self.root / "systemctl-calls").write_text("")
         return subprocess.run([sys.executable, "-ISB", self.script, *words], input=stdin, capture_output=True, check=False)
 
     @property
-    def told(self) -> list[str]:
-        """The calls of systemd."""
-        return (self.root / "told").read_text().splitlines()
+    def systemctl_calls(self) -> list[str]:
+        """Return the calls of systemctl."""
+        return (self.root / "systemctl-calls").read_text().splitlines()
 
     def files(self, memory: int = 1, more: Iterable[RemoteFile] = ()) -> list[RemoteFile]:
-        """Return a host's own part of a push."""
-        own = {
+        """Return the host's own files of a push."""
+        contents = {
             "etc/scaletier/host.json": '{"bucket": "/bucket"}',
             "etc/systemd/system/scaletier.service.d/host.conf": f"[Service]\nMemoryMax={memory}\n",
             "etc/systemd/system/scaletier.timer.d/host.conf": "[Timer]\nOnUnitInactiveSec=60\n",
             "etc/systemd/system/scaletier-trainer.service.d/host.conf": "[Service]\n",
         }
-        return [*(RemoteFile(f"{self.root}/{path}", content) for path, content in own.items()), *more]
+        return [*(RemoteFile(f"{self.root}/{path}", content) for path, content in contents.items()), *more]
 
-    def take_in(
+    def push(
         self,
         version: str,
         code: Mapping[str, bytes],
@@ -114,18 +122,18 @@ class Machine:
         job: str = "job01",
         more: Iterable[RemoteFile] = (),
     ) -> tuple[list[str], set[str]]:
-        """Return the calls of systemd, and the files of the code that are there afterwards."""
+        """Push to the host, and return the calls of systemctl and the code's files afterwards."""
         stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
         done = self.call("take-in", version, *([job] if package else []), stdin=stream)
         assert done.returncode == 0, done.stderr
-        return self.told, self.code
+        return self.systemctl_calls, self.code
 
     @property
     def code(self) -> set[str]:
-        """The files that the host runs."""
+        """Return the paths of the code that the host runs."""
         top = self.root / "opt/scaletier"
-        found = (path.relative_to(top) for path in top.rglob("*") if path.is_file())
-        return {path.as_posix() for path in found if path.parts[0] != "venv"}
+        files = (path.relative_to(top) for path in top.rglob("*") if path.is_file())
+        return {path.as_posix() for path in files if path.parts[0] != "venv"}
 
 
 @pytest.fixture
@@ -133,12 +141,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -> None:
-    """Of both targets, with and without GPUs."""
+def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path) -> None:
+    """Check the files for both targets, with and without GPUs."""
     hosts = json.loads(inventory_json())["hosts"]
     hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
-    elsewhere = parse(inventory_json(hosts=hosts, bucket="gs://my-bucket.b_1", operatorBucket="gs://b"), tmp_path)
-    for cluster in (inventory, elsewhere):
+    google = parse(inventory_json(hosts=hosts, bucket="gs://my-bucket.b_1", operatorBucket="gs://b"), tmp_path)
+    for cluster in (inventory, google):
         for files in host_files.render(cluster).values():
             assert {file.path for file in files} == {host.HOST, *host.OF_JOBS}
             for file in files:
@@ -178,7 +186,7 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
         ("scaletier-serving.service", 'Environment="LD_PRELOAD=/bucket/x"'),
     ],
 )
-def test_a_unit_is_told_numbers_and_nothing_else(name: str, line: str) -> None:
+def test_a_unit_s_drop_in_may_only_set_numbers(name: str, line: str) -> None:
     path = f"/etc/systemd/system/{name}.d/host.conf"
     section = "Timer" if name.endswith("timer") else "Service"
     assert host.checked(path, f"[{section}]\n# Made.\n".encode())
@@ -188,7 +196,7 @@ def test_a_unit_is_told_numbers_and_nothing_else(name: str, line: str) -> None:
 
 @given(st.text(), st.sampled_from(sorted(host.CONFS)))
 @example("[Service]\nMemoryMax=1\nUser=root\n", "/etc/systemd/system/scaletier.service.d/host.conf")
-def test_whatever_a_unit_is_told_names_no_program_and_no_user(text: str, path: str) -> None:
+def test_no_accepted_drop_in_sets_a_program_or_a_user(text: str, path: str) -> None:
     try:
         host.checked(path, text.encode(errors="surrogatepass"))
     except (host.Refused, UnicodeDecodeError):
@@ -201,7 +209,7 @@ def test_whatever_a_unit_is_told_names_no_program_and_no_user(text: str, path: s
 @pytest.mark.parametrize(
     "bucket", ["/etc", "/bucket/", "/bucket/..", "", None, 7, "gs://", "gs://b/c", "gs://../x", "s3://abc"]
 )
-def test_a_bucket_is_one(bucket: object) -> None:
+def test_an_invalid_bucket_is_refused(bucket: object) -> None:
     with pytest.raises(host.Refused, match="is no bucket"):
         host.checked(host.HOST, json.dumps({"bucket": bucket}).encode())
 
@@ -218,7 +226,7 @@ def test_a_bucket_is_one(bucket: object) -> None:
 @example("opt/scaletier/.new/hosts/../x.py", tarfile.REGTYPE, 0o644)
 @example("var/lib/scaletier/secrets/../x.json", tarfile.REGTYPE, 0o644)
 @example("usr/lib/scaletier/root-helper", tarfile.REGTYPE, 0o755)
-def test_a_member_is_a_file_in_its_place_or_refused(
+def test_a_member_is_a_file_below_its_folder_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, kind: bytes, mode: int
 ) -> None:
     top = tmp_path_factory.mktemp("top")
@@ -230,7 +238,7 @@ def test_a_member_is_a_file_in_its_place_or_refused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "USER", getpass.getuser())
         try:
-            stream = packed([(entry, b"x" if kind == tarfile.REGTYPE else b"")])
+            stream = pack([(entry, b"x" if kind == tarfile.REGTYPE else b"")])
         except (ValueError, UnicodeError):
             return
         try:
@@ -242,9 +250,9 @@ def test_a_member_is_a_file_in_its_place_or_refused(
             refused = False
     assert kind == tarfile.REGTYPE or refused
     assert all(host._is_secret(path) and os.path.normpath(path) == path for path in files)
-    made = [path for path in top.rglob("*") if path != inside]
-    assert all(path.is_relative_to(inside) for path in made)
-    assert not [path for path in made if path.is_symlink() or (path.is_file() and path.stat().st_mode & 0o7022)]
+    created = [path for path in top.rglob("*") if path != inside]
+    assert all(path.is_relative_to(inside) for path in created)
+    assert not [path for path in created if path.is_symlink() or (path.is_file() and path.stat().st_mode & 0o7022)]
 
 
 @pytest.mark.parametrize(
@@ -268,8 +276,8 @@ def test_a_member_is_a_file_in_its_place_or_refused(
         "/etc/systemd/system/scaletier-serving.service.d/host.conf",
     ],
 )
-def test_a_place_that_is_none_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    stream = packed([(member(name.replace("/new", f"{tmp_path}/new").lstrip("/")), b"{}")])
+def test_other_paths_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    stream = pack([(member(name.replace("/new", f"{tmp_path}/new").lstrip("/")), b"{}")])
     (tmp_path / "new").mkdir()
     with pytest.raises(host.Refused, match=r"is nothing that this host takes: where fab is newer than it, pulumi up$"):
         host.unpack(stream, f"{tmp_path}/new", host.REPLICA, host.OF_JOBS, job=True)
@@ -278,7 +286,7 @@ def test_a_place_that_is_none_is_refused_by_name(tmp_path: Path, name: str) -> N
 
 def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
     files = [(member(f"{tmp_path}/jobs/a.py".lstrip("/")), b"1"), (member(f"{tmp_path}/package.sha256".lstrip("/")), b"2")]
-    host.unpack(packed(files), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True, known=True)
+    host.unpack(pack(files), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True, known=True)
     assert [path.name for path in tmp_path.iterdir()] == ["package.sha256"]
 
 
@@ -303,22 +311,22 @@ def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
         "-p",
     ],
 )
-def test_a_folder_to_write_into_is_one_of_the_bucket(folder: str) -> None:
+def test_a_writable_folder_must_be_in_the_bucket(folder: str) -> None:
     assert host.sandbox_command("writing", "1", "/bucket/jobs/a/output", "--", "sh")
     with pytest.raises(host.Refused, match="is no folder in the bucket"):
         host.sandbox_command("writing", "1", folder, "--", "sh")
 
 
-def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_duplicate_and_too_large_members_are_refused(tmp_path: Path) -> None:
     name = f"{tmp_path}/jobs/a.py".lstrip("/")
     with pytest.raises(FileExistsError):
-        host.unpack(packed([(member(name), b"1"), (member(name), b"2")]), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True)
+        host.unpack(pack([(member(name), b"1"), (member(name), b"2")]), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True)
     with pytest.raises(host.Refused, match="too large"):
         host.checked(host.HOST, b" " * (host.LIMIT + 1))
     with pytest.raises(host.Refused, match="nothing that this host takes"):
-        host.unpack(packed([(member(f"{tmp_path}/package/a".lstrip("/")), b"")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
+        host.unpack(pack([(member(f"{tmp_path}/package/a".lstrip("/")), b"")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
     with pytest.raises(host.Refused, match="nothing that this host takes"):
-        host.unpack(packed([(member(host.HOST.lstrip("/")), b"{}")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
+        host.unpack(pack([(member(host.HOST.lstrip("/")), b"{}")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
 
 
 @pytest.mark.parametrize(
@@ -353,20 +361,20 @@ def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
         ("sandbox", "writing", "1", "--", "sh"),
     ],
 )
-def test_a_call_that_is_none_is_refused(machine: Machine, words: tuple[str, ...]) -> None:
+def test_an_invalid_call_is_refused(machine: Machine, words: tuple[str, ...]) -> None:
     (machine.root / "bin/systemd-run").write_text("#!/bin/sh\necho ran\n")
     (machine.root / "bin/systemd-run").chmod(0o755)
-    before = sorted(path for path in machine.root.rglob("*") if path.name != "told")
+    before = sorted(path for path in machine.root.rglob("*") if path.name != "systemctl-calls")
     done = machine.call(*words)
     assert (done.returncode, done.stdout, done.stderr.count(b"\n"), done.stderr[:9]) == (1, b"", 1, b"refused: ")
-    assert machine.told == []
-    assert sorted(path for path in machine.root.rglob("*") if path.name != "told") == before
+    assert machine.systemctl_calls == []
+    assert sorted(path for path in machine.root.rglob("*") if path.name != "systemctl-calls") == before
 
 
 @given(st.text(max_size=40))
 @example("job01\n")
 @example("..")
-def test_what_is_no_id_of_a_job_reaches_nothing(name: str) -> None:
+def test_an_invalid_job_id_is_refused(name: str) -> None:
     if paths.JOB_ID.fullmatch(name):
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -376,115 +384,119 @@ def test_what_is_no_id_of_a_job_reaches_nothing(name: str) -> None:
                 verb(name)
 
 
-def told_of(line: list[str]) -> tuple[list[str], list[str]]:
+def parse_systemd_run(line: list[str]) -> tuple[list[str], list[str]]:
     """Return the properties and the program of a command line of systemd-run."""
-    place = line.index("--")
-    return [line[n + 1] for n, word in enumerate(line[:place]) if word == "-p"], line[place + 1 :]
+    separator = line.index("--")
+    return [line[n + 1] for n, word in enumerate(line[:separator]) if word == "-p"], line[separator + 1 :]
 
 
-def line_of(command: str) -> list[str]:
-    """Return the host's translation of a command line of fab's."""
+def sandbox_line(command: str) -> list[str]:
+    """Return the systemd-run command line for a command line of fab."""
     words = shlex.split(command)
     assert words[:4] == ["sudo", "-n", root_helper.PROGRAM, "sandbox"]
-    found: list[str] = host.sandbox_command(*words[4:])
-    return found
+    line: list[str] = host.sandbox_command(*words[4:])
+    return line
 
 
-def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(root_helper.reader_command(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
-    assert {"DynamicUser=yes", "SupplementaryGroups=trainer", "MemoryMax=800000000", "CPUWeight=20"} <= {*told}
-    assert {"OOMScoreAdjust=900", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= {*told}
-    assert not [each for each in told if each.startswith(("BindPaths", "ReadWritePaths", "User="))]
-    assert argv == ["env", "A=$$B", "--", "-p", "User=root"], "systemd has no variables to put in"
+def test_a_reading_program_is_a_dynamic_user_with_low_priority(inventory: Inventory) -> None:
+    properties, argv = parse_systemd_run(
+        sandbox_line(root_helper.reader_command(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"]))
+    )
+    assert {"DynamicUser=yes", "SupplementaryGroups=trainer", "MemoryMax=800000000", "CPUWeight=20"} <= {*properties}
+    assert {"OOMScoreAdjust=900", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= {*properties}
+    assert not [each for each in properties if each.startswith(("BindPaths", "ReadWritePaths", "User="))]
+    assert argv == ["env", "A=$$B", "--", "-p", "User=root"], "systemd expands no variables"
 
 
-def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(root_helper.writer_command(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
+def test_a_writing_program_is_the_trainer_with_one_folder(inventory: Inventory) -> None:
+    properties, argv = parse_systemd_run(
+        sandbox_line(root_helper.writer_command(inventory.chief, ["sh"], "/bucket/jobs/job01/output/"))
+    )
     assert argv == ["sh"]
-    assert {"User=trainer", 'TemporaryFileSystem="/bucket":ro', 'BindReadOnlyPaths=-"/bucket/data"'} <= {*told}
-    assert [each for each in told if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
-    assert "DynamicUser=yes" not in told
+    assert {"User=trainer", 'TemporaryFileSystem="/bucket":ro', 'BindReadOnlyPaths=-"/bucket/data"'} <= {*properties}
+    assert [each for each in properties if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
+    assert "DynamicUser=yes" not in properties
 
 
-def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
-    lend, _, run = root_helper.writer_command(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
-    assert lend == "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker gs://b/jobs/job01/output"
+def test_a_program_that_writes_to_google_s_bucket_gets_scoped_access(inventory: Inventory) -> None:
+    broker, _, run = root_helper.writer_command(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
+    assert broker == "cd /opt/scaletier && venv/bin/python -m hosts.agent.token_broker gs://b/jobs/job01/output"
     assert token_broker.PORT in shlex.split(run)
-    told, argv = told_of(line_of(run.replace(token_broker.PORT, "4321")))
+    properties, argv = parse_systemd_run(sandbox_line(run.replace(token_broker.PORT, "4321")))
     assert argv == ["sh"]
-    assert "Environment=GCE_METADATA_HOST=127.0.0.1:4321 GCE_METADATA_IP=127.0.0.1:4321" in told
-    assert not [each for each in told if each.startswith("BindPaths=")]
-    assert 'TemporaryFileSystem="/bucket":ro' in told
+    assert "Environment=GCE_METADATA_HOST=127.0.0.1:4321 GCE_METADATA_IP=127.0.0.1:4321" in properties
+    assert not [each for each in properties if each.startswith("BindPaths=")]
+    assert 'TemporaryFileSystem="/bucket":ro' in properties
 
 
-def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(machine: Machine) -> None:
+def test_a_push_replaces_what_changed_and_wakes_the_agent(machine: Machine) -> None:
     hold = "stop scaletier.timer"
-    # A replica that is just ending does not hear of it, and is to start again.
+    # An agent that is just ending ignores the reload, and is started again.
     wake = ["reload-or-restart scaletier.service", "start scaletier.service", "start --no-block scaletier.timer"]
     first = {"jobs/old.py": b"", "hosts/agent/__main__.py": b"1", "hosts/VERSION": b"1", "hosts/tuner/run.py": b"1"}
-    assert machine.take_in("1", first) == ([hold, "daemon-reload", *wake], {*first})
+    assert machine.push("1", first) == ([hold, "daemon-reload", *wake], {*first})
     assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
     for link in ("multi-user.target.wants/scaletier.service", "timers.target.wants/scaletier.timer"):
         assert (machine.units / link).readlink() == Path("..", Path(link).name)
     (machine.root / "opt/scaletier/jobs/compiled").touch()
-    kept = {*first, "jobs/compiled"}
-    assert machine.take_in("1", first) == (wake, kept), "the same again: what is compiled stays"
-    assert machine.take_in("1", first, memory=2) == (["daemon-reload", *wake], kept)
+    with_compiled = {*first, "jobs/compiled"}
+    assert machine.push("1", first) == (wake, with_compiled), "compiled files survive an identical push"
+    assert machine.push("1", first, memory=2) == (["daemon-reload", *wake], with_compiled)
     second = {"jobs/new.py": b"", "hosts/agent/__main__.py": b"2", "hosts/VERSION": b"2", "hosts/tuner/run.py": b"1"}
-    assert machine.take_in("2", second, memory=2) == ([hold, *wake], {*second}), "nothing of another version is left"
-    assert not list(machine.units.rglob(".*")), "and no part of a file"
+    assert machine.push("2", second, memory=2) == ([hold, *wake], {*second}), "no file of the other version is left"
+    assert not list(machine.units.rglob(".*")), "no partial file is left"
 
 
-def test_a_package_takes_the_place_of_another_whole_and_of_its_own_never(machine: Machine, tmp_path: Path) -> None:
+def test_a_package_replaces_another_one_but_not_itself(machine: Machine, tmp_path: Path) -> None:
     home = machine.home / "jobs/job01"
-    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    machine.push("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
     (home / "package/mine/beside").touch()
     (home / "home").mkdir()
-    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
-    assert (home / "package/mine/beside").exists(), "a program may run from it"
+    machine.push("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    assert (home / "package/mine/beside").exists(), "a program may be running from it"
     (tmp_path / "elsewhere").mkdir()
     (home / "package/mine/old.py").unlink()
     (home / "package/mine/deeper").symlink_to(tmp_path / "elsewhere")
-    machine.take_in("1", CODE, package={"mine/task.py": b"2", "mine/deeper/evil.py": b""}, mark="b")
-    assert not list((tmp_path / "elsewhere").iterdir()), "what a trainer has put there leads nowhere"
-    there = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
-    assert there == ["package.sha256", "package/mine/deeper/evil.py", "package/mine/task.py"]
+    machine.push("1", CODE, package={"mine/task.py": b"2", "mine/deeper/evil.py": b""}, mark="b")
+    assert not list((tmp_path / "elsewhere").iterdir()), "links of a trainer are not followed"
+    files = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert files == ["package.sha256", "package/mine/deeper/evil.py", "package/mine/task.py"]
     assert ((home / "package.sha256").read_text(), (home / "package/mine/task.py").read_text()) == ("b", "2")
-    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o40775", "a program may write beside itself, and copy it"
+    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o40775", "a program may write to its folder, and copy it"
 
 
-def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:
+def test_secrets_are_private_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text("root")
     (machine.home / "secrets/job01.json").symlink_to(tmp_path / "shadow")
-    machine.take_in("1", CODE, more=[RemoteFile(f"{machine.home}/secrets/job01.json", "{}")])
+    machine.push("1", CODE, more=[RemoteFile(f"{machine.home}/secrets/job01.json", "{}")])
     assert (tmp_path / "shadow").read_text() == "root"
     assert not (machine.home / "secrets/job01.json").is_symlink()
     assert oct((machine.home / "secrets/job01.json").stat().st_mode) == "0o100600"
 
 
-@pytest.mark.parametrize("breaks", ["in the middle", "after the shared part", "damaged"])
-def test_a_stream_that_breaks_off_changes_nothing(machine: Machine, breaks: str) -> None:
-    machine.take_in("1", CODE)
+@pytest.mark.parametrize("damage", ["in the middle", "after the shared part", "damaged"])
+def test_an_incomplete_stream_changes_nothing(machine: Machine, damage: str) -> None:
+    machine.push("1", CODE)
     before = {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()}
     shared = push.shared_stream({**CODE, "hosts/VERSION": b"2"})
-    whole = shared + push.host_stream(machine.files(memory=2))
-    damaged = bytearray(whole)
+    complete = shared + push.host_stream(machine.files(memory=2))
+    damaged = bytearray(complete)
     damaged[-6] ^= 1
-    stream = {"in the middle": whole[:-30], "after the shared part": shared, "damaged": bytes(damaged)}[breaks]
+    stream = {"in the middle": complete[:-30], "after the shared part": shared, "damaged": bytes(damaged)}[damage]
     done = machine.call("take-in", "2", stdin=stream)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
-    assert machine.told == ["stop scaletier.timer", "start --no-block scaletier.timer"]
+    assert machine.systemctl_calls == ["stop scaletier.timer", "start --no-block scaletier.timer"]
     assert {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()} == before
     assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
 
 
-def test_a_job_s_package_has_to_come_along(machine: Machine) -> None:
+def test_a_push_for_a_job_must_contain_its_package(machine: Machine) -> None:
     done = machine.call("take-in", "1", "job01", stdin=push.shared_stream(CODE) + push.host_stream(machine.files()))
     assert done.stderr == b"refused: the package did not come along\n"
     assert not (machine.root / "opt/scaletier/.new").exists()
 
 
-def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) -> None:
+def test_an_up_to_date_server_is_not_restarted(machine: Machine) -> None:
     def serve(version: str, memory: int) -> list[str]:
         code = [RemoteFile(f"{machine.root}/opt/scaletier/.server/hosts/serving/__main__.py", version)]
         conf = RemoteFile(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
@@ -494,18 +506,18 @@ def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) 
         assert (machine.units / "multi-user.target.wants/scaletier-serving.service").is_symlink()
         assert (machine.units / "scaletier-serving.service.d/host.conf").read_text() == conf.content
         assert not (machine.root / "opt/scaletier/.server").exists()
-        return machine.told
+        return machine.systemctl_calls
 
     assert machine.call("end-serving").returncode == 0
-    assert machine.told == [], "there is none"
+    assert machine.systemctl_calls == [], "there is no server"
     assert serve("1", 1) == ["daemon-reload", "restart scaletier-serving.service"]
     assert serve("1", 1) == ["start scaletier-serving.service"]
     assert serve("2", 2) == ["daemon-reload", "restart scaletier-serving.service"]
     assert machine.call("end-serving").returncode == 0
-    assert machine.told == ["disable --now --quiet scaletier-serving.service"]
+    assert machine.systemctl_calls == ["disable --now --quiet scaletier-serving.service"]
 
 
-def test_a_job_goes_with_all_that_is_its_and_no_link_is_followed(machine: Machine, tmp_path: Path) -> None:
+def test_a_job_s_folder_is_removed_without_following_links(machine: Machine, tmp_path: Path) -> None:
     job, other = machine.root / "bucket/jobs/job01", tmp_path / "other"
     deep = job / "output" / "/".join(["d"] * 1500)
     subprocess.run(["mkdir", "-p", deep], check=True)
@@ -518,11 +530,11 @@ def test_a_job_goes_with_all_that_is_its_and_no_link_is_followed(machine: Machin
         done = machine.call("remove", name)
         assert done.returncode == 0, done.stderr
     assert (list((machine.root / "bucket/jobs").iterdir()), list(other.iterdir())) == ([], [other / "kept"])
-    assert machine.call("remove", "job01").returncode == 1, "it is gone"
+    assert machine.call("remove", "job01").returncode == 1, "the job is already removed"
 
 
-def test_a_bucket_that_leads_elsewhere_is_not_followed(machine: Machine, tmp_path: Path) -> None:
-    """Who may write the bucket may put a link in the place of its folders."""
+def test_a_bucket_folder_that_is_a_link_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+    """Users who may write the bucket may replace its folders by links."""
     (tmp_path / "elsewhere/etc").mkdir(parents=True)
     (machine.root / "bucket/jobs").rmdir()
     (machine.root / "bucket/jobs").symlink_to(tmp_path / "elsewhere")
@@ -530,32 +542,32 @@ def test_a_bucket_that_leads_elsewhere_is_not_followed(machine: Machine, tmp_pat
     assert (tmp_path / "elsewhere/etc").exists()
 
 
-def test_what_a_host_has_kept_of_jobs_is_forgotten(machine: Machine) -> None:
+def test_forget_removes_a_host_s_files_of_jobs(machine: Machine) -> None:
     for job in ("job01", "job02", "job03"):
-        for place in (f"logs/{job}", f"jobs/{job}", f"fetched/{job}"):
-            (machine.home / place).mkdir()
+        for folder in (f"logs/{job}", f"jobs/{job}", f"fetched/{job}"):
+            (machine.home / folder).mkdir()
         (machine.home / f"logs/{job}.jsonl").touch()
     assert machine.call("forget", "job01", "job02", "job09").returncode == 0
-    left: set[Any] = {path.relative_to(machine.home).as_posix() for path in machine.home.glob("*/*")}
-    assert left == {"logs/job03", "logs/job03.jsonl", "jobs/job03", "fetched/job03"}
+    remaining: set[Any] = {path.relative_to(machine.home).as_posix() for path in machine.home.glob("*/*")}
+    assert remaining == {"logs/job03", "logs/job03.jsonl", "jobs/job03", "fetched/job03"}
 
 
-def test_a_full_disk_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A job's leftovers go a moment after its end, and the next job may come before."""
-    slept: list[float] = []
+def test_a_push_waits_for_space_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A job's files are removed shortly after its end; the next job may be pushed before that."""
+    pauses: list[float] = []
 
     def urandom(_: int) -> bytes:
-        if len(slept) < 3:
+        if len(pauses) < 3:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         return b"some"
 
     monkeypatch.setattr(host, "CODE", str(tmp_path))
     monkeypatch.setattr(host.os, "urandom", urandom)
-    monkeypatch.setattr(host.time, "sleep", slept.append)
+    monkeypatch.setattr(host.time, "sleep", pauses.append)
     host._await_room()
-    assert slept == [1, 1, 1]
+    assert pauses == [1, 1, 1]
     assert not list(tmp_path.iterdir())
-    slept.clear()
+    pauses.clear()
     monkeypatch.setattr(host, "ROOM_SECONDS", -1.0)
     with pytest.raises(OSError, match="Disk quota exceeded"):
         host._await_room()

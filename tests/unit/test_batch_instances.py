@@ -1,4 +1,4 @@
-"""Instances as lines and records, and a model's results for many of which it refuses some."""
+"""Instances as lines and records, and the results of a model that refuses some of them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ IMAGE = Signature({"key": Tensor("int64", (None,)), "image": Tensor("float32", (
 def record(**features: Any) -> bytes:
     """Return a tf.train.Example, of bytes, floats or whole numbers."""
     kinds = {bytes: ("bytes_list", tf.train.BytesList), float: ("float_list", tf.train.FloatList)}
-    made = {}
+    encoded = {}
     for name, values in features.items():
         kind, wrap = kinds.get(type(values[0]), ("int64_list", tf.train.Int64List))
-        made[name] = tf.train.Feature(**{kind: wrap(value=values)})
-    content: bytes = tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+        encoded[name] = tf.train.Feature(**{kind: wrap(value=values)})
+    content: bytes = tf.train.Example(features=tf.train.Features(feature=encoded)).SerializeToString()
     return content
 
 
@@ -40,20 +40,20 @@ def arrays(signature: Signature, *records: bytes) -> dict[str, Any]:
     return {name: array.tolist() for name, array in predict({"instances": instances}, signature)[0].items()}
 
 
-def test_features_are_the_inputs_of_their_names() -> None:
-    found = arrays(IMAGE, record(key=[7], image=[0.5, 1.0, 0.0, 0.25], label=[3]), record(key=[8], image=[1, 2, 3, 4]))
-    assert found == {"key": [7, 8], "image": [[0.5, 1.0, 0.0, 0.25], [1.0, 2.0, 3.0, 4.0]]}
+def test_features_are_inputs_by_name() -> None:
+    inputs = arrays(IMAGE, record(key=[7], image=[0.5, 1.0, 0.0, 0.25], label=[3]), record(key=[8], image=[1, 2, 3, 4]))
+    assert inputs == {"key": [7, 8], "image": [[0.5, 1.0, 0.0, 0.25], [1.0, 2.0, 3.0, 4.0]]}
 
 
-def test_images_as_make_data_keeps_them() -> None:
-    found = arrays(IMAGE, record(image_raw=[b"\x00\xff\x33\x00"], label=[3]), record(image_raw=[bytes(4)]))
-    assert found["key"] == [40, 41], "the number of the record, where it has no key"
-    assert found["image"] == [[0.0, 1.0, pytest.approx(0.2), 0.0], [0.0] * 4]
-    whole = Signature({"image": Tensor("int32", (None, 2, 2))}, {})
-    assert arrays(whole, record(image_raw=[b"\x00\xff\x33\x01"])) == {"image": [[[0, 255], [51, 1]]]}
+def test_images_in_the_format_of_make_data() -> None:
+    inputs = arrays(IMAGE, record(image_raw=[b"\x00\xff\x33\x00"], label=[3]), record(image_raw=[bytes(4)]))
+    assert inputs["key"] == [40, 41], "the record's number is its key if it has none"
+    assert inputs["image"] == [[0.0, 1.0, pytest.approx(0.2), 0.0], [0.0] * 4]
+    integers = Signature({"image": Tensor("int32", (None, 2, 2))}, {})
+    assert arrays(integers, record(image_raw=[b"\x00\xff\x33\x01"])) == {"image": [[[0, 255], [51, 1]]]}
 
 
-def test_texts_and_whole_records() -> None:
+def test_texts_and_serialized_examples() -> None:
     texts = Signature({"word": Tensor(None, (None, 2)), "n": Tensor("int64", (None, None))}, {})
     assert arrays(texts, record(word=[b"a", b"\xff"], n=[1, 2])) == {"word": [[b"a", b"\xff"]], "n": [[1, 2]]}
     serialized = Signature({"examples": Tensor(None, (None,))}, {})
@@ -62,7 +62,7 @@ def test_texts_and_whole_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (record(label=[3]), "this signature takes image, key"),
         (record(image=[1.0]), "input image has the shape [1, 1], and must have [?, 4]"),
@@ -71,12 +71,12 @@ def test_texts_and_whole_records() -> None:
         (b"\xff\xff", "is no tf.train.Example"),
     ],
 )
-def test_a_record_that_the_model_cannot_take(content: bytes, says: str) -> None:
-    with pytest.raises(RestError, match=re.escape(says)):
+def test_a_record_that_does_not_fit_the_signature_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(RestError, match=re.escape(message)):
         arrays(IMAGE, content)
 
 
-def test_a_line_is_a_value_of_json() -> None:
+def test_a_line_is_a_json_value() -> None:
     assert of_line(b'{"x": [1, 2]}') == {"x": [1, 2]}
     for line in (b"{", b"NaN", b"\xff"):
         with pytest.raises(RestError, match="is no JSON"):
@@ -84,31 +84,31 @@ def test_a_line_is_a_value_of_json() -> None:
 
 
 @pytest.mark.parametrize("lines", [b'{"x": 1}\n', b"1\n", b"", "é".encode()])
-def test_what_a_file_is_its_content_says(lines: bytes) -> None:
-    packed = (784).to_bytes(8, "little") + b"crc." + bytes(784)
+def test_the_kind_of_a_file_is_detected_from_its_content(lines: bytes) -> None:
+    records = (784).to_bytes(8, "little") + b"crc." + bytes(784)
     assert (detect_kind(lines), detect_kind(gzip.compress(lines))) == ((False, False), (False, True))
-    assert (detect_kind(packed), detect_kind(gzip.compress(packed))) == ((True, False), (True, True))
+    assert (detect_kind(records), detect_kind(gzip.compress(records))) == ((True, False), (True, True))
     with pytest.raises(ValueError, match="is broken"):
         detect_kind(b"\x1f\x8b\xff\xff")
 
 
-class Doubles:
-    """A model that doubles x, refuses what is negative, and notes how many it was asked about at once."""
+class DoublingModel:
+    """A model that doubles x, refuses negative values, and records its batch sizes."""
 
     def __init__(self, by_rows: bool = True) -> None:
         output = Tensor("float32", (None,) if by_rows else None)
         self.signatures = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": output})}
-        self.asked: list[int] = []
+        self.batch_sizes: list[int] = []
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        self.asked.append(len(inputs["x"]))
+        self.batch_sizes.append(len(inputs["x"]))
         if (inputs["x"] < 0).any():
             raise RestError(400, "the model refuses the input: it is negative")
         return {"y": 2 * inputs["x"]}
 
 
-def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict[str, Any]]]:
-    """Return the results, and the errors, of a shard of lines."""
+def predict_shard(model: DoublingModel, values: list[Any]) -> tuple[list[float], list[dict[str, Any]]]:
+    """Return the results and the errors of a shard of lines."""
     errors: list[dict[str, Any]] = []
     lines = [value if isinstance(value, bytes) else json.dumps({"x": value}).encode() for value in values]
     predictor = ShardPredictor(model.run, model.signatures, "serving_default")
@@ -116,40 +116,40 @@ def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict
 
 
 @given(st.lists(st.integers(-1, 9), max_size=300))
-def test_whoever_is_refused_the_others_have_their_results(values: list[int]) -> None:
-    results, errors = predicted(Doubles(), values)
+def test_a_refused_instance_does_not_affect_the_others(values: list[int]) -> None:
+    results, errors = predict_shard(DoublingModel(), values)
     assert results == [2.0 * value for value in values if value >= 0]
     assert [error["line"] for error in errors] == [line for line, value in enumerate(values, 1) if value < 0]
 
 
-def test_why_there_is_no_result() -> None:
-    results, errors = predicted(Doubles(), [1, b"{", b"  ", -1, "text", 2])
+def test_errors_have_a_reason() -> None:
+    results, errors = predict_shard(DoublingModel(), [1, b"{", b"  ", -1, "text", 2])
     assert results == [2.0, 4.0]
     assert [error["line"] for error in errors] == [2, 4, 5]
-    said = [str(error["error"]) for error in errors]
-    assert said[0].startswith("is no JSON: ")
-    assert said[1:] == ["the model refuses the input: it is negative", "input x must be numbers, all rows of one length"]
+    messages = [str(error["error"]) for error in errors]
+    assert messages[0].startswith("is no JSON: ")
+    assert messages[1:] == ["the model refuses the input: it is negative", "input x must be numbers, all rows of one length"]
 
 
-def test_batches_are_of_rows_where_the_model_takes_rows() -> None:
-    model = Doubles()
-    predicted(model, [1] * (2 * BATCH + 3))
-    assert model.asked == [BATCH, BATCH, 3]
-    single = Doubles(by_rows=False)
-    assert predicted(single, [1, 2, 3])[0] == [2.0, 4.0, 6.0]
-    assert single.asked == [1, 1, 1]
+def test_a_model_that_takes_rows_gets_batches() -> None:
+    model = DoublingModel()
+    predict_shard(model, [1] * (2 * BATCH + 3))
+    assert model.batch_sizes == [BATCH, BATCH, 3]
+    single = DoublingModel(by_rows=False)
+    assert predict_shard(single, [1, 2, 3])[0] == [2.0, 4.0, 6.0]
+    assert single.batch_sizes == [1, 1, 1]
 
 
-def test_outputs_that_are_no_row_for_each() -> None:
-    class Odd(Doubles):
+def test_outputs_without_a_row_per_instance_are_errors() -> None:
+    class FiveRowModel(DoublingModel):
         def run(self, signature: str, inputs: Arrays) -> Arrays:
             return {"y": np.zeros(5, np.float32)}
 
-    results, errors = predicted(Odd(), [1, 2])
+    results, errors = predict_shard(FiveRowModel(), [1, 2])
     assert results == []
     assert [error["error"] for error in errors] == ["the outputs of this signature have 5 rows for 1 instances"] * 2
 
 
-def test_a_signature_that_there_is_not() -> None:
+def test_an_unknown_signature_is_refused() -> None:
     with pytest.raises(RestError, match="there is no signature 'other'; there are serving_default"):
-        ShardPredictor(Doubles().run, Doubles().signatures, "other")
+        ShardPredictor(DoublingModel().run, DoublingModel().signatures, "other")

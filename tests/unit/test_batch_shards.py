@@ -1,4 +1,4 @@
-"""The shards of a batch: every byte in one shard, in order, on any replica; and the numbers of their records."""
+"""The shards of a batch: every byte in one shard, in order, on any replica; and their records' numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", si
 @given(FILES, st.integers(1, 20))
 def test_every_byte_is_in_one_shard_and_the_order_is_kept(files: list[InputFile], replicas: int) -> None:
     shards = cut(files, replicas)
-    found = [(shard.file, byte) for shard in shards for byte in range(shard.start, shard.end)]
-    assert found == [(index, byte) for index, file in enumerate(files) for byte in range(file.size)]
+    positions = [(shard.file, byte) for shard in shards for byte in range(shard.start, shard.end)]
+    assert positions == [(index, byte) for index, file in enumerate(files) for byte in range(file.size)]
     assert [(shard.number, shard.total) for shard in shards] == [(n, len(shards)) for n in range(len(shards))]
-    assert {shard.file for shard in shards} == set(range(len(files))), "an empty file is not forgotten"
+    assert {shard.file for shard in shards} == set(range(len(files))), "an empty file has a shard too"
     assert len(shards) <= PER_REPLICA * replicas + len(files)
-    taken = [shard.number for rank in range(replicas) for shard in shards_of(shards, rank, replicas)]
-    assert sorted(taken) == list(range(len(shards)))
+    numbers = [shard.number for rank in range(replicas) for shard in shards_of(shards, rank, replicas)]
+    assert sorted(numbers) == list(range(len(shards)))
 
 
 def test_one_large_file_is_shared_evenly() -> None:
@@ -29,13 +29,13 @@ def test_one_large_file_is_shared_evenly() -> None:
 
 
 def test_the_last_shard_of_a_packed_file_is_open() -> None:
-    whole, packed = cut([InputFile("/bucket/a", 100), InputFile("/bucket/b", 100, packed=True)], 1)[1::2]
-    assert whole.end == 100
+    plain, packed = cut([InputFile("/bucket/a", 100), InputFile("/bucket/b", 100, packed=True)], 1)[1::2]
+    assert plain.end == 100
     assert packed.end > 1 << 50, "its size may be wrong"
 
 
 def test_the_number_of_a_record() -> None:
-    """What is behind damage, or begins where no record ends, has none."""
+    """Records after damage, or that start where no record ends, have no number."""
     first, second, third, other = cut([InputFile("/bucket/a", 300), InputFile("/bucket/b", 100)], 1)
     tally = Tally()
     assert tally.add(first, Count(5, 0, 110)) == (True, "")
@@ -46,9 +46,9 @@ def test_the_number_of_a_record() -> None:
     assert tally.add(other, Count(1, 0, 100)) == (True, "")
     assert (tally.line, tally.key) == (1, 9)
 
-    apart = Tally()
-    apart.add(first, Count(5, 0, 110))
-    valid, damage = apart.add(second, Count(3, 100, 200))
+    with_gap = Tally()
+    with_gap.add(first, Count(5, 0, 110))
+    valid, damage = with_gap.add(second, Count(3, 100, 200))
     assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
-    assert apart.add(third, Count(0, 200, 200)) == (False, "")
-    assert apart.key == 5
+    assert with_gap.add(third, Count(0, 200, 200)) == (False, "")
+    assert with_gap.key == 5

@@ -42,20 +42,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def files_of(model: Path) -> dict[str, str]:
+def hash_files(model: Path) -> dict[str, str]:
     files = (path for path in model.rglob("*") if path.is_file())
     return {path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-Asked = Callable[..., Request]
+MakeRequest = Callable[..., Request]
 
 
 @pytest.fixture
-def asked(model: Path, tmp_path: Path) -> Asked:
+def make_request(model: Path, tmp_path: Path) -> MakeRequest:
     def make(**contents: bytes) -> Request:
         for name, content in contents.items():
             (tmp_path / name).write_bytes(content)
-        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), files_of(model))
+        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), hash_files(model))
 
     return make
 
@@ -83,13 +83,15 @@ def results(folder: Path) -> list[Any]:
 
 
 def errors(folder: Path) -> list[tuple[str, int]]:
-    told = [json.loads(line) for line in (folder / ERRORS).read_text().splitlines()]
-    return [(Path(error["file"]).name, error["line"]) for error in told]
+    records = [json.loads(line) for line in (folder / ERRORS).read_text().splitlines()]
+    return [(Path(error["file"]).name, error["line"]) for error in records]
 
 
-def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_records_plain_and_compressed(
+    make_request: MakeRequest, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = tfrecords(tmp_path / "scratch", range(10, 20))
-    request = asked(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
+    request = make_request(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
     out = tmp_path / "out"
     run(request, model, out)
     assert results(out) == [2.0 * x for x in (1, 2, *range(10, 20), *range(10, 20), 30, 31)]
@@ -99,19 +101,21 @@ def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Pa
     assert capsys.readouterr().out.splitlines()[-1].startswith("Predicted 24 instances, 1 errors (")
 
 
-def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_replicas_share_the_work(
+    make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
-    request, out = asked(a=lines(*range(100))), tmp_path / "out"
+    request, out = make_request(a=lines(*range(100))), tmp_path / "out"
     workers = [threading.Thread(target=run, args=(request, model, out, rank, 3), daemon=True) for rank in (1, 2)]
     for worker in workers:
-        worker.start()  # they wait for the chief's plan, and it for their shards
+        worker.start()  # they wait for the chief's plan, and the chief for their shards
     run(request, model, out, 0, 3)
     for worker in workers:
         worker.join(30)
         assert not worker.is_alive()
     assert results(out) == [2.0 * x for x in range(100)]
     assert len(list(out.glob("prediction.results-*"))) == 12
-    for rank in range(3):  # started again when all is done
+    for rank in range(3):  # restarted after the end
         run(request, model, out, rank, 3)
     assert results(out) == [2.0 * x for x in range(100)]
     assert not (out / ".parts").exists()
@@ -122,21 +126,21 @@ def plan(request: Request, out: Path) -> None:
 
 
 def test_a_file_is_read_once_by_all_replicas_together(
-    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replica begins at its own shards, in lines and in records; one that is packed has to be read from its start."""
+    """Each replica starts at its own shards; only compressed files are read from their start."""
     values = range(1000)
-    request = asked(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
+    request = make_request(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
     out = tmp_path / "out"
     plan(request, out)
-    got = dict.fromkeys(request.inputs, 0)
+    counts = dict.fromkeys(request.inputs, 0)
 
     def count(name: str) -> None:
-        whole = getattr(inputs, name)
+        original = getattr(inputs, name)
 
         def counting(file: InputFile, start: int) -> Iterator[inputs.Record]:
-            for record in whole(file, start):
-                got[file.path] += 1
+            for record in original(file, start):
+                counts[file.path] += 1
                 yield record
 
         monkeypatch.setattr(inputs, name, counting)
@@ -146,14 +150,14 @@ def test_a_file_is_read_once_by_all_replicas_together(
     for rank in (3, 2, 1, 0):
         run(request, model, out, rank, 4)
     assert results(out) == [2.0 * x for x in (*values, *values, *values)]
-    lines_read, records_read, packed_read = got.values()
-    assert 1000 < lines_read <= 1016, "and a record more for each shard, to see that it is the next one's"
+    lines_read, records_read, packed_read = counts.values()
+    assert 1000 < lines_read <= 1016, "at most one extra record per shard, which belongs to the next shard"
     assert 1000 < records_read <= 1016
     assert 2000 < packed_read <= 4004
 
 
-def test_a_file_that_is_changed_meanwhile_is_reported(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request, out = asked(a=lines(*range(40)), b=lines(77)), tmp_path / "out"
+def test_a_file_that_changes_during_the_batch_is_reported(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=lines(*range(40)), b=lines(77)), tmp_path / "out"
     plan(request, out)
     run(request, model, out, 1, 2)
     Path(request.inputs[0]).write_bytes(lines(100, *range(1, 40)))
@@ -166,37 +170,37 @@ def test_a_file_that_is_changed_meanwhile_is_reported(asked: Asked, model: Path,
     )
 
 
-def test_records_in_a_record_are_not_taken_for_those_of_the_file(asked: Asked, model: Path, tmp_path: Path) -> None:
+def test_records_inside_a_record_are_no_records_of_the_file(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "scratch")) as writer:
         writer.write(tfrecords(tmp_path / "inner", range(20)))
-    whole = (tmp_path / "scratch").read_bytes()
-    for name, content, found in (("a", whole, [("a", 1), ("a", 2)]), ("b", gzip.compress(whole), [("b", 1)])):
-        run(asked(**{name: content}), model, tmp_path / f"out-{name}")
+    outer = (tmp_path / "scratch").read_bytes()
+    for name, content, expected in (("a", outer, [("a", 1), ("a", 2)]), ("b", gzip.compress(outer), [("b", 1)])):
+        run(make_request(**{name: content}), model, tmp_path / f"out-{name}")
         assert results(tmp_path / f"out-{name}") == []
-        assert errors(tmp_path / f"out-{name}") == found
+        assert errors(tmp_path / f"out-{name}") == expected
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_record_has_its_number_in_the_input_as_key(asked: Asked, tmp_path: Path, replicas: int) -> None:
+def test_a_record_s_key_is_its_number_in_the_input(make_request: MakeRequest, tmp_path: Path, replicas: int) -> None:
     module = tf.Module()
     types = [tf.TensorSpec([None], tf.float32, "x"), tf.TensorSpec([None], tf.int64, "key")]
     module.twice = tf.function(lambda x, key: {"y": 2 * x, "key": key}, input_signature=types)
     tf.saved_model.save(module, str(tmp_path / "keyed"), signatures=module.twice)
-    whole = tfrecords(tmp_path / "scratch", range(50))
-    broken = bytearray(whole)
-    broken[len(whole) // 50 * 20 + 14] ^= 1
-    request = asked(a=whole, b=gzip.compress(whole), c=bytes(broken), d=b'\n{"x": 1, "key": 7}\n', e=whole)
-    keyed, out = Request(request.inputs, files_of(tmp_path / "keyed")), tmp_path / "out"
+    records = tfrecords(tmp_path / "scratch", range(50))
+    broken = bytearray(records)
+    broken[len(records) // 50 * 20 + 14] ^= 1
+    request = make_request(a=records, b=gzip.compress(records), c=bytes(broken), d=b'\n{"x": 1, "key": 7}\n', e=records)
+    keyed, out = Request(request.inputs, hash_files(tmp_path / "keyed")), tmp_path / "out"
     plan(keyed, out)
     workers = [threading.Thread(target=run, args=(keyed, tmp_path / "keyed", out, rank, replicas)) for rank in range(replicas)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(30)
-    found = [(row["y"], row["key"]) for row in results(out)]
+    rows = [(row["y"], row["key"]) for row in results(out)]
     first = [(2.0 * x, x) for x in range(50)]
     damaged = [(2.0 * x, 100 + x) for x in range(20)]
-    assert found == [*first, *((y, 50 + x) for y, x in first), *damaged, (2.0, 7), *((y, 122 + x) for y, x in first)]
+    assert rows == [*first, *((y, 50 + x) for y, x in first), *damaged, (2.0, 7), *((y, 122 + x) for y, x in first)]
     assert errors(out) == [("c", 21)]
 
 
@@ -212,22 +216,22 @@ def test_the_shards_have_every_record_once(
         with tf.io.TFRecordWriter(str(path)) as writer:
             for content in contents:
                 writer.write(content)
-        whole = path.read_bytes()
+        file_content = path.read_bytes()
     else:
-        whole = end.join(contents) + data.draw(st.sampled_from([b"", end]))
-        contents = whole.split(end)[: -1 if whole.endswith(end) or not whole else None]
-    path.write_bytes(gzip.compress(whole) if packed else whole)
+        file_content = end.join(contents) + data.draw(st.sampled_from([b"", end]))
+        contents = file_content.split(end)[: -1 if file_content.endswith(end) or not file_content else None]
+    path.write_bytes(gzip.compress(file_content) if packed else file_content)
     file = inputs.inspect_file(str(path))
-    if whole:
-        assert (file.size, file.records, file.packed) == (len(whole), is_records, packed)
+    if file_content:
+        assert (file.size, file.records, file.packed) == (len(file_content), is_records, packed)
     shards = cut([file], replicas)
-    found = list[bytes]()
+    records = list[bytes]()
     tally = Tally()
     reader = inputs.InputReader()
     for shard in shards:
-        found += reader.read(file, shard)
+        records += reader.read(file, shard)
         assert tally.add(shard, reader.count) == (True, "")
-    assert found == contents
+    assert records == contents
     assert tally.line == len(contents)
     separately = list[bytes]()
     for shard in reversed(shards):
@@ -236,7 +240,7 @@ def test_the_shards_have_every_record_once(
 
 
 @pytest.mark.parametrize("byte", [b"\0", b"x", b"\xff"])
-def test_a_record_of_eight_bytes_is_not_taken_for_the_head_of_one(tmp_path: Path, byte: bytes) -> None:
+def test_a_record_of_eight_bytes_is_not_mistaken_for_a_header(tmp_path: Path, byte: bytes) -> None:
     path = tmp_path / "file"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for _ in range(9):
@@ -246,19 +250,19 @@ def test_a_record_of_eight_bytes_is_not_taken_for_the_head_of_one(tmp_path: Path
 
 
 class KilledError(BaseException):
-    """A kill, as a test raises it."""
+    """A simulated kill."""
 
 
 @pytest.mark.parametrize("at", range(11))
-def test_killed_anywhere_it_goes_on_where_it_was(
-    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+def test_a_batch_that_is_killed_anywhere_continues(
+    make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """The writes are the plan, two for each of four shards, the errors and the counts; it is killed in front of one."""
-    request, out = asked(a=lines(*range(6), -1, "odd")), tmp_path / "out"
+    """Kill it before each write: the plan, two for each of four shards, the errors and the counts."""
+    request, out = make_request(a=lines(*range(6), -1, "odd")), tmp_path / "out"
     written: list[str] = []
     write = PredictionOutput._write
 
-    def dying(output: PredictionOutput, name: str, pieces: Any) -> None:
+    def write_or_die(output: PredictionOutput, name: str, pieces: Any) -> None:
         if len(written) == at:
             list(pieces)
             written.append("killed")
@@ -266,18 +270,18 @@ def test_killed_anywhere_it_goes_on_where_it_was(
         write(output, name, pieces)
         written.append(name)
 
-    monkeypatch.setattr(PredictionOutput, "_write", dying)
+    monkeypatch.setattr(PredictionOutput, "_write", write_or_die)
     with pytest.raises(KilledError):
         run(request, model, out)
     run(request, model, out)
     assert results(out) == [*(2.0 * x for x in range(6)), -2.0]
     assert errors(out) == [("a", 8)]
     done = [name for name in written if name.startswith(".parts/0")]
-    assert len(done) == len(set(done)) == 4, "what is done is not done again"
+    assert len(done) == len(set(done)) == 4, "no shard is predicted twice"
 
 
-def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
+def test_existing_results_are_not_computed_again(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=lines(1, 2, 3, 4)), tmp_path / "out"
     output = PredictionOutput(str(out))
     plan(request, out)
     second = cut([inputs.inspect_file(request.inputs[0])], 1)[1]
@@ -285,22 +289,22 @@ def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path
     output.keep_done(second, ShardOutcome(Count(1, second.start, second.end), 1))
     run(request, model, out)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
-    assert output.not_done([second]) == [], "who looks when all is put together has nothing to do"
+    assert output.not_done([second]) == [], "no shard is open once the results are merged"
 
 
-def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request, out = asked(a=lines(1, 2)), tmp_path / "out"
+def test_instances_appended_after_the_plan_are_ignored(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=lines(1, 2)), tmp_path / "out"
     plan(request, out)
     Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
     run(request, model, out)
     assert results(out) == [2.0, 4.0]
 
 
-def test_a_damaged_file_gives_what_it_has(asked: Asked, model: Path, tmp_path: Path) -> None:
-    whole = tfrecords(tmp_path / "scratch", range(10))
-    broken = bytearray(whole)
-    broken[len(whole) // 10 * 7 + 14] ^= 1
-    request, out = asked(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
+def test_a_damaged_file_yields_the_records_before_the_damage(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    records = tfrecords(tmp_path / "scratch", range(10))
+    broken = bytearray(records)
+    broken[len(records) // 10 * 7 + 14] ^= 1
+    request, out = make_request(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
     run(request, model, out)
     assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
     assert errors(out) == [("a", 8), ("b", 1)]
@@ -311,25 +315,25 @@ Fail = Callable[[Exception, int, int], list[float]]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Make input files fail: `error`, `times` times, behind `good` reads of ten bytes or else at once; pauses are recorded."""
+    """Return a function that makes input files raise `error` `times` times after `good` reads, and returns the pauses."""
 
     opened: Any = tensorflow().file_io.FileIO
 
     def fail(error: Exception, good: int, times: int) -> list[float]:
         pauses: list[float] = []
-        left, given = times, 0
+        remaining, reads = times, 0
 
         def pass_or_raise(passes: bool) -> None:
-            nonlocal left
-            if not passes and left:
-                left -= 1
+            nonlocal remaining
+            if not passes and remaining:
+                remaining -= 1
                 raise error
 
         class Failing(opened):
             def read(self, size: int = -1) -> Any:
-                nonlocal given
-                pass_or_raise(size == -1 or (size == inputs._HEAD and good > 0) or given < good)
-                given += size == inputs._BLOCK
+                nonlocal reads
+                pass_or_raise(size == -1 or (size == inputs._HEAD and good > 0) or reads < good)
+                reads += size == inputs._BLOCK
                 return super().read(size)
 
         monkeypatch.setattr(inputs, "_BLOCK", 10)
@@ -340,8 +344,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return fail
 
 
-def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Path, tmp_path: Path, failing: Fail) -> None:
-    request, out = asked(a=lines(*range(20))), tmp_path / "out"
+def test_a_bucket_that_fails_briefly_costs_no_result(
+    make_request: MakeRequest, model: Path, tmp_path: Path, failing: Fail
+) -> None:
+    request, out = make_request(a=lines(*range(20))), tmp_path / "out"
     pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 0, 2)
     plan(request, out)
     assert pauses == [1, 2]
@@ -364,7 +370,7 @@ def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Pat
 )
 @pytest.mark.parametrize("good", [0, 1])
 def test_an_unreadable_file_does_not_count_as_damaged(
-    asked: Asked,
+    make_request: MakeRequest,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -374,7 +380,7 @@ def test_an_unreadable_file_does_not_count_as_damaged(
     code: int,
     good: int,
 ) -> None:
-    request = asked(a=lines(*range(9)), b=lines(3))
+    request = make_request(a=lines(*range(9)), b=lines(3))
     monkeypatch.setattr(Request, "of_package", lambda: request)
     pauses = failing(error(None, None, "not now\nand more"), good, 99)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == code
@@ -383,13 +389,13 @@ def test_an_unreadable_file_does_not_count_as_damaged(
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
-def test_an_output_that_does_not_answer(
-    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_unresponsive_output_exits_with_143(
+    make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unavailable(*_: object) -> None:
         raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
 
-    monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
+    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
     monkeypatch.setattr(PredictionOutput, "_write", unavailable)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
@@ -397,51 +403,51 @@ def test_an_output_that_does_not_answer(
 
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replicas: int) -> None:
-    """Without its end and its checksum; only stored blocks have a byte of the file for each byte of a record."""
+    """Cut off the end and the checksum. Stored blocks have a byte of the file for each byte of a record."""
     records, path = tfrecords(tmp_path / "records", range(9)), tmp_path / "cut"
     compressor = zlib.compressobj(0, wbits=31)
-    packed = compressor.compress(records[: len(records) // 9 * 5]) + compressor.flush(zlib.Z_SYNC_FLUSH)
-    path.write_bytes(packed)
+    content = compressor.compress(records[: len(records) // 9 * 5]) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    path.write_bytes(content)
     file, reader, tally = inputs.inspect_file(str(path)), inputs.InputReader(), Tally()
-    found, damages = list[bytes](), list[str]()
+    complete, damages = list[bytes](), list[str]()
     for shard in cut([file], replicas):
-        found += reader.read(file, shard)
+        complete += reader.read(file, shard)
         if tally.add(shard, reader.count)[0]:
             damages.append(reader.count.damage)
-    assert len(found) == 5
+    assert len(complete) == 5
     assert [damage for damage in damages if damage] == [
         f"cannot be read from here on: it is cut, and has {len(records) // 9 * 5} bytes without gzip where it had {file.size}"
     ]
 
 
-def test_a_file_that_got_shorter_is_reported(asked: Asked, model: Path, tmp_path: Path) -> None:
-    """Of four shards the second lacks some, and the fourth is behind what is damaged now."""
-    packed = gzip.compress(lines(*range(40)))
-    request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"
+def test_a_file_that_got_shorter_is_reported(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    """Of four shards the second lacks bytes, and the fourth is after the damage."""
+    compressed = gzip.compress(lines(*range(40)))
+    request, out = make_request(a=lines(*range(40)), b=compressed), tmp_path / "out"
     plan(request, out)
     Path(request.inputs[0]).write_bytes(lines(*range(25)))
-    Path(request.inputs[1]).write_bytes(packed[:20])
+    Path(request.inputs[1]).write_bytes(compressed[:20])
     run(request, model, out)
     assert results(out) == [2.0 * x for x in range(25)]
     assert errors(out) == [("a", 26), ("b", 1)]
-    told = (out / ERRORS).read_text()
-    assert "cannot be read from here on: it was changed, and has 240 bytes where it had 390" in told
-    assert "cannot be read from here on: Compressed file ended before" in told
+    errors_text = (out / ERRORS).read_text()
+    assert "cannot be read from here on: it was changed, and has 240 bytes where it had 390" in errors_text
+    assert "cannot be read from here on: Compressed file ended before" in errors_text
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 2}
 
 
-def test_nothing_that_could_be_read(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request, out = asked(a=b"", b=b"\x1f\x8b\xff\xff"), tmp_path / "out"
+def test_a_batch_without_readable_input_fails(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=b"", b=b"\x1f\x8b\xff\xff"), tmp_path / "out"
     plan(request, out)
-    run(request, model, out, 1, 2)  # a worker leaves the verdict to the chief
+    run(request, model, out, 1, 2)  # only the chief fails the job
     with pytest.raises(BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
         run(request, model, out, 0, 2)
     assert caught.value.code == 1
     assert not (out / "metrics.json").exists()
 
 
-def test_a_model_that_is_not_what_was_deployed(asked: Asked, model: Path, tmp_path: Path) -> None:
-    request, out = asked(a=lines(1)), tmp_path / "out"
+def test_a_model_that_differs_from_the_deployed_one_is_refused(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=lines(1)), tmp_path / "out"
     other = Request(request.inputs, {**request.files, "saved_model.pb": "0" * 64})
     with pytest.raises(BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
         run(other, model, out)
@@ -451,20 +457,20 @@ def test_a_model_that_is_not_what_was_deployed(asked: Asked, model: Path, tmp_pa
         run(request, model, out, signature="other")
 
 
-def test_the_command(
-    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_line(
+    make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
+    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "out"))
     assert task.main(["--data", "a", "--model", str(model)]) == 0
-    monkeypatch.setattr(Request, "of_package", lambda: asked(a=b""))
+    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=b""))
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
 
 
-def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Path) -> None:
-    """In a process of its own, where nothing else has imported all of it."""
-    request, out = asked(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
+def test_a_batch_imports_only_a_part_of_tensorflow(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    """Run it in a new process, where no test has imported all of TensorFlow."""
+    request, out = make_request(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
     script = f"""
 import sys
 from hosts.batch import inputs, task
@@ -472,14 +478,14 @@ output = task.PredictionOutput({str(out)!r})
 task.BatchTask(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, output, {DEFAULT!r}, 0, 1).run()
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
 """
-    ran = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)
+    process = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)
     assert results(out) == [2.0, 4.0, 0.0, 2.0, 4.0]
-    modules, keras = ran.stdout.decode().splitlines()[-1].split()
+    modules, keras = process.stdout.decode().splitlines()[-1].split()
     assert (int(modules) < 500, keras) == (True, "False")
-    assert b"deprecated" not in ran.stderr
+    assert b"deprecated" not in process.stderr
 
 
-def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
+def test_text_inputs_and_outputs_of_a_model(tmp_path: Path) -> None:
     module = tf.Module()
     module.shout = tf.function(
         lambda word: {"said": tf.strings.upper(word), "bytes": tf.strings.length(word)},
@@ -487,19 +493,19 @@ def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
     )
     tf.saved_model.save(module, str(tmp_path), signatures={"shout": module.shout})
     saved = SavedModel(tmp_path)
-    assert set(saved.signatures) == {"shout"}, "and none of TensorFlow's own"
+    assert set(saved.signatures) == {"shout"}, "without TensorFlow's internal signatures"
     assert saved.signatures["shout"] == Signature(
         {"word": Tensor(None, (None,))}, {"said": Tensor(None, (None,)), "bytes": Tensor("int32", (None,))}
     )
-    saved.warm_up()  # of texts there are no zeros
+    saved.warm_up()  # text inputs have no zeros to warm up with
     (serialized,) = saved.examples("shout", [{"word": "a", "n": [1, 2], "x": 0.5}])["word"]
     features = tf.train.Example.FromString(serialized).features.feature
     assert features["word"].bytes_list.value == [b"a"]
     assert (features["n"].int64_list.value, features["x"].float_list.value) == ([1, 2], [0.5])
     with pytest.raises(RestError, match="feature n must be a number, a text, or a list of either"):
         saved.examples("shout", [{"n": None}])
-    found = saved.run("shout", {"word": np.array([b"a", b"\xc3\xa9"], object)})
-    assert {name: array.tolist() for name, array in found.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
+    outputs = saved.run("shout", {"word": np.array([b"a", b"\xc3\xa9"], object)})
+    assert {name: array.tolist() for name, array in outputs.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
     with pytest.raises(RestError, match="the model refuses the input"):
         saved.run("shout", {"word": np.zeros((2, 2), np.float32)})
 
