@@ -1,4 +1,4 @@
-"""`fab` called in this process: a process for each call would take most of a second."""
+"""Call `fab` in this process: a new process for each call would take most of a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def call_fab(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call fab's own entry point in the checkout, and undo what it does to this process."""
+    """Call fab's own entry point in the checkout, and undo its changes to this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     threshold, code = gc.get_threshold(), 0
@@ -33,12 +33,12 @@ def call_fab(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]
     ):
         try:
             start.main()
-        except SystemExit as left:
-            code = int(left.code or 0)
+        except SystemExit as error:
+            code = int(error.code or 0)
         finally:
             gc.set_threshold(*threshold)
-            sys.modules["fabfile"] = fabfile  # Fabric loads it anew
+            sys.modules["fabfile"] = fabfile  # Fabric reloads it
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(["fab", *argv], code, *said)
+    output = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(["fab", *argv], code, *output)

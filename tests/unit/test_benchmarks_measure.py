@@ -1,4 +1,4 @@
-"""The inputs of figures, without a clock that matters."""
+"""The measurements behind the figures, without timing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from infra.lxd import image
 from infra.scale_tiers import ScaleTier
 from ops.cluster.host_files import RemoteFile
 
-HERE = Path("/")
+FOLDER = Path("/")
 ENV = {"PATH": os.environ["PATH"]}
 
 
-def test_ours_and_the_peer_take_turns() -> None:
+def test_ours_and_the_peer_alternate() -> None:
     calls: list[str] = []
     values = iter([3.0, 1.0, 2.0])
 
@@ -48,43 +48,43 @@ def test_a_percentile_is_one_of_the_values(percent: float, expected: float) -> N
     assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
 
 
-def test_no_values_have_no_percentile() -> None:
+def test_a_percentile_needs_values() -> None:
     with pytest.raises(ValueError, match="no values"):
         percentile([], 95)
 
 
-def test_a_command_that_fails_says_so_in_one_line() -> None:
+def test_a_failed_command_is_one_error_line() -> None:
     with pytest.raises(MeasureError, match=r"^it ended with 3: so it is$"):
-        must(run(["sh", "-c", "echo so it; echo is; exit 3"], ENV, HERE), "it")
+        must(run(["sh", "-c", "echo so it; echo is; exit 3"], ENV, FOLDER), "it")
 
 
-def test_a_command_that_takes_too_long_is_ended() -> None:
+def test_a_command_beyond_its_time_limit_is_ended() -> None:
     with pytest.raises(MeasureError, match="did not end within 0 s"):
-        run(["sleep", "60"], ENV, HERE, limit=0.05)
+        run(["sleep", "60"], ENV, FOLDER, limit=0.05)
 
 
-def test_leaving_ends_a_command() -> None:
-    with running(["sleep", "60"], ENV, HERE) as process:
+def test_leaving_the_context_ends_a_command() -> None:
+    with running(["sleep", "60"], ENV, FOLDER) as process:
         assert process.poll() is None
     assert process.returncode is not None
 
 
 def test_lines_end_with_their_command() -> None:
-    with running(["printf", "a\nb\n"], ENV, HERE) as process:
+    with running(["printf", "a\nb\n"], ENV, FOLDER) as process:
         assert [line for _, line in Lines(process).until(float("1e8"))] == ["a", "b"]
 
 
-def test_a_first_byte_must_come() -> None:
-    assert first_byte(["echo", "x"], ENV, HERE) > 0
+def test_a_command_without_output_has_no_first_byte() -> None:
+    assert first_byte(["echo", "x"], ENV, FOLDER) > 0
     with pytest.raises(MeasureError, match="printed nothing"):
-        first_byte(["true"], ENV, HERE)
+        first_byte(["true"], ENV, FOLDER)
 
 
-def test_the_peak_of_memory_is_the_commands_own() -> None:
-    assert 0 < peak_memory(["sleep", "0.1"], ENV, HERE) < 20
+def test_the_peak_memory_is_that_of_the_command() -> None:
+    assert 0 < peak_memory(["sleep", "0.1"], ENV, FOLDER) < 20
 
 
-def test_an_id_is_an_id_of_a_job() -> None:
+def test_a_benchmark_s_job_id_is_valid() -> None:
     assert job_id("first-step").startswith("bench_first_step_")
 
 
@@ -100,11 +100,11 @@ def test_the_first_step_is_the_earliest_of_any_replica() -> None:
         first_train_line(log[:1])
 
 
-def test_latency_counts_from_the_first_line_that_was_shown() -> None:
-    shown = [(10.0, "x  Train [ps/0], step 1: at 3.000"), (10.2, "y"), (11.0, "x  Train [ps/0], step 2: at 10.750")]
-    assert latencies(shown) == [0.25]
+def test_latency_is_the_delay_of_lines_after_the_first_one() -> None:
+    lines = [(10.0, "x  Train [ps/0], step 1: at 3.000"), (10.2, "y"), (11.0, "x  Train [ps/0], step 2: at 10.750")]
+    assert latencies(lines) == [0.25]
     with pytest.raises(MeasureError):
-        latencies(shown[1:2])
+        latencies(lines[1:2])
 
 
 def test_the_memory_of_a_replica_is_read_in_mb() -> None:
@@ -121,11 +121,11 @@ def test_the_memory_of_a_replica_is_read_in_mb() -> None:
         ("0::/system.slice/lxc.payload.p_a/x/y\n", "/r/system.slice/lxc.payload.p_a"),
     ],
 )
-def test_a_hosts_cgroup_is_found_in_both_versions(table: str, expected: str) -> None:
+def test_a_host_s_cgroup_is_found_in_both_cgroup_versions(table: str, expected: str) -> None:
     assert cgroup_folder(table, Path("/r")) == Path(expected)
 
 
-def test_a_process_of_no_host_has_no_such_cgroup() -> None:
+def test_a_process_outside_hosts_has_no_host_cgroup() -> None:
     with pytest.raises(ValueError, match="no cgroup of an instance"):
         cgroup_folder("0::/init.scope\n", Path("/r"))
 
@@ -138,7 +138,7 @@ def test_memory_is_counted_without_the_page_cache_of_files(tmp_path: Path) -> No
     assert used_memory(tmp_path) == 50
 
 
-def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peer_launches_the_same_hosts_as_pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "require", lambda: "scaletier-image")
     hosts = hosts_of(ScaleTier.STANDARD_1, "10.1.2.0/24", "ssh-ed25519 AAAA")
     assert [host["name"] for host in hosts] == [
@@ -162,14 +162,14 @@ def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) ->
         "--no-profiles",
         "--quiet",
     ]
-    sent = json.loads(stdin)
-    assert sent["config"]["raw.lxc"].startswith("lxc.net.0.ipv4.address = 10.1.2.2/24")
-    assert sent["config"]["user.scaletier.authorized-key"] == "ssh-ed25519 AAAA"
-    assert sorted(sent["devices"]) == ["bucket", "eth0", "root", "runtime", "runtimes"]
+    request = json.loads(stdin)
+    assert request["config"]["raw.lxc"].startswith("lxc.net.0.ipv4.address = 10.1.2.2/24")
+    assert request["config"]["user.scaletier.authorized-key"] == "ssh-ed25519 AAAA"
+    assert sorted(request["devices"]) == ["bucket", "eth0", "root", "runtime", "runtimes"]
     assert list(login_command(hosts[3], Path("/k")))[-2:] == ["scaletier@10.1.2.2", "true"]
 
 
-def test_what_is_pushed_is_never_the_same_twice() -> None:
+def test_every_push_has_a_different_content() -> None:
     unit = RemoteFile("/etc/systemd/system/scaletier.service.d/host.conf", "[Service]\n")
     assert vary(unit).content.startswith("[Service]\n# ")
     assert vary(unit) != vary(unit)

@@ -1,4 +1,4 @@
-"""The figures of a job's state: from lines, records and hosts that are directories."""
+"""The figures of a job's state, from log lines, records and hosts that are directories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOG = [
 ]
 
 
-def test_a_log_is_read_in_the_order_of_time() -> None:
+def test_a_log_is_sorted_by_time() -> None:
     lines = [
         {"time": "1970-01-01T00:00:02.500Z", "severity": "INFO", "replica": "ps-0", "message": "b"},
         {"time": "1970-01-01T00:00:01.250Z", "severity": "INFO", "replica": "ps-1", "message": "a"},
@@ -41,35 +41,35 @@ def test_a_log_is_read_in_the_order_of_time() -> None:
     assert parse_log("\n".join(map(json.dumps, lines))) == [LoggedLine(1.25, "ps-1", "a"), LoggedLine(2.5, "ps-0", "b")]
 
 
-def test_a_moment_has_its_unix_time() -> None:
+def test_a_time_is_converted_to_unix_seconds() -> None:
     assert seconds_of("1970-01-01T01:00:00.250Z") == 3600.25
 
 
-def test_the_trainer_of_a_replica_is_the_one_that_started_last() -> None:
+def test_a_replica_s_trainer_is_the_last_started_one() -> None:
     assert starts(LOG) == [("worker-0", 41, 1.0), ("worker-1", 42, 1.5), ("worker-0", 57, 5.0)]
     assert trainers(LOG) == {"worker-0": 57, "worker-1": 42}
 
 
-@pytest.mark.parametrize(("moment", "expected"), [(0.0, 2.0), (2.0, 7.0), (7.0, None)])
-def test_the_first_line_after_a_moment_is_the_replicas_own(moment: float, expected: float | None) -> None:
-    assert first_after(LOG, "worker-0", "Train [", moment) == expected
+@pytest.mark.parametrize(("time", "expected"), [(0.0, 2.0), (2.0, 7.0), (7.0, None)])
+def test_the_first_line_after_a_time_is_the_replica_s_own(time: float, expected: float | None) -> None:
+    assert first_after(LOG, "worker-0", "Train [", time) == expected
 
 
-def test_schedules_are_counted_by_their_last_line() -> None:
+def test_schedules_are_counted_from_the_last_line() -> None:
     assert played("seed 7: no\n5200 schedules from seed 3, 1 with a violation\n") == (5200, 1)
     for out in ("Traceback", "0 schedules from seed 3, 0 with a violation\n"):
         with pytest.raises(MeasureError, match="no schedule was played"):
             played(out)
 
 
-def test_many_jobs_are_one_record_under_many_ids() -> None:
+def test_many_jobs_are_copies_of_one_record() -> None:
     record = JobRecord("job01", state=JobState.SUCCEEDED, labels={"a": "b"})
     with tarfile.open(fileobj=io.BytesIO(packed(record, 3))) as tar:
         files = {name: tar.extractfile(name) for name in tar.getnames()}
-        found = [JobRecord.from_json(file.read()) for file in files.values() if file]
-    assert list(files) == [paths.job(job.jobId) for job in found]
-    assert [(job.jobId, job.labels) for job in found] == [(f"bench_many_000{n}", {"a": "b"}) for n in range(3)]
-    assert len({job.createTime for job in found}) == 3
+        jobs = [JobRecord.from_json(file.read()) for file in files.values() if file]
+    assert list(files) == [paths.job(job.jobId) for job in jobs]
+    assert [(job.jobId, job.labels) for job in jobs] == [(f"bench_many_000{n}", {"a": "b"}) for n in range(3)]
+    assert len({job.createTime for job in jobs}) == 3
 
 
 def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
@@ -88,23 +88,23 @@ def test_a_host_that_is_a_directory_has_a_job(tmp_path: Path) -> None:
     assert (home / "package.sha256").read_text() == plan.packageSha256
 
 
-def test_a_store_hangs_while_a_file_is_there(tmp_path: Path) -> None:
+def test_a_store_hangs_while_a_file_exists(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     off = tmp_path / "bucket.off"
     store = Hanging(FolderBucket(tmp_path), off)
     assert store.read("a").content == b"x"
     off.touch()
-    found: list[bytes] = []
-    call = threading.Thread(target=lambda: found.append(store.read("a").content), daemon=True)
+    contents: list[bytes] = []
+    call = threading.Thread(target=lambda: contents.append(store.read("a").content), daemon=True)
     call.start()
     wait_for((tmp_path / "bucket.hangs").exists, "the store hangs", poll=0.01)
-    assert not found
+    assert not contents
     off.unlink()
     call.join(30)
-    assert found == [b"x"]
+    assert contents == [b"x"]
 
 
-def test_a_job_is_waited_for_no_longer_than_its_limit(tmp_path: Path) -> None:
+def test_the_wait_for_a_job_has_a_limit(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     with pytest.raises(MeasureError, match="job01 is nowhere after 0 s"):
         record_in(ledger, "job01", runs, 0.0)

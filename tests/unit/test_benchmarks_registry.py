@@ -1,4 +1,4 @@
-"""Rows, figures and where they go; nothing is timed here."""
+"""The registry's rows, their figures and the results file, without timing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.trained import _Memory, step_with
 
 from infra.scale_tiers import ScaleTier
 
-WANTED = {
+REQUIRED = {
     "fab-list", "up", "up-premium",
     "first-step", "logs-first-line", "follow-latency", "memory-host", "memory-replica", "memory-fab",
     "push-8-ssh", "push-8-pyinfra", "push-8-ansible", "push-31-ssh", "push-31-pyinfra", "push-31-ansible",
@@ -34,9 +34,9 @@ WANTED = {
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     """Restore the signal handlers after the test: programs started later would ignore signals too."""
-    kept = {number: signal.getsignal(number) for number in command._SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in command._SIGNALS}
     yield
-    for number, handler in kept.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
@@ -56,23 +56,23 @@ def row(name: str = "a", bar: float = 1.5, aim: float | None = 1.2, **more: obje
 
 
 def test_every_figure_has_a_row() -> None:
-    assert REGISTRY.keys() >= WANTED
+    assert REGISTRY.keys() >= REQUIRED
 
 
-@pytest.mark.parametrize("name", sorted(WANTED))
-def test_a_row_says_its_unit_and_an_aim_beyond_its_bar(name: str) -> None:
-    found = REGISTRY[name]
-    assert UNITS[found.unit] in found.what
-    assert found.aim is None or (found.aim > found.bar if found.at_least else found.aim < found.bar)
-    assert found.command == f"make bench ONLY={name}"
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_a_row_names_its_unit_and_an_aim_better_than_its_bar(name: str) -> None:
+    benchmark = REGISTRY[name]
+    assert UNITS[benchmark.unit] in benchmark.what
+    assert benchmark.aim is None or (benchmark.aim > benchmark.bar if benchmark.at_least else benchmark.aim < benchmark.bar)
+    assert benchmark.command == f"make bench ONLY={name}"
 
 
-def test_rows_of_one_tier_run_after_each_other() -> None:
-    tiers = [found.tier for found in chosen([])]
+def test_rows_are_sorted_by_tier() -> None:
+    tiers = [benchmark.tier for benchmark in chosen([])]
     assert tiers == sorted(tiers, key=[None, *ScaleTier].index)
 
 
-def test_a_name_is_used_once() -> None:
+def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="two benchmarks up"):
         add(row("up"))
 
@@ -92,24 +92,24 @@ def test_a_figure_without_a_peer_has_no_ratio() -> None:
     assert Figure(3.0).ratio is None
 
 
-def test_an_entry_has_what_the_file_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_has_the_documented_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "commit", lambda: "abc1234+")
-    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    found = results.entry(row(unequal="the hosts"), Figure.of([1.5, 1.23456, 1.0], [1.0, 2.0, 0.5]), when)
-    assert re.fullmatch(r"\d+ cores of .+", found.pop("machine"))
-    assert re.fullmatch(r"[0-9a-f]{12}", found.pop("code"))
-    assert found == {
+    time = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    entry = results.entry(row(unequal="the hosts"), Figure.of([1.5, 1.23456, 1.0], [1.0, 2.0, 0.5]), time)
+    assert re.fullmatch(r"\d+ cores of .+", entry.pop("machine"))
+    assert re.fullmatch(r"[0-9a-f]{12}", entry.pop("code"))
+    assert entry == {
         "name": "a", "what": "seconds of it", "against": "its peer", "value": 1.235, "peer": 1.0, "ratio": 1.235, "bar": 1.5,
         "aim": 1.2, "command": "make bench ONLY=a", "when": "2026-01-02T03:04:05+00:00", "commit": "abc1234+",
         "runs": [1.5, 1.235, 1.0], "peers": [1.0, 2.0, 0.5], "unequal": "the hosts",
     }  # fmt: skip
 
 
-def test_the_commit_is_gits_with_a_plus_where_files_are_others() -> None:
+def test_the_commit_has_a_plus_if_files_were_changed() -> None:
     assert re.fullmatch(r"[0-9a-f]{7,}\+?|unknown", results.commit())
 
 
-def test_a_figure_of_other_code_or_other_words_is_no_figure_of_its_row() -> None:
+def test_an_entry_of_other_code_or_another_description_is_outdated() -> None:
     rows, entry = {"a": row("a")}, results.entry(row("a"), Figure(1.0))
     assert results.current(entry, rows)
     assert results.current({key: value for key, value in entry.items() if key != "code"}, rows)
@@ -119,7 +119,7 @@ def test_a_figure_of_other_code_or_other_words_is_no_figure_of_its_row() -> None
     assert not results.current({**entry, "name": "gone"}, rows)
 
 
-def test_where_a_curve_comes_to_an_accuracy() -> None:
+def test_the_step_at_which_a_curve_reaches_an_accuracy() -> None:
     curve = [(50, 0.9), (100, 0.98), (150, 1.0), (200, 0.97)]
     assert step_with(0.99, curve) == 125
     assert step_with(0.45, curve) == 25
@@ -149,14 +149,14 @@ def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
         (Figure(1.4), True, "bar missed"),
     ],
 )
-def test_the_verdict_goes_by_the_ratio_or_else_the_value(figure: Figure, at_least: bool, expected: str) -> None:
+def test_the_verdict_uses_the_ratio_or_else_the_value(figure: Figure, at_least: bool, expected: str) -> None:
     assert results.verdict(results.entry(row(aim=1.55 if at_least else 1.2), figure), at_least) == expected
 
 
-def test_none_at_all_is_within_a_bar_of_none() -> None:
-    nothing = row(bar=0, aim=None)
-    assert results.verdict(results.entry(nothing, Figure(0))) == "bar met"
-    assert results.verdict(results.entry(nothing, Figure(1))) == "bar missed"
+def test_a_bar_of_zero_is_met_by_zero() -> None:
+    zero_bar = row(bar=0, aim=None)
+    assert results.verdict(results.entry(zero_bar, Figure(0))) == "bar met"
+    assert results.verdict(results.entry(zero_bar, Figure(1))) == "bar missed"
 
 
 def test_the_verdict_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_the_verdict_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None
     assert "bar missed" in capsys.readouterr().out
 
 
-def test_what_fails_is_said_and_the_others_are_measured(
+def test_a_failed_benchmark_is_reported_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_: object) -> Figure:
@@ -179,7 +179,7 @@ def test_what_fails_is_said_and_the_others_are_measured(
     assert err.endswith("error: broken was not measured: no such thing\n")
 
 
-def test_where_no_host_is_watched_nothing_runs_beside_the_training() -> None:
+def test_without_hosts_to_watch_no_thread_is_started() -> None:
     before = threading.active_count()
     with _Memory(None, (), 0.0) as memory:  # type: ignore[arg-type]
         assert threading.active_count() == before

@@ -1,4 +1,4 @@
-"""Hold the documentation: sizes, line lengths, links, commands, keys, and the terms of the glossary."""
+"""Check the documentation: sizes, line lengths, links, commands, keys, and the terms of the glossary."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def lines(page: Path) -> Iterator[tuple[str, bool]]:
     """Yield each line, and whether it is in a code block."""
     code = False
     for line in page.read_text().splitlines():
-        fence = line.lstrip().startswith("```")
-        yield line, code or fence
-        code ^= fence
+        is_fence = line.lstrip().startswith("```")
+        yield line, code or is_fence
+        code ^= is_fence
 
 
 def prose(page: Path) -> list[str]:
@@ -45,19 +45,19 @@ def prose(page: Path) -> list[str]:
 
 
 def code(page: Path) -> str:
-    """Return code blocks and inline code, one piece a line."""
+    """Return code blocks and inline code, one piece per line."""
     blocks = [line for line, code in lines(page) if code]
     return "\n".join([*blocks, *re.findall(r"`([^`]+)`", "\n".join(prose(page)))])
 
 
 def fab_options(words: str) -> list[str]:
-    """Return the options of a task, without the trainer's behind --, quoted values and remarks behind #."""
-    own = re.sub(r'"[^"]*"', "", re.split(" (?:--|#) ", words)[0])
-    return [option.removeprefix("no-") for option in re.findall(r"(?<=\s)--([a-z][\w-]*)", own)]
+    """Return the options of a task, without the trainer's after --, quoted values and comments."""
+    task_words = re.sub(r'"[^"]*"', "", re.split(" (?:--|#) ", words)[0])
+    return [option.removeprefix("no-") for option in re.findall(r"(?<=\s)--([a-z][\w-]*)", task_words)]
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub names them."""
+    """Return the anchors of a page's headings in GitHub's form."""
     headings = [line.lstrip("#").strip().replace("`", "") for line in prose(page) if line.startswith("#")]
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -80,7 +80,7 @@ def source_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("name", MOST_BYTES)
-def test_a_page_that_everyone_reads_is_short(name: str) -> None:
+def test_frequently_read_pages_are_short(name: str) -> None:
     assert len((ROOT / name).read_bytes()) <= MOST_BYTES[name]
 
 
@@ -119,7 +119,7 @@ def test_readme_has_commands_and_links() -> None:
     assert {"docs/library.md", "docs/google-cloud.md", "ARCHITECTURE.md", "LICENSE"} <= set(links(readme))
 
 
-def test_pages_that_the_code_names_exist() -> None:
+def test_pages_named_in_the_code_exist() -> None:
     named = {name for path in source_files() for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(errors="replace"))}
     assert len(named) > 3
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,4 +1,4 @@
-"""The page to draw digits on without a browser: answered requests, and those passed to the REST API."""
+"""The drawing page's server, without a browser: its own answers, and requests passed to the REST API."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import draw
 import pytest
 
 PORT = 8700
-HERE = {"host": f"127.0.0.1:{PORT}"}
+HOST_HEADER = {"host": f"127.0.0.1:{PORT}"}
 PREDICT = "/v1/models/m/versions/v1:predict"
-POST = HERE | {"content-type": "application/json", "content-length": "5000"}
+POST = HOST_HEADER | {"content-type": "application/json", "content-length": "5000"}
 
 
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
-        ("GET", "/", HERE, None),
-        ("GET", "/model.js", HERE, None),
-        ("GET", "/images.json", HERE, None),
+        ("GET", "/", HOST_HEADER, None),
+        ("GET", "/model.js", HOST_HEADER, None),
+        ("GET", "/images.json", HOST_HEADER, None),
         ("GET", "/v1/models/m/metadata", {"host": f"localhost:{PORT}"}, None),
         ("POST", PREDICT, POST, None),
         ("POST", PREDICT, POST | {"origin": f"http://127.0.0.1:{PORT}"}, None),
@@ -34,51 +34,53 @@ POST = HERE | {"content-type": "application/json", "content-length": "5000"}
         ("POST", PREDICT, POST | {"origin": "http://evil.example"}, 403),
         ("POST", PREDICT, POST | {"origin": f"http://localhost:{PORT}"}, 403),
         ("POST", PREDICT, POST | {"origin": "null"}, 403),
-        ("GET", "/metrics", HERE, 404),
-        ("GET", "/../fabfile.py", HERE, 404),
-        ("GET", "/draw.py", HERE, 404),
+        ("GET", "/metrics", HOST_HEADER, 404),
+        ("GET", "/../fabfile.py", HOST_HEADER, 404),
+        ("GET", "/draw.py", HOST_HEADER, 404),
         ("POST", "/", POST, 404),
         ("POST", "/v1/models/m", POST, 404),
         ("POST", "/elsewhere:predict", POST, 404),
         ("POST", PREDICT, POST | {"content-type": "text/plain"}, 415),
-        ("POST", PREDICT, HERE | {"content-type": "application/json"}, 411),
+        ("POST", PREDICT, HOST_HEADER | {"content-type": "application/json"}, 411),
         ("POST", PREDICT, POST | {"content-length": "-1"}, 411),
         ("POST", PREDICT, POST | {"transfer-encoding": "chunked"}, 411),
         ("POST", PREDICT, POST | {"content-length": "32769"}, 413),
         ("POST", PREDICT, POST | {"content-length": "9" * 5000}, 413),
     ],
 )
-def test_which_requests_are_refused(method: str, path: str, headers: dict[str, str], status: int | None) -> None:
+def test_requests_of_other_origins_paths_and_types_are_refused(
+    method: str, path: str, headers: dict[str, str], status: int | None
+) -> None:
     refused = draw.refusal(method, path, headers, PORT)
     assert (refused and refused[0]) == status
 
 
-class Quiet(draw.Page):
-    disable_nagle_algorithm = False  # a pair of sockets has none
+class PageOnSocketPair(draw.Page):
+    disable_nagle_algorithm = False  # socket pairs lack it
 
 
-def exchange(said: bytes, answer: Any = None) -> bytes:
-    """Return what a browser gets that sends this and then nothing more."""
-    here, there = socket.socketpair()
-    with here, there:
-        here.sendall(said)
-        here.shutdown(socket.SHUT_WR)
-        Quiet(there, ("127.0.0.1", 1), SimpleNamespace(server_port=PORT, answer=answer))  # type: ignore[arg-type]
-        there.close()
-        return b"".join(iter(lambda: here.recv(65536), b""))
+def exchange(request: bytes, answer: Any = None) -> bytes:
+    """Return the answer to a browser that sends this and closes its side."""
+    browser, server = socket.socketpair()
+    with browser, server:
+        browser.sendall(request)
+        browser.shutdown(socket.SHUT_WR)
+        PageOnSocketPair(server, ("127.0.0.1", 1), SimpleNamespace(server_port=PORT, answer=answer))  # type: ignore[arg-type]
+        server.close()
+        return b"".join(iter(lambda: browser.recv(65536), b""))
 
 
-def test_an_exchange() -> None:
-    asked = []
+def test_answers_have_security_headers_and_connections_are_kept() -> None:
+    requests = []
 
-    def answer(*request: Any) -> tuple[int, str, bytes]:
-        asked.append(request)
+    def answer(*fields: Any) -> tuple[int, str, bytes]:
+        requests.append(fields)
         return 200, "text/html", b"<page>"
 
     host = f"Host: 127.0.0.1:{PORT}\r\n".encode()
     head, _, page = exchange(b"GET /?model=m HTTP/1.1\r\n" + host + b"\r\n", answer).partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
-    assert (lines[0], page, asked) == ("HTTP/1.1 200 OK", b"<page>", [("GET", "/", None)])
+    assert (lines[0], page, requests) == ("HTTP/1.1 200 OK", b"<page>", [("GET", "/", None)])
     policy = next(line for line in lines if line.startswith("Content-Security-Policy"))
     assert "default-src 'none'; script-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
@@ -86,14 +88,14 @@ def test_an_exchange() -> None:
     assert not any(line.lower().startswith("access-control") for line in lines)
     post = f"POST {PREDICT} HTTP/1.1\r\n".encode() + host + b"Content-Type: application/json\r\nContent-Length: "
     both = exchange((post + b"2\r\n\r\n{}") * 2, answer)
-    assert both.count(b"HTTP/1.1 200 OK") == 2, "a connection is kept"
-    assert asked[1:] == [("POST", PREDICT, b"{}")] * 2
+    assert both.count(b"HTTP/1.1 200 OK") == 2, "the connection is kept"
+    assert requests[1:] == [("POST", PREDICT, b"{}")] * 2
     large = exchange(post + b"40000\r\n\r\nGET / HTTP/1.1\r\n" + host + b"\r\n", answer)
-    assert (large.count(b"HTTP/1.1"), b" 413 " in large) == (1, True), "what is not read is no request"
+    assert (large.count(b"HTTP/1.1"), b" 413 " in large) == (1, True), "an unread body is not parsed as a request"
     assert exchange(b"OPTIONS / HTTP/1.1\r\n" + host + b"\r\n", answer).startswith(b"HTTP/1.1 501 ")
 
 
-def test_the_page_needs_nothing_but_its_own_files() -> None:
+def test_the_page_needs_only_its_own_files() -> None:
     server = SimpleNamespace(images=[[0.5]])
     pages = {path: draw.Server.answer(server, "GET", path, None) for path in draw._FILES}  # type: ignore[arg-type]
     page = pages["/"][2].decode()
@@ -105,11 +107,11 @@ def test_the_page_needs_nothing_but_its_own_files() -> None:
     assert draw.Server.answer(server, "GET", "/images.json", None)[2] == b"[[0.5]]"  # type: ignore[arg-type]
 
 
-def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_one_error_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (bad := tmp_path / "request.json").write_text('{"image": [0, 1]}\n')
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        for arguments, says in [
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        for arguments, message in [
             ([], "the following arguments are required: model"),
             (["m", "--port", port], f"--port {port} cannot be used: Address already in use"),
             (["m", "--port", "65536"], "--port 65536 cannot be used: "),
@@ -118,4 +120,4 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ]:
             with pytest.raises(SystemExit) as ended:
                 draw.main(arguments)
-            assert (ended.value.code, says in capsys.readouterr().err) == (2, True), says
+            assert (ended.value.code, message in capsys.readouterr().err) == (2, True), message

@@ -1,4 +1,4 @@
-"""`fab` as it is typed: what it lists, what it says of a wrong call, and how soon it answers."""
+"""The command line of `fab`: its list, its help, its errors for invalid calls, and its imports."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ TASKS = [
 
 @pytest.fixture
 def fab(tmp_path: Path) -> Fab:
-    """Call fab with a home that has an SSH configuration which nobody can read, and no stack."""
+    """Call fab without a stack, in a home with an invalid SSH configuration."""
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Match nonsense\n  \0\n")
     return partial(call_fab, HOME=str(tmp_path), PULUMI_STACK="nowhere")
 
 
 @pytest.mark.parametrize("argv", [["--list"], []])
-def test_the_list(fab: Fab, argv: list[str]) -> None:
-    ran = fab(*argv)
-    assert ran.returncode == 0
-    listed = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
+def test_the_list_of_tasks(fab: Fab, argv: list[str]) -> None:
+    result = fab(*argv)
+    assert result.returncode == 0
+    listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
     assert sorted(listed) == TASKS
-    titles = [line for line in ran.stdout.splitlines() if line and line[0] != " "]
+    titles = [line for line in result.stdout.splitlines() if line and line[0] != " "]
     assert titles == ["Jobs:", "Results of jobs:", "Served models:", "Inputs of jobs:", "The cluster:"]
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
         (["render", "job01"], "fab render was replaced by: fab train --dry-run"),
@@ -109,55 +109,55 @@ def test_the_list(fab: Fab, argv: list[str]) -> None:
         (["jobs"], "run pulumi up --stack nowhere"),
     ],
 )
-def test_a_wrong_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], says: str) -> None:
-    ran = fab(*argv)
-    assert ran.returncode == 2
-    assert says in ran.stderr
-    lines = [line for line in ran.stderr.splitlines() if not line.startswith("asking Pulumi ")]  # said where that takes long
+def test_an_invalid_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], message: str) -> None:
+    result = fab(*argv)
+    assert result.returncode == 2
+    assert message in result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("asking Pulumi ")]  # printed if that takes long
     assert [line.partition(": ")[0] for line in lines] == ["error"]
-    assert ran.stdout == ""
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
     "argv", [["--help", "logs"], ["logs", "--help"], ["logs", "-h"], ["logs", "master-0", "--help"], ["-h", "logs"]]
 )
-def test_help_is_where_it_is_asked_for(fab: Fab, argv: list[str]) -> None:
-    ran = fab(*argv)
-    assert ran.returncode == 0
-    assert ran.stdout.startswith("Usage: fab logs [REPLICA] [JOB] [--flags]\n")
-    assert "show lines as they come" in ran.stdout
+def test_a_task_s_help_is_printed_wherever_help_is_asked_for(fab: Fab, argv: list[str]) -> None:
+    result = fab(*argv)
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: fab logs [REPLICA] [JOB] [--flags]\n")
+    assert "show lines as they come" in result.stdout
 
 
-def test_a_word_that_may_be_said_several_times(fab: Fab) -> None:
+def test_the_usage_shows_a_repeatable_argument(fab: Fab) -> None:
     assert fab("report", "--help").stdout.startswith("Usage: fab report [JOB …] [--flags]\n")
 
 
-def test_the_help_of_all(fab: Fab) -> None:
-    ran = fab("--help")
-    assert ran.returncode == 0
-    assert ran.stdout.startswith("Usage: fab [--stack NAME] TASK")
-    assert [task for task in TASKS if f"  {task} " not in ran.stdout] == []
-    assert "--hosts" not in ran.stdout, "Fabric's own flags are of no use here"
+def test_the_general_help(fab: Fab) -> None:
+    result = fab("--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: fab [--stack NAME] TASK")
+    assert [task for task in TASKS if f"  {task} " not in result.stdout] == []
+    assert "--hosts" not in result.stdout, "Fabric's own flags are hidden"
 
 
-def test_the_version_is_this_project_s(fab: Fab) -> None:
+def test_the_version_is_scaletier_s(fab: Fab) -> None:
     assert fab("--version").stdout.startswith(f"scaletier {version('scaletier')} (Fabric ")
 
 
-def test_from_any_folder(tmp_path: Path) -> None:
+def test_fab_runs_in_any_folder(tmp_path: Path) -> None:
     environ = {**os.environ, "PULUMI_STACK": "nowhere"}
     line = [Path(sys.executable).with_name("fab"), "jobs"]
-    ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(), check=False)
-    assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
+    result = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(), check=False)
+    assert (result.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in result.stderr) == (2, True)
     (tmp_path / "state").mkdir()
     (tmp_path / "Pulumi.yaml").write_text("name: scaletier\nruntime: python\nbackend: {url: file://./state}\n")
-    ran = subprocess.run(
+    result = subprocess.run(
         [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=limit(), check=False
     )
-    assert (ran.returncode, "error: no stack is up here: run pulumi up (" in ran.stderr) == (2, True)
+    assert (result.returncode, "error: no stack is up here: run pulumi up (" in result.stderr) == (2, True)
 
 
-def test_the_same_letter_means_the_same_everywhere() -> None:
+def test_a_short_flag_means_the_same_for_all_tasks() -> None:
     meanings: dict[str, set[str]] = {}
     for context in Collection.from_module(fabfile).to_contexts():
         for arg in context.args.values():
@@ -174,7 +174,7 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
 
 
 @pytest.mark.parametrize(
-    ("line", "means"),
+    ("line", "expected"),
     [
         ("logs", "logs"),
         ("logs worker", "logs --replica=worker"),
@@ -189,29 +189,29 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
         ("jobs what", "jobs what"),
     ],
 )
-def test_bare_words(line: str, means: str) -> None:
-    assert commandline.expand_words(line.split(), WORDS, VALUED) == means.split()
+def test_positional_arguments_become_flags(line: str, expected: str) -> None:
+    assert commandline.expand_words(line.split(), WORDS, VALUED) == expected.split()
 
 
 EXAMPLES = {name: commandline.examples(COLLECTION[name]) for name in TASKS}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_flag_has_help_which_ends_with_examples(fab: Fab, task: str) -> None:
-    ran = fab("--help", task)
-    assert ran.returncode == 0
-    said = ran.stdout
-    flags = [line for line in said.splitlines() if line.startswith("  -")]
+def test_every_flag_has_help_and_the_help_ends_with_examples(fab: Fab, task: str) -> None:
+    result = fab("--help", task)
+    assert result.returncode == 0
+    output = result.stdout
+    flags = [line for line in output.splitlines() if line.startswith("  -")]
     assert all(len(flag.split("  ")) > 2 for flag in flags), flags
-    shown = "".join(f"  {example}\n" for example in EXAMPLES[task])
+    examples = "".join(f"  {example}\n" for example in EXAMPLES[task])
     assert EXAMPLES[task]
-    assert said.endswith(f"\nExamples:\n\n{shown}")
-    assert said.count(EXAMPLES[task][0] + "\n") == 1, "and nowhere else"
+    assert output.endswith(f"\nExamples:\n\n{examples}")
+    assert output.count(EXAMPLES[task][0] + "\n") == 1, "the examples are printed once"
 
 
 @pytest.mark.parametrize(("task", "line"), [(task, line) for task, lines in EXAMPLES.items() for line in lines])
-def test_an_example_is_a_command_line(task: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsed by the program itself, which runs nothing."""
+def test_examples_are_valid_command_lines(task: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse each example with the program itself, without running it."""
     words = shlex.split(line.partition(" < ")[0], comments=True)
     monkeypatch.setattr(sys, "argv", words)
     program = commandline.CommandLine(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config)
@@ -221,14 +221,14 @@ def test_an_example_is_a_command_line(task: str, line: str, monkeypatch: pytest.
     program.parse_tasks()
     (context,) = program.tasks
     assert context.name == task
-    given = {arg.name for arg in context.args.values() if arg.got_value}
+    set_flags = {arg.name for arg in context.args.values() if arg.got_value}
     rest = words.index("--") if "--" in words else len(words)
-    assert bool(given) == (rest > 2), "whatever is said is heard"
+    assert bool(set_flags) == (rest > 2), "every argument is parsed"
     assert rest == len(words) or COLLECTION[task].rest
 
 
 @pytest.mark.parametrize("line", ["jobs logs all", "logs a b jobs", "hosts --json train"])
-def test_two_tasks_are_one_too_many(line: str) -> None:
+def test_two_tasks_in_one_call_are_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"one task at a time: fab \w+, and then fab \w+"):
         commandline.expand_words(line.split(), WORDS, VALUED)
 
@@ -245,31 +245,31 @@ def test_two_tasks_are_one_too_many(line: str) -> None:
         ("shell w -- help --help", None),
     ],
 )
-def test_who_asks_for_help(line: str, task: str | None) -> None:
+def test_the_task_whose_help_is_asked_for(line: str, task: str | None) -> None:
     assert commandline.help_topic(line.split()) == task
 
 
-def test_completion_is_invokes(fab: Fab) -> None:
+def test_completion_is_that_of_invoke(fab: Fab) -> None:
     assert fab("--complete", "--", "fab", "to").stdout.split() == TASKS
     assert {"--no-follow", "--dry-run"} <= {*fab("--complete", "--", "fab", "train", "--").stdout.split()}
     assert "complete -F _complete_fab -o default fab\n" in fab("--print-completion-script", "bash").stdout
-    wrong = fab("--print-completion-script", "tcsh")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert wrong.stderr.startswith('error: Completion for shell "tcsh" not supported (options are: ')
+    unsupported = fab("--print-completion-script", "tcsh")
+    assert (unsupported.returncode, unsupported.stderr.count("\n")) == (2, 1)
+    assert unsupported.stderr.startswith('error: Completion for shell "tcsh" not supported (options are: ')
 
 
-def test_the_reader_of_the_help_has_seen_enough(fab: Fab) -> None:
+def test_a_closed_pipe_is_no_error(fab: Fab) -> None:
     line = f"{Path(sys.executable).with_name('fab')} --help | head -1"
-    ran = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=limit(), check=False
     )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
+def test_listing_the_tasks_imports_no_slow_modules() -> None:
     code = "import sys, fabric.main; before = set(sys.modules); import fabfile; print(*sorted(set(sys.modules) - before))"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(ran.stdout.split()) <= {
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) <= {
         "fabfile",
         "gc",
         "infra",
@@ -289,19 +289,19 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
 
 
 @pytest.mark.parametrize("module", ["ops.screen.logs", "ops.show.jobs", "ops.submit.end"])
-def test_reading_a_log_or_a_job_imports_nothing_that_takes_time(module: str) -> None:
+def test_reading_a_log_or_a_job_imports_no_slow_modules(module: str) -> None:
     code = f"import sys, fabric.main; before = set(sys.modules); import {module}; print(*sorted(set(sys.modules) - before))"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    tops = {name.partition(".")[0] for name in ran.stdout.split()}
-    assert not tops & {"fsspec", "jinja2", "pydantic", "pulumi", "rich", "tensorflow", "yaml"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in result.stdout.split()}
+    assert not packages & {"fsspec", "jinja2", "pydantic", "pulumi", "rich", "tensorflow", "yaml"}
 
 
-def test_arguments_behind_dashes() -> None:
+def test_arguments_after_two_dashes() -> None:
     assert commandline.after_dashes(["fab", "train", "--", "--a", "b c", "--"]) == ["--a", "b c", "--"]
     assert commandline.after_dashes(["fab", "train"]) == []
 
 
-def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
+def test_the_value_of_args_is_never_parsed_as_a_flag() -> None:
     tokens = ["train", "--job", "x", "--args", "--json", "--args=--follow", "--labels", "a=b"]
     assert commandline.protect_args(tokens) == [
         "train",
@@ -316,7 +316,7 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
     ]
 
 
-def test_an_old_flag_is_read_by_its_present_name_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_flag_name_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert commandline.rename_flags(["train", "--wake", "--args", " --wake"]) == ["train", "--start-hosts", "--args", " --wake"]
     assert capsys.readouterr().err == "--wake is called --start-hosts now\n"
 
@@ -345,17 +345,19 @@ def test_an_old_flag_is_read_by_its_present_name_with_a_note(capsys: pytest.Capt
         ),
     ],
 )
-def test_how_errors_end(capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int) -> None:
+def test_errors_have_one_line_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int
+) -> None:
     @task.command
     def body() -> int:
         raise error
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         body()
-    assert (left.value.code, capsys.readouterr().err) == (code, line)
+    assert (caught.value.code, capsys.readouterr().err) == (code, line)
 
 
-def test_a_group_of_fabrics_names_each_host() -> None:
+def test_an_error_of_a_fabric_group_names_each_host() -> None:
     class GroupException(Exception):  # noqa: N818  Fabric's name
         def __init__(self, result: dict[str, object]) -> None:
             self.result = result
@@ -363,15 +365,15 @@ def test_a_group_of_fabrics_names_each_host() -> None:
     assert explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
 
 
-def test_what_a_library_of_googles_says_is_no_bug_of_ours() -> None:
+def test_errors_of_google_s_libraries_are_explained() -> None:
     error, bucket = DefaultCredentialsError("gone"), BucketError("gs://b: gone")  # type: ignore[no-untyped-call]
     bucket.__cause__ = error
     for each in (error, bucket):
         assert explain(each) == ("no Google credentials (gone): run `gcloud auth application-default login`", 1)
 
 
-def test_the_exit_code_of_a_body_is_that_of_the_command() -> None:
+def test_a_command_exits_with_its_body_s_result() -> None:
     assert task.command(lambda: None)() is None  # type: ignore[func-returns-value]
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         task.command(lambda: 1)()
-    assert left.value.code == 1
+    assert caught.value.code == 1

@@ -1,4 +1,4 @@
-"""The doctor's checks: run side by side, within the time limit, through any failure."""
+"""The doctor's checks: run in parallel, within the time limit, despite failures."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ TEXT = st.text(max_size=20)
 
 
 @given(st.builds(Finding, st.sampled_from(Severity), TEXT, TEXT, check=TEXT, fixed=st.booleans()))
-def test_a_finding_comes_back_from_json(finding: Finding) -> None:
+def test_a_finding_survives_json(finding: Finding) -> None:
     assert Finding.from_dict(json.loads(json.dumps(finding.to_dict()))) == finding
 
 
 @pytest.mark.parametrize("data", [{}, {"check": "a", "severity": "worse", "what": "b", "remedy": None, "fixed": False}])
-def test_what_is_no_finding_is_refused(data: dict[str, object]) -> None:
+def test_invalid_findings_are_refused(data: dict[str, object]) -> None:
     with pytest.raises((KeyError, ValueError)):
         Finding.from_dict(data)
 
 
-def test_every_check_says_what_it_finds_and_one_that_fails_takes_none_down() -> None:
-    def dies() -> Iterator[Finding]:
+def test_a_failed_check_does_not_affect_the_others() -> None:
+    def fails() -> Iterator[Finding]:
         yield ok("before")
         raise RuntimeError("the daemon\nis gone")
 
-    found = {(each.check, each.severity, each.what) for each in look({"a": lambda: [ok("well")], "b": dies}, 30)}
-    assert found == {
+    findings = {(each.check, each.severity, each.what) for each in look({"a": lambda: [ok("well")], "b": fails}, 30)}
+    assert findings == {
         ("a", Severity.OK, "well"),
         ("b", Severity.OK, "before"),
         ("b", Severity.ERROR, "the daemon is gone"),
     }
 
 
-def test_a_check_that_hangs_is_named_and_what_it_had_found_is_told() -> None:
-    free = threading.Event()
+def test_a_hanging_check_is_named_and_its_findings_are_kept() -> None:
+    released = threading.Event()
 
     def hangs() -> Iterator[Finding]:
         yield warning("half")
-        free.wait()
+        released.wait()
 
     try:
-        found = [(each.check, each.what) for each in look({"hangs": hangs, "b": lambda: [ok("well")]}, 0.5)]
+        findings = [(each.check, each.what) for each in look({"hangs": hangs, "b": lambda: [ok("well")]}, 0.5)]
     finally:
-        free.set()
-    assert sorted(found) == [("b", "well"), ("hangs", "half"), ("hangs", "no answer within 0 s")]
+        released.set()
+    assert sorted(findings) == [("b", "well"), ("hangs", "half"), ("hangs", "no answer within 0 s")]
 
 
-def test_only_with_fix_is_anything_mended() -> None:
+def test_errors_are_fixed_only_with_fix() -> None:
     done: list[str] = []
 
     def fails() -> None:
@@ -70,6 +70,6 @@ def test_only_with_fix_is_anything_mended() -> None:
     assert done == ["on"]
 
 
-def test_who_says_whose_finding_it_is_keeps_that() -> None:
-    told = Finding(Severity.OK, "well", check="firewall")
-    assert list(look({"infra": lambda: [told]}, 30)) == [told]
+def test_a_finding_keeps_its_own_check_name() -> None:
+    finding = Finding(Severity.OK, "well", check="firewall")
+    assert list(look({"infra": lambda: [finding]}, 30)) == [finding]

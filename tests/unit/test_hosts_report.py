@@ -1,4 +1,4 @@
-"""The report of a failed test on hosts, also of a stack that does not answer; commands are fakes."""
+"""The report of a failed test on hosts, also of an unresponsive stack; commands are fakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Answer(NamedTuple):
     text: str
 
 
-class Fake:
+class FakeStack:
     """A stack with two hosts, one of which hangs."""
 
     name = "fake"
@@ -27,8 +27,8 @@ class Fake:
         self.jobs = jobs
 
     def fab(self, *arguments: str, timeout: float) -> Answer:
-        said = self.jobs if "--json" in arguments else " ".join(arguments)
-        return Answer(said, said)
+        output = self.jobs if "--json" in arguments else " ".join(arguments)
+        return Answer(output, output)
 
     def ssh(self, host: str, command: str, timeout: float) -> Answer:
         if host == "worker-0":
@@ -39,14 +39,14 @@ class Fake:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(hosts_report, "FOLDER", tmp_path / "failures")
-    monkeypatch.setattr(hosts_report, "WATCHED", [Fake()])
+    monkeypatch.setattr(hosts_report, "WATCHED", [FakeStack()])
     return tmp_path / "failures"
 
 
-def test_all_that_answers_is_in_one_file(folder: Path) -> None:
-    said = hosts_report.write("test_jobs.py::test_x[a/b].call")
+def test_the_report_has_the_answers_of_all_hosts(folder: Path) -> None:
+    message = hosts_report.write("test_jobs.py::test_x[a/b].call")
     path = folder / "test_jobs.py_test_x_a_b_.call.txt"
-    assert said.endswith(f": {path}")
+    assert message.endswith(f": {path}")
     written = path.read_text()
     assert f"bundle last {folder}/test_jobs.py_test_x_a_b_.call.fake.tar.gz" in written
     assert "===== stack fake: fab doctor\ndoctor" in written
@@ -60,13 +60,13 @@ def test_without_a_stack_nothing_is_written(folder: Path, monkeypatch: pytest.Mo
     assert not folder.exists()
 
 
-def test_a_stack_that_is_not_up_and_a_disk_that_is_full_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Down(Fake):
+def test_a_missing_stack_or_a_full_disk_raises_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class MissingStack(FakeStack):
         @property
         def host_names(self) -> list[str]:  # type: ignore[override]
             raise FileNotFoundError("inventory.json")
 
-    monkeypatch.setattr(hosts_report, "WATCHED", [Down("no JSON")])
+    monkeypatch.setattr(hosts_report, "WATCHED", [MissingStack("no JSON")])
     hosts_report.write("y")
     assert "the last job: " in (folder / "y.txt").read_text()
     folder.rename(folder.with_name("other"))

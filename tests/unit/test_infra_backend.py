@@ -1,4 +1,4 @@
-"""The Pulumi state in use, its content, and the one line if it cannot be read."""
+"""The Pulumi state in use, its content, and the error line if it cannot be read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_checkout_s_own_state_has_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkout_s_own_state_has_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (backend.url(tmp_path), backend.note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
     monkeypatch.chdir(tmp_path)
-    for own in (f"file://{tmp_path}/.pulumi-state/", "file://./.pulumi-state", f"file://{tmp_path}/.pulumi-state?x=y"):
-        monkeypatch.setenv("PULUMI_BACKEND_URL", own)
-        assert backend.is_own(tmp_path), own
+    for url in (f"file://{tmp_path}/.pulumi-state/", "file://./.pulumi-state", f"file://{tmp_path}/.pulumi-state?x=y"):
+        monkeypatch.setenv("PULUMI_BACKEND_URL", url)
+        assert backend.is_own(tmp_path), url
     for other in ("gs://team", "file:///elsewhere", "https://api.pulumi.com"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", other)
         assert backend.note(tmp_path) == (
@@ -32,9 +32,9 @@ def test_the_checkout_s_own_state_has_no_line(tmp_path: Path, monkeypatch: pytes
         )
 
 
-def test_what_a_local_state_mentions(tmp_path: Path) -> None:
+def test_a_local_state_is_searched_for_a_name(tmp_path: Path) -> None:
     stacks = tmp_path / ".pulumi" / "stacks" / "scaletier"
-    assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef") is False, "a state that is gone has nothing"
+    assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef") is False, "a missing state mentions nothing"
     stacks.mkdir(parents=True)
     (stacks / "local.json.gz").write_bytes(gzip.compress(b'{"project": "scaletier-local-abcdef"}'))
     (stacks / "prod.json.bak").write_text("scaletier-prod-111111")
@@ -44,7 +44,7 @@ def test_what_a_local_state_mentions(tmp_path: Path) -> None:
     assert [backend.has_stack(f"file://{tmp_path}", name) for name in ("local", "loc", "prod")] == [True, False, False]
 
 
-def test_a_state_that_may_not_be_read_may_have_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_state_may_mention_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(_: Path, onerror: Any) -> list[Any]:
         onerror(PermissionError())
         return []
@@ -54,7 +54,7 @@ def test_a_state_that_may_not_be_read_may_have_anything(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("env", "says"),
+    ("env", "message"),
     [
         ({"PULUMI_CONFIG_PASSPHRASE": ""}, "PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"),
         ({"PULUMI_CONFIG_PASSPHRASE": "no"}, "PULUMI_CONFIG_PASSPHRASE is not the passphrase of its stack"),
@@ -66,25 +66,25 @@ def test_a_state_that_may_not_be_read_may_have_anything(tmp_path: Path, monkeypa
         ({}, "its stack has a passphrase: set PULUMI_CONFIG_PASSPHRASE or PULUMI_CONFIG_PASSPHRASE_FILE"),
     ],
 )
-def test_a_passphrase_that_opens_nothing_is_named(
-    env: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_passphrase_is_named(
+    env: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = "failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE to the correct passphrase"
+    error = "failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE to the correct passphrase"
     for name, value in {"PULUMI_BACKEND_URL": "gs://team", **env}.items():
         monkeypatch.setenv(name, value)
-    where = "the state in gs://team (PULUMI_BACKEND_URL) cannot be read: "
-    assert backend.explain(tmp_path, why) == where + says
-    assert backend.explain(tmp_path, "no such bucket") == f"{where}no such bucket"
+    prefix = "the state in gs://team (PULUMI_BACKEND_URL) cannot be read: "
+    assert backend.explain(tmp_path, error) == prefix + message
+    assert backend.explain(tmp_path, "no such bucket") == f"{prefix}no such bucket"
 
 
-def test_the_checkout_s_own_passphrase_is_what_counts_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_passphrase_file_of_the_checkout_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(tmp_path / ".pulumi-state" / "passphrase"))
-    said = "the state in .pulumi-state of this checkout cannot be read: "
-    assert backend.explain(tmp_path, "incorrect passphrase").startswith(f"{said}PULUMI_CONFIG_PASSPHRASE_FILE is invalid: ")
+    prefix = "the state in .pulumi-state of this checkout cannot be read: "
+    assert backend.explain(tmp_path, "incorrect passphrase").startswith(f"{prefix}PULUMI_CONFIG_PASSPHRASE_FILE is invalid: ")
     (tmp_path / ".pulumi-state").mkdir()
     (tmp_path / ".pulumi-state" / "passphrase").write_text("x")
     assert backend.explain(tmp_path, "incorrect passphrase") == (
-        f"{said}.pulumi-state/passphrase is not the passphrase of its stack"
+        f"{prefix}.pulumi-state/passphrase is not the passphrase of its stack"
     )
 
 
@@ -99,29 +99,29 @@ def test_the_checkout_s_own_passphrase_is_what_counts_here(tmp_path: Path, monke
         ({}, ""),
     ],
 )
-def test_a_passphrase_that_is_not_used_is_named(
+def test_an_unused_passphrase_variable_is_named(
     env: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    assert backend.unused(tmp_path) == "", "there is no other"
+    assert backend.unused(tmp_path) == "", "the checkout has no passphrase"
     (tmp_path / ".pulumi-state").mkdir()
-    (own := tmp_path / ".pulumi-state" / "passphrase").write_text("secret\n")
+    (passphrase_file := tmp_path / ".pulumi-state" / "passphrase").write_text("secret\n")
     line = f"{name} is not used: the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
     assert backend.unused(tmp_path) == (line if name else "")
     monkeypatch.delenv("PULUMI_CONFIG_PASSPHRASE", raising=False)
-    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(own))
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(passphrase_file))
     assert backend.unused(tmp_path) == ""
 
 
-def test_pulumi_s_own_reason_is_one_line() -> None:
+def test_pulumi_s_reason_is_one_line() -> None:
     assert backend.reason("warning: x\n\nerror: it is full\nmore\n") == "it is full"
     assert (backend.reason("a\nb\n"), backend.reason("")) == ("b", "it failed")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a checkout that knows the hosts of stack local."""
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a checkout with the inventory of stack local."""
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     (folder := tmp_path / ".scaletier" / "local").mkdir(parents=True)
     (folder / "inventory.json").write_text("of this cluster")
@@ -142,34 +142,34 @@ def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError, *
     return list(doctor.state("local"))
 
 
-def test_the_doctor_names_the_state_and_compares_its_hosts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = state(monkeypatch, "of this cluster")
-    assert (found.severity, found.what) == ("ok", "the state in use is this checkout's, .pulumi-state")
+def test_the_doctor_names_the_state_and_compares_its_hosts(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = state(monkeypatch, "of this cluster")
+    assert (finding.severity, finding.what) == ("ok", "the state in use is this checkout's, .pulumi-state")
     first, _ = state(monkeypatch, "of this cluster", "worker-1", "worker-2")
     assert first.what == "an update did not end, and the state has worker-1, worker-2 as pending"
     assert first.remedy == "pulumi up, then pulumi refresh --clear-pending-creates"
-    (found,) = state(monkeypatch, "of another")
-    assert (found.severity, found.remedy) == ("warning", "fab connect")
-    (found,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
-    assert (found.severity, found.what) == ("error", "the state in x cannot be read: incorrect passphrase")
+    (finding,) = state(monkeypatch, "of another")
+    assert (finding.severity, finding.remedy) == ("warning", "fab connect")
+    (finding,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
+    assert (finding.severity, finding.what) == ("error", "the state in x cannot be read: incorrect passphrase")
 
 
-def test_another_state_without_the_stack_is_a_warning_with_the_way_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_state_without_the_stack_is_a_warning_with_a_remedy(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    none = backend.BackendError("the state in gs://team cannot be read: no stack named 'local' found")
-    (found,) = state(monkeypatch, none)
-    assert (found.severity, found.remedy) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
-    assert found.what.startswith("the state in use is gs://team (PULUMI_BACKEND_URL)")
-    assert "it has no stack local, whose hosts are known here" in found.what
-    (stacks := here / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
+    error = backend.BackendError("the state in gs://team cannot be read: no stack named 'local' found")
+    (finding,) = state(monkeypatch, error)
+    assert (finding.severity, finding.remedy) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
+    assert finding.what.startswith("the state in use is gs://team (PULUMI_BACKEND_URL)")
+    assert "it has no stack local, whose hosts are known here" in finding.what
+    (stacks := checkout / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
     (stacks / "local.json").touch()
-    (found,) = state(monkeypatch, none)
-    assert found.remedy == "unset PULUMI_BACKEND_URL"
-    (here / ".scaletier/local/inventory.json").unlink()
-    assert state(monkeypatch, none) == []
+    (finding,) = state(monkeypatch, error)
+    assert finding.remedy == "unset PULUMI_BACKEND_URL"
+    (checkout / ".scaletier/local/inventory.json").unlink()
+    assert state(monkeypatch, error) == []
 
 
-def test_one_fault_that_several_checks_meet_is_one_line(
+def test_an_error_common_to_several_checks_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> list[Finding]:
@@ -180,16 +180,16 @@ def test_one_fault_that_several_checks_meet_is_one_line(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_pulumi_is_asked_about_the_project_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pulumi_runs_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (program := tmp_path / "bin" / "pulumi").write_text(
         '#!/bin/sh\necho "$@"; pwd; [ "$1" = stack ] || { echo "error: no" >&2; exit 1; }'
     )
     program.chmod(0o755)
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    (here := tmp_path / "project").mkdir()
-    monkeypatch.chdir(here)
-    assert backend.ask(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{here}\n"
+    (project := tmp_path / "project").mkdir()
+    monkeypatch.chdir(project)
+    assert backend.ask(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{project}\n"
     with pytest.raises(backend.BackendError, match=r"^the state in \.pulumi-state of this checkout cannot be read: no$"):
         backend.ask(tmp_path, "config")
     program.unlink()

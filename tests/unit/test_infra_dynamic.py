@@ -1,4 +1,4 @@
-"""Dynamic resources by the module that implements them: its functions, the defaults, and the names in states of stacks."""
+"""Dynamic resources: the functions of their modules, the defaults, and the module names in Pulumi states."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from infra.dynamic import ModuleProvider
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a module that only creates."""
-    found: Any = ModuleType("only_creates")
-    found.create = lambda props: ("it", {**props, "made": True})
-    monkeypatch.setitem(sys.modules, "only_creates", found)
-    return found
+    """Return a module that defines only `create`."""
+    module: Any = ModuleType("only_creates")
+    module.create = lambda props: ("it", {**props, "made": True})
+    monkeypatch.setitem(sys.modules, "only_creates", module)
+    return module
 
 
-def test_a_module_says_only_what_differs(module: Any) -> None:
+def test_a_module_overrides_only_some_functions(module: Any) -> None:
     provider, old, new = ModuleProvider("only_creates"), {"a": 1.0}, {"a": 2.0}
     assert provider.create(new).outs == {"a": 2, "made": True}
     assert (provider.read("it", old).id, provider.read("it", old).outs) == ("it", old)
@@ -35,12 +35,12 @@ def test_a_module_says_only_what_differs(module: Any) -> None:
     assert (provider.diff("it", old, new).replaces, provider.diff("it", old, new).delete_before_replace) == ([], True)
 
 
-def test_a_module_may_define_all(module: Any) -> None:
+def test_a_module_may_define_all_functions(module: Any) -> None:
     provider, deleted = ModuleProvider("only_creates"), list[str]()
     module.REPLACE, module.DELETE_FIRST = frozenset({"a"}), False
     module.read, module.update = lambda name, props: None, lambda name, old, new: {**old, "b": new["a"]}
     module.delete = lambda name, props: deleted.append(name)
-    assert provider.read("it", {}).id == "", "it is gone"
+    assert provider.read("it", {}).id == "", "a missing resource has no id"
     assert provider.update("it", {"a": 1}, {"a": 2}).outs == {"a": 1, "b": 2}
     provider.delete("it", {})
     assert deleted == ["it"]
@@ -69,14 +69,14 @@ MODULES = (
 )
 
 
-# What the state of a stack that is up has of a host's provider.
+# A host's provider in the state of an existing stack.
 STORED = "gASVRQAAAAAAAACMDWluZnJhLmR5bmFtaWOUjA5Nb2R1bGVQcm92aWRlcpSTlCmBlH2UjAZtb2R1bGWUjA5pbmZyYS5seGQuaG9zdJRzYi4="
 
 
-def test_a_state_names_its_modules_which_keep_their_names() -> None:
-    """A stack that is up has no other way to delete its resources."""
-    provider = pickle.loads(base64.b64decode(STORED))  # noqa: S301  this file's own
+def test_modules_named_in_states_keep_their_names() -> None:
+    """Existing stacks need the modules to delete their resources."""
+    provider = pickle.loads(base64.b64decode(STORED))  # noqa: S301  trusted
     assert (type(provider), provider.module) == (ModuleProvider, "infra.lxd.host")
-    assert serialize_provider(provider) == STORED, "else each update would write each resource's provider again"
+    assert serialize_provider(provider) == STORED, "otherwise each update would rewrite each resource's provider"
     for name in MODULES:
         assert callable(importlib.import_module(name).create)

@@ -1,4 +1,4 @@
-"""Jobs that a change of the cluster would hurt."""
+"""Jobs that a change of the cluster would disrupt."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STANDARD = ["ps-0", "master-0", "worker-0", "worker-1"]
 
 
 @pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr(guard.pulumi.log, "warn", said.append)
-    return said
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(guard.pulumi.log, "warn", messages.append)
+    return messages
 
 
 def queue() -> Queue:
@@ -40,21 +40,21 @@ def queue() -> Queue:
     )
 
 
-def test_the_hosts_that_go() -> None:
+def test_removed_hosts() -> None:
     assert guard.removed_hosts(STANDARD, BASIC) == ["ps-0", "worker-0", "worker-1"]
     assert guard.removed_hosts(STANDARD, preset(ScaleTier.STANDARD_1)) == []
     assert guard.removed_hosts([], BASIC) == []
 
 
 class Files:
-    """A bucket: the queue, and plans; what is written to it."""
+    """A bucket with the queue and plans, which records writes."""
 
     def __init__(self, **optional: list[str]) -> None:
         plans = {
             paths.plan(job): Plan(job, ["master-0"], "m", [], {"master-0": Task("{}")}, optionalRoles=roles)
             for job, roles in optional.items()
         }
-        self.there = {QUEUE: queue().to_json()} | {path: plan.to_json() for path, plan in plans.items()}
+        self.contents = {QUEUE: queue().to_json()} | {path: plan.to_json() for path, plan in plans.items()}
         self.written: dict[str, Any] = {}
 
     def create(self, path: str, content: bytes) -> None:
@@ -62,88 +62,90 @@ class Files:
 
 
 @pytest.mark.parametrize(
-    ("files", "goes_on"), [(Files(), True), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
+    ("files", "continues"), [(Files(), True), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
 )
-def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
-    assert guard.affected_jobs(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.there.get) == [
-        AffectedJob("peers", "job peers has worker-0, worker-1", goes_on),
+def test_affected_jobs(files: Files, continues: bool) -> None:
+    assert guard.affected_jobs(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.contents.get) == [
+        AffectedJob("peers", "job peers has worker-0, worker-1", continues),
         AffectedJob("large", "job large waits for hosts of which too few stay"),
     ]
-    assert guard.affected_jobs(queue(), Change(["evaluator-0"]), files.there.get) == []
-    files.there[paths.plan("peers")] = b"{"
-    assert guard.affected_jobs(queue(), Change(["worker-0"]), files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
+    assert guard.affected_jobs(queue(), Change(["evaluator-0"]), files.contents.get) == []
+    files.contents[paths.plan("peers")] = b"{"
+    assert guard.affected_jobs(queue(), Change(["worker-0"]), files.contents.get)[0].goes_on, (
+        "a job without a readable plan is not cancelled"
+    )
 
 
-def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[str]) -> None:
+def test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels(warnings: list[str]) -> None:
     files, lost = Files(peers=[]), Change(["worker-1"])
-    bucket = (files.there.get, files.create)
+    bucket = (files.contents.get, files.create)
     guard.check(lost, *bucket, preview=True, allowed=False)
-    assert warned.pop().startswith("this removes worker-1, and job peers has worker-1: pulumi up will refuse. Wait")
+    assert warnings.pop().startswith("this removes worker-1, and job peers has worker-1: pulumi up will refuse. Wait")
     with pytest.raises(TargetError, match=r"job peers has worker-1: nothing was changed\. Wait .* disruptJobs true"):
         guard.check(lost, *bucket, preview=False, allowed=False)
-    said = "this removes worker-1, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
+    warning = "this removes worker-1, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
     guard.check(lost, *bucket, preview=True, allowed=True)
-    assert (warned.pop(), files.written) == (said, {})
+    assert (warnings.pop(), files.written) == (warning, {})
     guard.check(lost, *bucket, preview=False, allowed=True)
-    assert warned.pop() == said
+    assert warnings.pop() == warning
     assert files.written.keys() == {paths.cancel("peers")}
     request = files.written[paths.cancel("peers")]
     assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts removed: worker-1")
 
 
-def test_a_replaced_host_is_taken_from_its_job_and_kept_for_waiting_ones(warned: list[str]) -> None:
+def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str]) -> None:
     files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
-    assert guard.affected_jobs(queue(), change, files.there.get) == [AffectedJob("peers", "job peers has worker-0")]
-    guard.check(change, files.there.get, files.create, preview=True, allowed=False)
-    assert warned.pop().startswith(
+    assert guard.affected_jobs(queue(), change, files.contents.get) == [AffectedJob("peers", "job peers has worker-0")]
+    guard.check(change, files.contents.get, files.create, preview=True, allowed=False)
+    assert warnings.pop().startswith(
         "this removes evaluator-0 and replaces worker-0, ps-0, and job peers has worker-0: pulumi up"
     )
     with pytest.raises(TargetError, match=r"^this replaces worker-0, and job peers has worker-0: nothing was changed\."):
-        guard.check(Change(replaced=["worker-0"]), files.there.get, files.create, preview=False, allowed=False)
-    guard.check(change, files.there.get, files.create, preview=False, allowed=True)
+        guard.check(Change(replaced=["worker-0"]), files.contents.get, files.create, preview=False, allowed=False)
+    guard.check(change, files.contents.get, files.create, preview=False, allowed=True)
     assert files.written[paths.cancel("peers")]["reason"] == "hosts removed: evaluator-0, worker-0, ps-0"
 
 
-def test_a_job_continues_without_an_optional_host(warned: list[str]) -> None:
+def test_a_job_continues_without_an_optional_host(warnings: list[str]) -> None:
     files = Files(peers=["worker"])
-    guard.check(Change(["worker-1"]), files.there.get, files.create, preview=False, allowed=True)
-    assert warned.pop().endswith("so it is done; peers continues, or waits")
+    guard.check(Change(["worker-1"]), files.contents.get, files.create, preview=False, allowed=True)
+    assert warnings.pop().endswith("so it is done; peers continues, or waits")
     assert files.written == {}
 
 
-def test_a_harmless_change_is_allowed(warned: list[str]) -> None:
+def test_a_harmless_change_is_allowed(warnings: list[str]) -> None:
     def never(*_: object) -> Any:
-        raise AssertionError("nothing goes, so nothing is looked at")
+        raise AssertionError("no host is removed, so nothing is read")
 
     guard.check(Change(), never, never, preview=False, allowed=False)
     guard.check(Change(["ps-0"]), lambda _: None, never, preview=False, allowed=False)
     guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), never, preview=False, allowed=False)
-    assert warned == []
+    assert warnings == []
     guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", never, preview=False, allowed=False)
-    assert "the queue cannot be read" in warned.pop()
+    assert "the queue cannot be read" in warnings.pop()
 
 
-def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.gcp import target
     from infra.gcp.api import GcpError
 
     def never(*_: object) -> Any:
-        raise AssertionError("nobody knows of jobs")
+        raise AssertionError("no job is known")
 
-    asked: list[tuple[str, Any]] = []
+    reads: list[tuple[str, Any]] = []
 
-    sent: list[tuple[str, str, str, bytes]] = []
+    writes: list[tuple[str, str, str, bytes]] = []
 
     class Session:
         read: int | Exception = 200
         status = 200
 
         def post(self, url: str, params: Any, data: bytes, timeout: float) -> SimpleNamespace:
-            sent.append((url, params["name"], params["ifGenerationMatch"], data))
+            writes.append((url, params["name"], params["ifGenerationMatch"], data))
             return SimpleNamespace(ok=self.status == 200, status_code=self.status)
 
         def get(self, url: str, params: Any, timeout: float) -> SimpleNamespace:
-            asked.append((url, params))
+            reads.append((url, params))
             if isinstance(self.read, Exception):
                 raise self.read
             return SimpleNamespace(ok=self.read == 200, status_code=self.read, content=b"{}")
@@ -152,37 +154,37 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", raising=False)
     session = Session()
     monkeypatch.setattr(target, "session", lambda _: session)
-    gcp = object.__new__(target.GcpTarget)  # without a look at Google
+    gcp = object.__new__(target.GcpTarget)  # without a call to Google
     gcp.facts = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
     assert gcp.read(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
-    assert asked == [(url, {"alt": "media"})]
+    assert reads == [(url, {"alt": "media"})]
     session.read = 404
-    assert gcp.read(QUEUE) is None, "nor is there a bucket before the first update"
-    for said, words in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
-        session.read = said
-        with pytest.raises(TargetError, match=rf"^the bucket does not answer \({words}.*\): try again$"):
+    assert gcp.read(QUEUE) is None, "before the first update there is no bucket"
+    for failure, message in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
+        session.read = failure
+        with pytest.raises(TargetError, match=rf"^the bucket does not answer \({message}.*\): try again$"):
             guard.check(Change(["ps-0"]), gcp.read, never, preview=False, allowed=False)
 
     gcp.create("jobs/j/cancel.json", b"{}")
-    assert sent == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
-    session.status = 412  # somebody was quicker
+    assert writes == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
+    session.status = 412  # another writer was faster
     gcp.create("jobs/j/cancel.json", b"{}")
     session.status = 403
     with pytest.raises(TargetError, match=r"the bucket does not take jobs/j/cancel\.json \(HTTP 403\)"):
         gcp.create("jobs/j/cancel.json", b"{}")
 
-    def none(_: Any) -> Any:
+    def refuse(_: Any) -> Any:
         raise GcpError("no credentials")
 
-    monkeypatch.setattr(target, "session", none)
+    monkeypatch.setattr(target, "session", refuse)
     with pytest.raises(TargetError, match=r"^the bucket does not answer \(no credentials\): try again$"):
         gcp.read(QUEUE)
     with pytest.raises(TargetError, match="no credentials"):
         gcp.create("jobs/j/cancel.json", b"{}")
 
 
-def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.lxd import seal, target
     from infra.lxd.layout import LxdNames
 
@@ -197,15 +199,15 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
         files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
-    lxd = object.__new__(target.LxdTarget)  # without a look at LXD
+    lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.facts = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
-    for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
-        monkeypatch.setattr(seal, "hosts_of", lambda _, there=there: there)
+    for hosts, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
+        monkeypatch.setattr(seal, "hosts_of", lambda _, hosts=hosts: hosts)
         assert lxd.read(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of it runs"):
                 lxd.create("jobs/j/cancel.json", b"{}")
-        for _ in range(2 if read else 0):  # the second finds it there
+        for _ in range(2 if read else 0):  # the second time it exists
             lxd.create("jobs/j/cancel.json", b"{}")
     assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]

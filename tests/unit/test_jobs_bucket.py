@@ -1,4 +1,4 @@
-"""A store that hangs holds up nobody for longer than was said."""
+"""The time limit of a store's calls: a hanging store delays no caller for longer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.folder import FolderBucket
 
 
-class Hanging(Flaky):
-    """A store whose next call hangs until it is let go."""
+class HangingStore(Flaky):
+    """A store whose calls hang until they are released."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(FolderBucket(root))
-        self.let_go = threading.Event()
-        self.before = lambda method, name: self.let_go.wait(PATIENCE)
+        self.released = threading.Event()
+        self.before = lambda method, name: self.released.wait(PATIENCE)
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[Hanging]:
-    store = Hanging(tmp_path)
+def hanging(tmp_path: Path) -> Iterator[HangingStore]:
+    store = HangingStore(tmp_path)
     yield store
-    store.let_go.set()
+    store.released.set()
 
 
-def test_every_call_goes_through(tmp_path: Path) -> None:
+def test_every_call_is_passed_to_the_store(tmp_path: Path) -> None:
     store = TimeLimited(FolderBucket(tmp_path), PATIENCE)
     version = store.create("a/b", b"one")
     assert store.read("a/b") == (b"one", version)
@@ -56,29 +56,29 @@ CALLS: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_hangs_is_given_up_and_further_ones_fail_at_once(hanging: Hanging, call: Callable[[Any], object]) -> None:
+def test_a_hanging_call_times_out_and_later_ones_fail_at_once(hanging: HangingStore, call: Callable[[Any], object]) -> None:
     store = TimeLimited(hanging, 0.05)
     with pytest.raises(BucketError, match=r"no answer within 0\.05 s"):
         call(store)
-    for _ in range(200):  # 10 s, if each waited
+    for _ in range(200):  # 10 s if each of them waited
         with pytest.raises(BucketError, match=r"an earlier call has been hanging for more than 0\.05 s"):
             call(store)
     assert hanging.calls == []
 
 
-def test_what_hung_may_still_take_effect_and_then_all_goes_on(hanging: Hanging) -> None:
+def test_a_timed_out_write_may_take_effect_and_later_calls_work(hanging: HangingStore) -> None:
     store = TimeLimited(hanging, 0.05)
     with pytest.raises(BucketError):
         store.create("a", b"one")
-    hanging.let_go.set()
-    store._seconds = PATIENCE  # a busy disk may take longer than what hangs was given
+    hanging.released.set()
+    store._seconds = PATIENCE  # a busy disk may need longer than 0.05 s
     until(lambda: _works(store))
     assert store.scan("*") == {"a": b"one"}
-    version = store.create("a", b"one")  # tried again, it is one's own
+    version = store.create("a", b"one")  # a retry accepts the own write
     assert store.read("a") == (b"one", version)
 
 
-def test_a_call_that_timed_out_in_the_queue_is_not_made(hanging: Hanging) -> None:
+def test_a_call_that_timed_out_in_the_queue_is_dropped(hanging: HangingStore) -> None:
     store = TimeLimited(hanging, 0.3)
     failed = list[str]()
 
@@ -94,9 +94,9 @@ def test_a_call_that_timed_out_in_the_queue_is_not_made(hanging: Hanging) -> Non
     for writer in writers:
         writer.join(PATIENCE)
     assert len(failed) == 3
-    hanging.let_go.set()
+    hanging.released.set()
     until(lambda: _works(store))
-    assert len(store.scan("*")) == 1, "only what was under way takes effect"
+    assert len(store.scan("*")) == 1, "only the call in progress takes effect"
 
 
 def _works(store: TimeLimited) -> bool:
