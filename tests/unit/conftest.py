@@ -1,4 +1,4 @@
-"""Unit tests reach no network and nothing below ~/.ssh: an audit hook of the interpreter sees to it."""
+"""Fixtures of the unit tests; an audit hook blocks the network and ~/.ssh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ops import terminal
 from ops.cluster.inventory import parse
 from ops.plan import processes, profile, runs
 
-# The same examples on every machine and in every run, however long one takes, and nothing kept for other processes.
+# The same examples on every machine and in every run, without time limit, and without a shared database.
 hypothesis.settings.register_profile(
     "scaletier",
     deadline=None,
@@ -33,20 +33,20 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("scaletier")
-# Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
+# Only tests of this folder are guarded: other folders' tests may run in the same process.
 _guarded = False
 __all__ = ["make"]
 _HOME_SSH = str(Path.home() / ".ssh")
 
 
 def pytest_collection_finish() -> None:
-    """Keep what there is by now, TensorFlow and all tests, out of every later search for garbage."""
+    """Exclude the existing objects, such as TensorFlow's, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 class ForbiddenError(RuntimeError):
-    """A unit test wanted what it must not have."""
+    """A unit test used the network or a file of ~/.ssh."""
 
 
 def _guard(event: str, args: tuple[Any, ...]) -> None:

@@ -54,7 +54,7 @@ class Host(paramiko.ServerInterface):
         return True
 
     def start(self, channel: paramiko.Channel) -> None:
-        """Start the command of a channel, if one was asked for; the client has its answer by then."""
+        """Start the command of a channel, if one was requested, after the client got its answer."""
         if (command := self._commands.pop(channel, None)) is not None:
             threading.Thread(target=self._run, args=(channel, command), daemon=True).start()
 
@@ -82,7 +82,7 @@ class Host(paramiko.ServerInterface):
 
 def main() -> None:
     transport = paramiko.Transport(Stdio())
-    # Several begin at once beside whatever else runs: neither side of a connection is in a hurry.
+    # Several start at once on a busy machine: both sides of a connection get long time limits.
     transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 120
     transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(sys.argv[1]))
     host = Host(paramiko.Ed25519Key.from_private_key_file(sys.argv[2]))

@@ -54,9 +54,9 @@ def put_job(ledger: Ledger, record: JobRecord) -> None:
 def put_log(folder: Path, lines: Iterable[LogLine], incarnation: int = 1769860800) -> None:
     """Write more lines of a replica's log, as one chunk of its folder, on a host or in the bucket."""
     folder.mkdir(parents=True, exist_ok=True)
-    there = [chunk for chunk in chunks_of(ChunkFolder(folder).sizes()) if chunk.incarnation == incarnation]
-    offset = there[-1].end if there else 0
-    before = sum((folder / chunk.name).read_bytes().count(b"\n") for chunk in there)
+    chunks = [chunk for chunk in chunks_of(ChunkFolder(folder).sizes()) if chunk.incarnation == incarnation]
+    offset = chunks[-1].end if chunks else 0
+    before = sum((folder / chunk.name).read_bytes().count(b"\n") for chunk in chunks)
     (folder / Chunk(incarnation, offset, before, 0).name).write_text("".join(line.to_json() + "\n" for line in lines))
 
 

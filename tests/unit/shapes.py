@@ -1,4 +1,4 @@
-"""docs/json.md as data, and whether a value of JSON is as it says."""
+"""Parse docs/json.md, and compare JSON values with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "absent": (),
 }
 Section = Mapping[str, str]
-# Who prints JSON, and what of the page tells of it; by a key that the value has where there are several, "" for any other.
+# The headings of docs/json.md by function that prints JSON. Of several headings, the value's keys decide; "" is the default.
 PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.cluster.inventory.connect": "fab connect",
     "ops.models.export._show": "fab export",
@@ -58,17 +58,17 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
 @cache
 def documented() -> dict[str, Section]:
     """Return the types of keys by path, by heading."""
-    found: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for line in DOCS.read_text().splitlines():
         if line.startswith("## "):
-            found[line.removeprefix("## ")] = section = {}
+            sections[line.removeprefix("## ")] = section = {}
         elif row := _ROW.match(line):
             section |= dict.fromkeys(re.findall(r"`(.+?)`", row[1]), row[2])
-    return found
+    return sections
 
 
 def anchor(heading: str) -> str:
-    """Return the heading as links name it."""
+    """Return the heading's anchor, as links have it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
@@ -87,20 +87,20 @@ def wrong(value: Any, section: Section, path: str = "") -> Iterator[str]:
         yield f"{path or '.'} is {value!r}, and not {kind}"
     if value is None:
         return
-    below = {told.removeprefix(path) for told in section if told.startswith(path) and told not in (path, ".")}
-    if isinstance(value, list) and any(told.startswith("[]") for told in below):
+    keys = {key.removeprefix(path) for key in section if key.startswith(path) and key not in (path, ".")}
+    if isinstance(value, list) and any(key.startswith("[]") for key in keys):
         for item in value:
             yield from wrong(item, section, f"{path}[]")
     elif isinstance(value, list):
         yield f"{path or '.'} is an array, which is not documented"
-    elif isinstance(value, dict) and any(told.startswith("{}") for told in below):
+    elif isinstance(value, dict) and any(key.startswith("{}") for key in keys):
         for item in value.values():
             yield from wrong(item, section, f"{path}{{}}")
     elif isinstance(value, dict):
-        names = {re.split(r"[.\[{]", told.removeprefix("."))[0] for told in below if path == "" or told.startswith(".")}
+        names = {re.split(r"[.\[{]", key.removeprefix("."))[0] for key in keys if path == "" or key.startswith(".")}
         yield from (f"{path}.{name} is not documented".removeprefix(".") for name in value.keys() - names)
-        needed = {name for name in names if "absent" not in section.get(f"{path}.{name}".removeprefix("."), "")}
-        yield from (f"{path}.{name} is missing".removeprefix(".") for name in needed - value.keys())
+        required = {name for name in names if "absent" not in section.get(f"{path}.{name}".removeprefix("."), "")}
+        yield from (f"{path}.{name} is missing".removeprefix(".") for name in required - value.keys())
         for name in value.keys() & names:
             yield from wrong(value[name], section, f"{path}.{name}".removeprefix("."))
     elif kind is None:
@@ -112,9 +112,9 @@ def _is(value: Any, name: str) -> bool:
 
 
 def check(caller: str, value: Any) -> None:
-    """Assert that a function of ops prints what the page documents."""
-    assert caller in PRINTED, f"{caller} prints JSON of which docs/json.md knows nothing"
-    told = PRINTED[caller]
-    heading = told if isinstance(told, str) else next(told[key] for key in told if key in value or not key)
-    found = list(wrong(value, documented()[heading]))
-    assert not found, f"{heading}, in docs/json.md: {'; '.join(found)}"
+    """Assert that the JSON of a function of ops is as documented."""
+    assert caller in PRINTED, f"{caller} prints JSON that docs/json.md does not document"
+    headings = PRINTED[caller]
+    heading = headings if isinstance(headings, str) else next(headings[key] for key in headings if key in value or not key)
+    problems = list(wrong(value, documented()[heading]))
+    assert not problems, f"{heading}, in docs/json.md: {'; '.join(problems)}"

@@ -1,4 +1,4 @@
-"""A log in chunks: no cut and no position loses a line or repeats one, and gaps are reported."""
+"""A log in chunks: no cut and no position loses or repeats a line, and gaps are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jobs.chunks import (
     newest,
 )
 
-LIFE = 1769860800
+INCARNATION = 1769860800
 
 
 def text(number: int, severity: str = "INFO", message: str = "x") -> bytes:
@@ -38,17 +38,17 @@ def text(number: int, severity: str = "INFO", message: str = "x") -> bytes:
     return json.dumps({"time": time, "severity": severity, "replica": "ps-0", "message": message}).encode()
 
 
-class Memory:
-    """Chunks in memory; `asked` counts the bytes that were read."""
+class ChunksInMemory:
+    """Chunks in memory; `bytes_read` counts the bytes that were read."""
 
     def __init__(self, lines: list[bytes], sizes: list[int], rest: bytes = b"") -> None:
-        """Write lines in chunks of these sizes, and half a line behind them."""
+        """Write lines in chunks of these sizes, followed by an incomplete line."""
         self.files: dict[str, bytes] = {}
-        self.asked = 0
+        self.bytes_read = 0
         at = number = 0
         for size in sizes:
             content = b"".join(line + b"\n" for line in lines[number : number + size])
-            self.files[Chunk(LIFE, at, number, 0).name] = content
+            self.files[Chunk(INCARNATION, at, number, 0).name] = content
             at, number = at + len(content), number + len(lines[number : number + size])
         if self.files:
             self.files[max(self.files)] += rest
@@ -57,13 +57,13 @@ class Memory:
         return {name: len(content) for name, content in self.files.items()}
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        found = self.files.get(name, b"")[start:end]
-        self.asked += len(found)
-        return found
+        content = self.files.get(name, b"")[start:end]
+        self.bytes_read += len(content)
+        return content
 
 
-def split(many: int) -> list[int]:
-    return [many // 3, 0, many // 3, many - 2 * (many // 3)]
+def chunk_sizes(count: int) -> list[int]:
+    return [count // 3, 0, count // 3, count - 2 * (count // 3)]
 
 
 def lines_of(entries: list[LogEntry] | Iterator[LogEntry]) -> list[bytes]:
@@ -75,15 +75,15 @@ logs = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b" "
 
 @given(logs, st.integers(0, 50), st.integers(1, 9))
 @settings(max_examples=60)
-def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes], many: int, step: int) -> None:
-    source = Memory(log, split(len(log)), b"half")
+def test_the_newest_lines_and_later_ones_are_the_whole_log(log: list[bytes], count: int, step: int) -> None:
+    source = ChunksInMemory(log, chunk_sizes(len(log)), b"half")
     chunks._FROM_THE_END, before = step, chunks._FROM_THE_END
     try:
-        found, behind = newest(source, LogFilter(many))
+        entries, position = newest(source, LogFilter(count))
     finally:
         chunks._FROM_THE_END = before
-    assert lines_of(found) == log[max(len(log) - many, 0) :]
-    reader = ChunkReader(source, behind)
+    assert lines_of(entries) == log[max(len(log) - count, 0) :]
+    reader = ChunkReader(source, position)
     assert list(reader.entries()) == []
     source.files[max(source.files)] += b" done\n"
     assert lines_of(reader.entries()) == [b"half done"]
@@ -92,8 +92,8 @@ def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes],
 
 @given(logs, st.integers(0, 40))
 @settings(max_examples=60)
-def test_from_any_line_on_come_the_others_once(log: list[bytes], at: int) -> None:
-    source = Memory(log, split(len(log)))
+def test_a_position_yields_all_later_lines_once(log: list[bytes], at: int) -> None:
+    source = ChunksInMemory(log, chunk_sizes(len(log)))
     every = list(ChunkReader(source).entries())
     assert lines_of(every) == log
     position = every[at].position if at < len(every) else BEGINNING
@@ -101,18 +101,18 @@ def test_from_any_line_on_come_the_others_once(log: list[bytes], at: int) -> Non
 
 
 def test_another_host_s_log_follows_the_earlier_one() -> None:
-    source = Memory([b"one", b"two"], [2])
+    source = ChunksInMemory([b"one", b"two"], [2])
     reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"one", b"two"]
-    source.files = {Chunk(LIFE + 9, 0, 0, 0).name: b"three\n"}  # of which the bucket had never heard of two
+    source.files = {Chunk(INCARNATION + 9, 0, 0, 0).name: b"three\n"}  # its second chunk is missing in the bucket
     assert lines_of(reader.entries()) == [b"three"]
 
 
 def test_a_late_chunk_of_an_earlier_host_is_not_followed() -> None:
-    source = Memory([b"two"], [1])
+    source = ChunksInMemory([b"two"], [1])
     reader = ChunkReader(source)
     assert lines_of(reader.entries()) == [b"two"]
-    source.files[Chunk(LIFE - 9, 0, 0, 0).name] = b"one\n"
+    source.files[Chunk(INCARNATION - 9, 0, 0, 0).name] = b"one\n"
     assert list(reader.entries()) == []
     source.files[max(source.files)] += b"three\n"
     assert lines_of(reader.entries()) == [b"three"]
@@ -123,45 +123,47 @@ sizes = st.lists(st.integers(1, 1000), max_size=30)
 
 
 @given(sizes, st.integers(1, 8000))
-def test_what_is_cut_leaves_the_beginning_and_the_newest(given_sizes: list[int], limit: int) -> None:
-    log = [Chunk(LIFE, 1000 * n, n, size) for n, size in enumerate(given_sizes)]
-    gone = cut(log, limit)
-    kept = [chunk for chunk in log if chunk not in gone]
-    assert gone == log[log.index(gone[0]) : log.index(gone[-1]) + 1] if gone else True, "it is one piece of it"
-    if sum(given_sizes) <= limit:
-        assert not gone
-    elif gone:
+def test_a_cut_keeps_the_beginning_and_the_newest_lines(chunk_lengths: list[int], limit: int) -> None:
+    log = [Chunk(INCARNATION, 1000 * n, n, size) for n, size in enumerate(chunk_lengths)]
+    removed = cut(log, limit)
+    kept = [chunk for chunk in log if chunk not in removed]
+    assert removed == log[log.index(removed[0]) : log.index(removed[-1]) + 1] if removed else True, (
+        "the removed chunks are consecutive"
+    )
+    if sum(chunk_lengths) <= limit:
+        assert not removed
+    elif removed:
         assert sum(chunk.size for chunk in kept) <= limit or kept[-1] is log[-1]
-        assert sum(chunk.size for chunk in log[: log.index(gone[0])]) <= limit / 8
-        assert sum(chunk.size for chunk in kept) + gone[-1].size > limit, "no more than has to"
+        assert sum(chunk.size for chunk in log[: log.index(removed[0])]) <= limit / 8
+        assert sum(chunk.size for chunk in kept) + removed[-1].size > limit, "no more is removed than necessary"
     assert log[-1:] == kept[-1:]
 
 
-def test_what_was_cut_is_told_in_its_place() -> None:
+def test_a_cut_is_reported_in_its_place() -> None:
     log = [text(n) for n in range(30)]
-    source = Memory(log, [5, 10, 10, 5])
+    source = ChunksInMemory(log, [5, 10, 10, 5])
     names = sorted(source.files)
     size = sum(len(source.files.pop(name)) for name in names[1:3])
-    said = {
+    gap = {
         "time": "2026-01-31T12:00:25.000Z",
         "severity": "WARNING",
         "replica": "",
         "message": f"… 20 lines, {size} bytes cut …",
     }
-    whole = lines_of(ChunkReader(source).entries())
-    assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
-    assert lines_of(newest(source, LogFilter(100))[0]) == whole
+    lines = lines_of(ChunkReader(source).entries())
+    assert lines == [*log[:5], json.dumps(gap, ensure_ascii=False).encode(), *log[25:]]
+    assert lines_of(newest(source, LogFilter(100))[0]) == lines
     assert lines_of(newest(source, LogFilter(5))[0]) == log[25:]
     time = json.loads(log[26])["time"]
-    assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "it was before that"
+    assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "the gap is earlier than that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(ChunkReader(source).entries())[0])["message"]
     assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(ChunkReader(source).entries())
 
 
-def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
+def test_a_reader_continues_after_a_concurrent_cut() -> None:
     log = [text(n) for n in range(30)]
-    source = Memory(log, [10, 10, 10])
+    source = ChunksInMemory(log, [10, 10, 10])
     entries = ChunkReader(source).entries()
     before = [next(entries) for _ in range(5)]
     source.files.pop(sorted(source.files)[1])
@@ -173,27 +175,27 @@ def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
 
 @given(st.integers(0, 70), st.integers(0, 70), st.integers(1, 70) | st.none())
 @settings(max_examples=60)
-def test_a_time_is_found_without_reading_all(since: int, until: int, many: int | None) -> None:
+def test_lines_between_two_times(since: int, until: int, count: int | None) -> None:
     log = [text(n) for n in range(60)]
-    source = Memory(log, [6] * 10)
-    wanted = LogFilter(many, json.loads(text(since))["time"], json.loads(text(until))["time"])
-    entries = newest(source, wanted)[0] if many else ChunkReader(source, first(source, wanted), wanted).entries()
+    source = ChunksInMemory(log, [6] * 10)
+    log_filter = LogFilter(count, json.loads(text(since))["time"], json.loads(text(until))["time"])
+    entries = newest(source, log_filter)[0] if count else ChunkReader(source, first(source, log_filter), log_filter).entries()
     expected = log[since : until + 1]
-    assert lines_of(entries) == (expected[-many:] if many else expected)
+    assert lines_of(entries) == (expected[-count:] if count else expected)
 
 
-def test_the_end_of_a_long_log_is_read_alone() -> None:
-    source = Memory([text(n % 60) for n in range(50_000)], [10_000] * 5)
+def test_only_the_end_of_a_long_log_is_read() -> None:
+    source = ChunksInMemory([text(n % 60) for n in range(50_000)], [10_000] * 5)
     assert len(newest(source, LogFilter(100))[0]) == 100
-    assert source.asked <= 1 << 15
-    source.asked = 0
+    assert source.bytes_read <= 1 << 15
+    source.bytes_read = 0
     list(ChunkReader(source, first(source, LogFilter(since="2027")), LogFilter(since="2027")).entries())
-    assert source.asked <= len(source.files[min(source.files)]) + 5 * 256
+    assert source.bytes_read <= len(source.files[min(source.files)]) + 5 * 256
 
 
 def test_severities_and_patterns() -> None:
     log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
-    source = Memory(log, [4, 6])
+    source = ChunksInMemory(log, [4, 6])
     assert lines_of(ChunkReader(source, log_filter=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
@@ -201,51 +203,51 @@ def test_severities_and_patterns() -> None:
     assert not LogFilter(pattern="no").matches(b"yes")
 
 
-def test_a_pattern_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_pattern_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
     with pytest.raises(SlowError):
         LogFilter(pattern="(a+)+$").matches(text(1, message="a" * 60 + "b"))
     assert LogFilter(pattern="a+").matches(text(1, message="aa"))
 
 
-def ran(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:
+def run_program(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:
     argv = [sys.executable, "-I", "-S", chunks.__file__, *arguments]
     done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
     assert done.stderr == b""
-    assert done.stdout[:1] in (b"", b"\n"), "the first says that there is a log, before it is looked into"
+    assert done.stdout[:1] in (b"", b"\n"), "the first newline reports that there is a log, before the search"
     return done.returncode, done.stdout[1:].splitlines()
 
 
 def test_the_program_on_a_host(tmp_path: Path) -> None:
     log, folder = [text(n) for n in range(6)], tmp_path / "job01"
-    assert ran(str(folder), "[2]", "read") == (chunks.NO_LOG, [])
-    assert ran(str(folder), "[2]", "follow") == (0, [b"0 0 "])
+    assert run_program(str(folder), "[2]", "read") == (chunks.NO_LOG, [])
+    assert run_program(str(folder), "[2]", "follow") == (0, [b"0 0 "])
     folder.mkdir()
     (folder / ".part").write_text("x")
-    for name, content in Memory(log, [3, 3]).files.items():
+    for name, content in ChunksInMemory(log, [3, 3]).files.items():
         (folder / name).write_bytes(content)
     every = [b"%d %d %b" % (*entry.position, entry.line) for entry in ChunkReader(ChunkFolder(folder)).entries()]
     end = b" ".join(every[-1].split()[:2]) + b" "
-    assert ran(str(folder), "[2]", "read") == (0, [*every[4:], end])
-    assert ran(str(folder), "[2]", "follow") == (0, [*every[4:], end])
-    assert ran(str(folder), "[null]", "read") == (0, [b"0 0 ", *every])
+    assert run_program(str(folder), "[2]", "read") == (0, [*every[4:], end])
+    assert run_program(str(folder), "[2]", "follow") == (0, [*every[4:], end])
+    assert run_program(str(folder), "[null]", "read") == (0, [b"0 0 ", *every])
     start = " ".join(every[1].decode().split()[:2])
-    assert ran(str(folder), "[2]", "follow", start) == (0, [start.encode() + b" ", *every[2:]])
-    assert ran(str(folder), '[null, "", "", "ERROR"]', "read") == (0, [b"0 0 "])
-    assert ran(str(folder), json.dumps([9, "", "", "", "x"]), "read")[1] == [*every, end]
+    assert run_program(str(folder), "[2]", "follow", start) == (0, [start.encode() + b" ", *every[2:]])
+    assert run_program(str(folder), '[null, "", "", "ERROR"]', "read") == (0, [b"0 0 "])
+    assert run_program(str(folder), json.dumps([9, "", "", "", "x"]), "read")[1] == [*every, end]
 
 
-def test_the_program_says_that_a_pattern_takes_too_long(tmp_path: Path) -> None:
+def test_the_program_reports_a_slow_pattern(tmp_path: Path) -> None:
     folder = tmp_path / "job01"
     folder.mkdir()
-    (folder / Chunk(LIFE, 0, 0, 0).name).write_bytes(text(1, message="a" * 60 + "b") + b"\n")
-    assert ran(str(folder), json.dumps([9, "", "", "", "(a+)+$"]), "read")[0] == chunks.TOO_SLOW
+    (folder / Chunk(INCARNATION, 0, 0, 0).name).write_bytes(text(1, message="a" * 60 + "b") + b"\n")
+    assert run_program(str(folder), json.dumps([9, "", "", "", "(a+)+$"]), "read")[0] == chunks.TOO_SLOW
 
 
-def test_nobody_reads_what_the_program_prints(tmp_path: Path) -> None:
+def test_the_program_ends_without_an_error_if_its_pipe_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "job01"
     folder.mkdir()
-    (folder / Chunk(LIFE, 0, 0, 0).name).write_bytes(b"x\n" * 100_000)
+    (folder / Chunk(INCARNATION, 0, 0, 0).name).write_bytes(b"x\n" * 100_000)
     argv = [sys.executable, "-I", "-S", chunks.__file__, str(folder), "[null]", "follow"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin
@@ -256,8 +258,8 @@ def test_nobody_reads_what_the_program_prints(tmp_path: Path) -> None:
         assert (process.wait(20), process.stderr.read()) == (0, b"")
 
 
-def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
-    folder, one, two = ChunkFolder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
+def test_a_folder_with_new_and_growing_chunks(tmp_path: Path) -> None:
+    folder, one, two = ChunkFolder(tmp_path), Chunk(INCARNATION, 0, 0, 0).name, Chunk(INCARNATION, 8, 2, 0).name
     reader = ChunkReader(folder)
     (tmp_path / "x").write_text("no chunk")
     (tmp_path / one).write_bytes(b"one\n")
@@ -271,11 +273,11 @@ def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
     with (tmp_path / two).open("ab") as file:
         file.write(b"ur\n")
     assert lines_of(reader.entries()) == [b"four"]
-    assert reader.position == Position(LIFE, 19)
+    assert reader.position == Position(INCARNATION, 19)
 
 
-def test_names() -> None:
-    chunk = Chunk(LIFE, 12, 3, 4)
+def test_names_of_chunks() -> None:
+    chunk = Chunk(INCARNATION, 12, 3, 4)
     assert chunk.name == "1769860800-000000000000012-000000000003.jsonl"
     assert chunks_of({chunk.name: 4, "x": 1, ".1769860800-000000000000012-000000000003.jsonl": 2}) == [chunk]
     assert re.fullmatch(r"[a-zA-Z0-9._-]+", chunk.name)

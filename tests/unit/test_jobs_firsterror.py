@@ -1,4 +1,4 @@
-"""The first error among the lines of a trainer, and among trainers; which line of the logs it is."""
+"""The first error among a trainer's lines and among trainers, and its mark in the logs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ CHAINED = [*TRACE, "", "The above exception was the direct cause of the followin
 
 
 def lines(*texts: str, replica: str = "ps-0") -> list[LogLine]:
-    """Return a replica's lines, a second after each other where `pause` stands between them."""
-    messages, now, found = Messages(), 100.0, []
+    """Return a replica's lines; each `pause` between them is five seconds."""
+    messages, now, log_lines = Messages(), 100.0, []
     for text in texts:
         if text == "pause":
             now += 5
             continue
-        said = messages.add(text, now)
-        found.append(LogLine(f"{said.time:07.1f}", said.severity, replica, text))
-    return found
+        entry = messages.add(text, now)
+        log_lines.append(LogLine(f"{entry.time:07.1f}", entry.severity, replica, text))
+    return log_lines
 
 
-def first(*texts: str) -> FirstError | None:
+def first_error_of(*texts: str) -> FirstError | None:
     finder = ErrorFinder()
     for line in lines(*texts):
         finder.add_line(line.time, line.severity, line.message, line.time)
@@ -33,7 +33,7 @@ def first(*texts: str) -> FirstError | None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "found"),
+    ("texts", "expected"),
     [
         (["INFO:root:x", "WARNING:root:y"], None),
         (["INFO:root:x", "ERROR:root:y", "ERROR:root:z"], "ERROR:root:y"),
@@ -46,28 +46,28 @@ def first(*texts: str) -> FirstError | None:
         (["ERROR:root:" + "x" * 900], "ERROR:root:" + "x" * (LONGEST - 11)),
     ],
 )
-def test_the_first_error(texts: list[str], found: str | None) -> None:
-    error = first(*texts)
-    assert (error and error.message) == found
+def test_the_first_error(texts: list[str], expected: str | None) -> None:
+    error = first_error_of(*texts)
+    assert (error and error.message) == expected
 
 
-def test_of_several_replicas_it_is_that_which_came_first() -> None:
+def test_the_earliest_error_of_several_replicas() -> None:
     late, early = FirstError("2", "late"), FirstError("1", "early")
     assert earliest([("a", late), ("b", None), ("c", early)]) == ("c", early)
     assert earliest([("a", None)]) is None
 
 
-def test_the_line_is_marked_once() -> None:
-    there = [*lines("INFO:root:x", "job FAILED"), *lines("pause", *TRACE, replica="ps-1"), *lines("pause", "ERROR:root:y")]
+def test_the_first_error_s_line_is_marked_once() -> None:
+    log_lines = [*lines("INFO:root:x", "job FAILED"), *lines("pause", *TRACE, replica="ps-1"), *lines("pause", "ERROR:root:y")]
     known = FirstErrorDetector(("ps-1", FirstError("00105.0", "ValueError: bad shape")))
-    assert [line.message for line in [*there, *there] if known(line)] == ["ValueError: bad shape"]
+    assert [line.message for line in [*log_lines, *log_lines] if known(line)] == ["ValueError: bad shape"]
     following = FirstErrorDetector(None, live=True)
-    there[1] = LogLine(there[1].time, "ERROR", "ps-0", "job FAILED")
-    assert [line.message for line in [*there, *there] if following(line)] == ["ValueError: bad shape"]
-    assert not any(map(FirstErrorDetector(None), there))
+    log_lines[1] = LogLine(log_lines[1].time, "ERROR", "ps-0", "job FAILED")
+    assert [line.message for line in [*log_lines, *log_lines] if following(line)] == ["ValueError: bad shape"]
+    assert not any(map(FirstErrorDetector(None), log_lines))
 
 
-def test_how_it_is_marked() -> None:
+def test_the_mark_in_text_and_json() -> None:
     line = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "bad")
     assert Format(["ps-0"], colours=False)(line, first_error=True).endswith(f"bad{FIRST}")
     assert line.to_json(first_error=True).endswith(', "message": "bad", "firstError": true}')

@@ -20,7 +20,7 @@ START, TOKEN, PREEMPTED = "https://compute/worker-0/start", "http://metadata/tok
 POWER = Power({"worker-0": START, "worker-1": START.replace("-0", "-1")}, TOKEN, PREEMPTED, {"Flavor": "G"})
 
 
-class Broken(io.BytesIO):
+class TruncatedBody(io.BytesIO):
     """A body that ends before its end."""
 
     def __init__(self, error: Exception) -> None:
@@ -31,48 +31,48 @@ class Broken(io.BytesIO):
         raise self.error
 
 
-class Web:
-    """Answers by URL: bytes, or an HTTP status with a body; remembers what it was asked."""
+class FakeWeb:
+    """Answers by URL: bytes, or an HTTP status with a body; records its requests."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers: dict[str, Any] = {TOKEN: b'{"access_token": "t1"}', START: b"{}", PREEMPTED: b"TRUE", **answers}
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
 
     def __call__(self, request: Any, timeout: float) -> Any:
         assert timeout == (20.0 if request.get_method() == "POST" else 5.0)
-        self.asked.append((request.get_method(), request.full_url, dict(request.headers)))
+        self.requests.append((request.get_method(), request.full_url, dict(request.headers)))
         answer = self.answers[request.full_url]
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, tuple):
-            body = Broken(answer[1]) if isinstance(answer[1], Exception) else io.BytesIO(answer[1])
+            body = TruncatedBody(answer[1]) if isinstance(answer[1], Exception) else io.BytesIO(answer[1])
             raise urllib.error.HTTPError(request.full_url, answer[0], "Refused", Message(), body)
         return io.BytesIO(answer)
 
 
-Put = Callable[[Web], Web]
+InstallWeb = Callable[[FakeWeb], FakeWeb]
 
 
 @pytest.fixture
-def put(monkeypatch: pytest.MonkeyPatch) -> Put:
-    def put(web: Web) -> Web:
+def install_web(monkeypatch: pytest.MonkeyPatch) -> InstallWeb:
+    def install_web(web: FakeWeb) -> FakeWeb:
         monkeypatch.setattr(host_start.urllib.request, "urlopen", web)
         return web
 
-    return put
+    return install_web
 
 
-def test_a_host_is_started_by_a_post_with_the_host_s_own_token(put: Put) -> None:
-    web = put(Web())
+def test_a_host_is_started_by_a_post_with_the_host_s_own_token(install_web: InstallWeb) -> None:
+    web = install_web(FakeWeb())
     assert StartClient(POWER).start("worker-0") == ""
-    assert web.asked == [("GET", TOKEN, {"Flavor": "G"}), ("POST", START, {"Authorization": "Bearer t1"})]
+    assert web.requests == [("GET", TOKEN, {"Flavor": "G"}), ("POST", START, {"Authorization": "Bearer t1"})]
     assert StartClient(POWER, lambda: "mine").start("worker-0") == ""
-    assert web.asked[-1] == ("POST", START, {"Authorization": "Bearer mine"})
+    assert web.requests[-1] == ("POST", START, {"Authorization": "Bearer mine"})
     assert StartClient(POWER).hosts == {"worker-0", "worker-1"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
         ((403, b'{"error": {"message": "Required\\n right"}}'), "HTTP 403, Required right"),
         ((502, b"<html>"), "HTTP 502, Refused"),
@@ -85,85 +85,85 @@ def test_a_host_is_started_by_a_post_with_the_host_s_own_token(put: Put) -> None
         ((503, IncompleteRead(b"{", 9)), "HTTP 503, Refused"),
     ],
 )
-def test_why_a_host_is_not_started_is_one_line(put: Put, answer: Any, said: str) -> None:
-    put(Web(**{START: answer}))
-    assert StartClient(POWER).start("worker-0") == said
+def test_the_reason_of_a_failed_start_is_one_line(install_web: InstallWeb, answer: Any, reason: str) -> None:
+    install_web(FakeWeb(**{START: answer}))
+    assert StartClient(POWER).start("worker-0") == reason
 
 
 @pytest.mark.parametrize("answer", [TimeoutError("timed out"), BadStatusLine("HTTP/9")])
-def test_no_answer_differs_from_a_refusal(put: Put, answer: Exception) -> None:
-    put(Web(**{START: answer}))
+def test_no_answer_differs_from_a_refusal(install_web: InstallWeb, answer: Exception) -> None:
+    install_web(FakeWeb(**{START: answer}))
     with pytest.raises(NoAnswerError):
         StartClient(POWER).request_start("worker-0")
-    put(Web(**{START: (503, b"{}")}))
+    install_web(FakeWeb(**{START: (503, b"{}")}))
     with pytest.raises(PowerError) as refused:
         StartClient(POWER).request_start("worker-0")
     assert not isinstance(refused.value, NoAnswerError)
 
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"no JSON"])
-def test_without_a_token_nobody_is_asked(put: Put, answer: bytes) -> None:
-    web = put(Web(**{TOKEN: answer}))
+def test_without_a_token_no_start_is_requested(install_web: InstallWeb, answer: bytes) -> None:
+    web = install_web(FakeWeb(**{TOKEN: answer}))
     assert StartClient(POWER).start("worker-0") == f"{TOKEN} gives no token"
-    assert [url for _, url, _ in web.asked] == [TOKEN]
+    assert [url for _, url, _ in web.requests] == [TOKEN]
 
 
 @pytest.mark.parametrize(
-    ("answer", "yes"),
+    ("answer", "preempted"),
     [(b"TRUE", True), (b"FALSE", False), ((404, b""), False), (OSError("x"), False), (BadStatusLine("x"), False)],
 )
-def test_a_host_asks_whether_it_is_taken_back(put: Put, answer: Any, yes: bool) -> None:
-    put(Web(**{PREEMPTED: answer}))
-    assert StartClient(POWER).preempted() is yes
+def test_a_host_queries_whether_it_is_preempted(install_web: InstallWeb, answer: Any, preempted: bool) -> None:
+    install_web(FakeWeb(**{PREEMPTED: answer}))
+    assert StartClient(POWER).preempted() is preempted
     assert not StartClient(Power({}, TOKEN)).preempted()
 
 
 class Site:
-    """A starter whose API answers as it is told, at once or when `work` is called."""
+    """A starter whose fake API gives the answer that the test sets, once `work` is run."""
 
     def __init__(self) -> None:
         self.clock, self.answer = Clock(), ""
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.work: list[Callable[[], None]] = []
         self.starter = HostStarter(self.start, ["worker-0", "worker-1"], self.clock, self.work.append)
 
     def start(self, host: str) -> str:
-        self.asked.append(host)
+        self.requests.append(host)
         return self.answer
 
     def request_hosts(self, *hosts: str, seconds: int = 1) -> list[str]:
-        """Return the reports while these are wanted, one poll a second."""
-        said = []
+        """Return the reports while these hosts are requested, one poll per second."""
+        reports = []
         for _ in range(seconds):
-            said += self.starter.request_hosts(hosts)
+            reports += self.starter.request_hosts(hosts)
             while self.work:
                 self.work.pop(0)()
             self.clock.pass_(1.0)
-        return said
+        return reports
 
 
 def test_a_start_request_is_repeated_with_backoff_and_logged_once() -> None:
     site = Site()
     assert site.request_hosts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
-    assert site.asked == ["worker-0"] * 5, "at 0, 10, 30, 60 and 120 s"
+    assert site.requests == ["worker-0"] * 5, "at 0, 10, 30, 60 and 120 s"
     assert site.request_hosts(seconds=5) == []
-    assert site.request_hosts("worker-0", seconds=2) == ["worker-0 is being started"], "it is off once more"
+    assert site.request_hosts("worker-0", seconds=2) == ["worker-0 is being started"], "it has stopped again"
 
 
-def test_a_host_that_is_back_before_anybody_looks_again_was_started_all_the_same() -> None:
+def test_a_start_is_reported_though_the_host_is_back_before_the_next_poll() -> None:
     site = Site()
     assert site.request_hosts("worker-0") == []
     assert site.request_hosts() == ["worker-0 is being started"]
     assert site.request_hosts(seconds=3) == []
 
 
-def test_a_refusal_is_logged_at_its_second_time_and_when_it_changes() -> None:
+def test_a_refusal_is_logged_the_second_time_and_when_it_changes() -> None:
     site = Site()
     site.answer = "not off yet"
     assert site.request_hosts("worker-0", seconds=5) == []
     site.answer = "HTTP 403"
-    said = "worker-0 is not started: HTTP 403; it is asked for again"
-    assert site.request_hosts("worker-0", seconds=60) == [said]
+    report = "worker-0 is not started: HTTP 403; it is asked for again"
+    assert site.request_hosts("worker-0", seconds=60) == [report]
     site.answer = ""
     assert site.request_hosts("worker-0", seconds=70) == ["worker-0 is being started"]
 
@@ -181,7 +181,7 @@ def test_an_unexpected_answer_does_not_end_the_requests() -> None:
         with pytest.raises(RuntimeError):
             site.request_hosts("worker-0")
         site.clock.pass_(60.0)
-    assert site.asked == ["worker-0"] * 3
+    assert site.requests == ["worker-0"] * 3
 
 
 def test_requests_run_in_the_background_one_at_a_time_for_each_host() -> None:
@@ -190,4 +190,4 @@ def test_requests_run_in_the_background_one_at_a_time_for_each_host() -> None:
         assert site.starter.request_hosts(["worker-0", "worker-1"]) == []
         site.clock.pass_(1.0)
     assert len(site.work) == 2
-    assert site.asked == []
+    assert site.requests == []

@@ -1,4 +1,4 @@
-"""Leases, and silence judged by one's own clock."""
+"""Leases, and silence measured by the observer's own clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from replicahosts import Clock
 from jobs.lease import ChangeTimer, Lease
 
 
-def test_a_lease_in_other_hands() -> None:
+def test_a_lease_changes_its_holder() -> None:
     first = Lease().with_holder("fab 1", submitter=True)
     assert first == Lease("fab 1", 1, 0, True)
     assert first.renewed().renewed() == Lease("fab 1", 1, 2, True)
@@ -19,7 +19,7 @@ def test_a_lease_in_other_hands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lease", "meant"),
+    ("lease", "assigned"),
     [
         (Lease("ps-0", 1), True),
         (Lease("ps-0/1f", 1), True),
@@ -29,21 +29,21 @@ def test_a_lease_in_other_hands() -> None:
         (Lease("ps-0", 1, submitter=True), False),
     ],
 )
-def test_an_earlier_life_s_lease_is_one_s_own(lease: Lease, meant: bool) -> None:
-    assert lease.is_assigned_to("ps-0") == meant
+def test_a_lease_is_assigned_to_all_incarnations_of_a_replica(lease: Lease, assigned: bool) -> None:
+    assert lease.is_assigned_to("ps-0") == assigned
 
 
 def test_only_observed_silence_counts() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
-    seen = []
+    silences = []
     for value, seconds in (("a", 0.0), ("a", 2.0), ("a", 3.0), ("b", 1.0), ("b", 4.0), ("a", 1.0)):
         clock.pass_(seconds)
-        seen.append(watch.observe("x", value))
-    assert seen == [0.0, 2.0, 5.0, 0.0, 4.0, 0.0]
+        silences.append(watch.observe("x", value))
+    assert silences == [0.0, 2.0, 5.0, 0.0, 4.0, 0.0]
 
 
-def test_who_looks_away_saw_nothing() -> None:
+def test_a_gap_between_observations_counts_as_five_seconds() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
     watch.observe("x", "a")
@@ -53,7 +53,7 @@ def test_who_looks_away_saw_nothing() -> None:
     assert watch.observe("x", "a") == 6.0
 
 
-def test_keys_are_apart_and_can_be_forgotten() -> None:
+def test_keys_are_independent_and_can_be_reset() -> None:
     clock = Clock()
     watch = ChangeTimer(clock)
     watch.observe("x", None)

@@ -1,4 +1,4 @@
-"""The typed records in the bucket: conditional, and robust against a file that is garbled."""
+"""The typed records in the bucket: conditional writes, and garbled files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(job_id: str, created: str, state: JobState, *hosts: str, priority: int =
     return JobRecord(job_id, state=state, hosts=list(hosts), createTime=created, priority=priority)
 
 
-def test_a_job_is_moved_on_only_from_what_was_read(ledger: Ledger) -> None:
+def test_a_job_is_changed_only_from_the_version_that_was_read(ledger: Ledger) -> None:
     assert ledger.job("job01") is None
     first = ledger.create_job(JobRecord("job01"))
     assert ledger.job("job01") == first
@@ -50,16 +50,16 @@ def test_a_job_is_moved_on_only_from_what_was_read(ledger: Ledger) -> None:
     assert ledger.job("job01") == second
 
 
-def test_a_garbled_job_is_an_error_and_is_skipped_where_all_are_listed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_garbled_job_is_an_error_and_is_skipped_in_the_list(ledger: Ledger, tmp_path: Path) -> None:
     for n in (1, 3, 2):
         ledger.create_job(job(f"job{n}", f"2026-01-0{n}T00:00:00Z", JobState.QUEUED))
     write(tmp_path, "jobs/bad/job.json", b'{"jobId": "bad", "state": 1}')
     write(tmp_path, "jobs/cut/job.json", b"")
     with pytest.raises(RecordError, match=r"job\.json\.state is 1; valid are"):
         ledger.job("bad")
-    found, bad = ledger.jobs()
-    assert [record.jobId for record in found] == ["job3", "job2", "job1"]
-    assert [line.partition(";")[0] for line in bad] == [
+    records, errors = ledger.jobs()
+    assert [record.jobId for record in records] == ["job3", "job2", "job1"]
+    assert [line.partition(";")[0] for line in errors] == [
         "bad: job.json.state is 1",
         "cut: job.json is no JSON: Expecting value: line 1 column 1 (char 0)",
     ]
@@ -75,7 +75,7 @@ def test_a_plan_is_written_once(ledger: Ledger) -> None:
     assert ledger.plan("job01") == plan
 
 
-def test_a_replica_writes_over_its_own_record_alone(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_replica_overwrites_only_its_own_record(ledger: Ledger, tmp_path: Path) -> None:
     record = ReplicaRecord("ps-0", incarnation="a")
     assert ledger.replica_version("job01", "ps-0") is None
     first = ledger.write_replica("job01", record, None)
@@ -90,7 +90,7 @@ def test_a_replica_writes_over_its_own_record_alone(ledger: Ledger, tmp_path: Pa
     assert ledger.replicas("job01", ["ps-0", "ps-1", "ps-2"]) == {"ps-0": replace(record, heartbeatSeq=1)}
 
 
-def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
+def test_a_second_cancel_request_changes_nothing(ledger: Ledger) -> None:
     assert not ledger.cancel_requested("job01")
     ledger.request_cancel("job01", b"first")
     ledger.request_cancel("job01", b"second")
@@ -104,12 +104,12 @@ def test_a_change_applies_to_the_newest_queue(ledger: Ledger, store: Flaky, tmp_
     other = Ledger(FolderBucket(tmp_path))
     rivals = [QueueEntry("b", ["w"]), QueueEntry("c", ["x"])]
 
-    def meanwhile(method: str, name: str) -> None:
+    def add_rival(method: str, name: str) -> None:
         if method in ("create", "replace") and rivals:
             rival = rivals.pop(0)
             other.change_queue(lambda queue: queue.added(rival))
 
-    store.before = meanwhile
+    store.before = add_rival
     after = ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))
     assert [entry.jobId for entry in after.entries] == ["b", "c", "a"]
     assert ledger.queue() == after
@@ -118,12 +118,12 @@ def test_a_change_applies_to_the_newest_queue(ledger: Ledger, store: Flaky, tmp_
     assert store.calls == []
 
 
-def test_a_queue_that_is_never_free_is_given_up(ledger: Ledger, store: Flaky) -> None:
-    def always(method: str, name: str) -> None:
+def test_endless_conflicts_on_the_queue_are_an_error(ledger: Ledger, store: Flaky) -> None:
+    def raise_conflict(method: str, name: str) -> None:
         if method in ("create", "replace"):
             raise Conflict(name)
 
-    store.before = always
+    store.before = raise_conflict
     with pytest.raises(Conflict):
         ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))
 
@@ -150,7 +150,7 @@ def test_a_garbled_queue_is_rebuilt_from_the_jobs(ledger: Ledger, tmp_path: Path
     assert [(e.jobId, e.held) for e in after.entries] == [("later", False), ("urgent", True), ("free", True)]
 
 
-def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_newer_queue_is_unchanged(ledger: Ledger, tmp_path: Path) -> None:
     newer = b'{"schema":99,"entries":{}}'
     write(tmp_path, paths.QUEUE, newer)
     for call in (ledger.queue, lambda: ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))):
@@ -159,7 +159,7 @@ def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
     assert (tmp_path / paths.QUEUE).read_bytes() == newer
 
 
-def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_rebuilt_queue_has_its_submitters_and_assigns_no_host_twice(ledger: Ledger, tmp_path: Path) -> None:
     either = {"master-0": ["m", "w"]}
     waits = JobRecord("waits", candidates=either, createTime="2026-01-02T00:00:00Z").with_holder("ann/1", submitter=True)
     ledger.create_job(waits)
@@ -176,7 +176,7 @@ def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Le
     ]
 
 
-def test_a_folder_that_may_not_be_read_is_not_one_that_is_empty(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_not_an_empty_one(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.create_job(JobRecord("job01"))
 
     def refused(path: Path) -> None:

@@ -8,7 +8,7 @@ from jobs.notification import check_target, shown
 
 
 @pytest.mark.parametrize(
-    ("target", "shows"),
+    ("target", "expected"),
     [
         ("https://hooks.example.com/services/T0/B0/secret?a=b", "POST https://hooks.example.com/…"),
         ("http://10.0.0.1:8080", "POST http://10.0.0.1:8080/"),
@@ -19,13 +19,13 @@ from jobs.notification import check_target, shown
         ("curl http://example.com/${JOB_ID}", "command curl …"),
     ],
 )
-def test_a_target_and_what_is_shown_of_it(target: str, shows: str) -> None:
+def test_targets_and_their_form_without_secrets(target: str, expected: str) -> None:
     check_target(target)
-    assert shown(target) == shows
+    assert shown(target) == expected
 
 
 @pytest.mark.parametrize(
-    ("target", "says"),
+    ("target", "message"),
     [
         ("", "it is empty"),
         ("  ", "it is empty"),
@@ -56,7 +56,7 @@ def test_a_target_and_what_is_shown_of_it(target: str, shows: str) -> None:
         ("http://224.0.0.1/", "is a link-local or reserved"),
     ],
 )
-def test_a_target_that_is_refused(target: str, says: str) -> None:
+def test_invalid_targets_are_refused(target: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         check_target(target)
-    assert says in str(error.value)
+    assert message in str(error.value)

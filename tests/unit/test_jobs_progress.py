@@ -1,4 +1,4 @@
-"""The lines by which a trainer tells how far it is, and that the shipped one writes just those."""
+"""Progress lines of trainers, their parsers, and the lines of the shipped trainer."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def test_a_train_line_is_found_in_any_replica_and_text(replica: str) -> None:
 @pytest.mark.parametrize(
     "line", ["", "Eval, step 9: loss: 1", "Train [master/0], step 3: loss: 1", "Train, step 3: x (1.0 sec)"]
 )
-def test_what_is_no_train_line(line: str) -> None:
+def test_other_lines_are_no_train_lines(line: str) -> None:
     assert progress.parse_train_point(line) is None
 
 
-def test_the_period_is_what_the_trainer_says() -> None:
-    told = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
-    assert progress.parse_period(["x", *told]) == 8
+def test_the_sync_period_is_parsed_from_the_last_line() -> None:
+    lines = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
+    assert progress.parse_period(["x", *lines]) == 8
     assert progress.parse_period(["x"]) is None
 
 
 def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
-    said = ["Eval, step 9: loss: 1", FINAL.format(10, "0.300", "0.800"), FINAL.format(20, "0.250", "0.810"), "end"]
-    assert progress.parse_final_metrics(said) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
+    lines = ["Eval, step 9: loss: 1", FINAL.format(10, "0.300", "0.800"), FINAL.format(20, "0.250", "0.810"), "end"]
+    assert progress.parse_final_metrics(lines) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
     assert progress.parse_final_metrics(["nothing of the kind"]) == {}
 
 
-def test_the_shipped_trainer_says_so() -> None:
+def test_the_shipped_trainer_s_lines_are_parsed() -> None:
     assert progress.parse_train_point(loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == TrainPoint(
         9, 1.25
     )
-    told = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
-    assert progress.parse_final_metrics([loop.final_line(9, 0.5, {"accuracy": 0.75})]) == told
+    expected = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
+    assert progress.parse_final_metrics([loop.final_line(9, 0.5, {"accuracy": 0.75})]) == expected
     line = loop.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
     assert progress.parse_train_metrics(line) == progress.MetricPoint(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
     evaluated = progress.parse_eval_metrics(loop.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
@@ -70,9 +70,9 @@ def test_the_metrics_of_a_train_line() -> None:
 
 
 def test_the_metrics_of_an_eval_line() -> None:
-    told = progress.MetricPoint(990, {"loss": 0.4, "accuracy": 0.89})
-    assert progress.parse_eval_metrics("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
-    assert progress.parse_eval_metrics("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
+    expected = progress.MetricPoint(990, {"loss": 0.4, "accuracy": 0.89})
+    assert progress.parse_eval_metrics("Eval, step 990: loss: 0.400, accuracy: 0.890") == expected
+    assert progress.parse_eval_metrics("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == expected
     assert progress.parse_eval_metrics("ReEval, step 3: loss: 1") is None
     assert progress.parse_eval_metrics("Eval, step x: loss: 1") is None
 
@@ -81,7 +81,7 @@ def report(**keys: Any) -> str:
     return json.dumps({REPORT_KEY: keys})
 
 
-def test_a_report_is_read_and_any_other_line_is_none() -> None:
+def test_a_report_is_parsed_and_other_lines_are_none() -> None:
     assert read_report(report(step=3, totalSteps=9.0, loss=1, metrics={"a": 2})) == JobProgress(
         3, 9, None, None, 1.0, {"a": 2.0}
     )
@@ -91,7 +91,7 @@ def test_a_report_is_read_and_any_other_line_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (f'{{"{REPORT_KEY}": {{"step": 1', "it is not one line of JSON"),
         (f'{{"{REPORT_KEY}": ' + "[" * 4000, "it is not one line of JSON"),
@@ -112,18 +112,18 @@ def test_a_report_is_read_and_any_other_line_is_none() -> None:
         (report(step=1, metrics={str(n): n for n in range(33)}), "names at most, each of 64 characters at most"),
     ],
 )
-def test_an_invalid_report_is_dropped_and_logged_once(line: str, says: str) -> None:
+def test_an_invalid_report_is_dropped_and_logged_once(line: str, message: str) -> None:
     with pytest.raises((ValueError, RecursionError), match=r".") as error:
         read_report(line)
-    assert says in str(error.value)
+    assert message in str(error.value)
     finder = ProgressFinder()
     finder.add_line(report(step=7), 0.0, "t")
-    told = [finder.add_line(line, seconds, "t") for seconds in (1.0, 2.0)]
-    assert told == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
+    warnings = [finder.add_line(line, seconds, "t") for seconds in (1.0, 2.0)]
+    assert warnings == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
     assert finder.progress == JobProgress(7, time="t")
 
 
-def test_what_a_report_leaves_out_stays_and_rate_and_eta_are_computed() -> None:
+def test_omitted_keys_keep_their_values_and_rate_and_eta_are_computed() -> None:
     finder = ProgressFinder()
     finder.add_line(report(step=0, totalSteps=100, loss=2.0, metrics={"a": 1.0}), 10.0, "t0")
     assert finder.progress == JobProgress(0, 100, None, None, 2.0, {"a": 1.0}, "t0")
@@ -133,7 +133,7 @@ def test_what_a_report_leaves_out_stays_and_rate_and_eta_are_computed() -> None:
         finder.add_line(report(step=step), step + 10.0, "t2")
     assert finder.progress is not None
     assert finder.progress.stepsPerSecond == 1.0
-    finder.add_line(report(step=30), 120.0, "t3")  # from its checkpoint
+    finder.add_line(report(step=30), 120.0, "t3")  # after a restart from its checkpoint
     assert finder.progress == JobProgress(30, 100, None, None, 2.0, {"a": 1.0, "b": 2.0}, "t3")
     finder.add_line(report(step=31, stepsPerSecond=3, etaSeconds=0), 120.0, "t4")
     assert (finder.progress.stepsPerSecond, finder.progress.etaSeconds) == (3.0, 0.0)
@@ -184,8 +184,8 @@ def test_a_record_without_progress_is_read() -> None:
     old = JobRecord("job01").to_dict()
     del old["progress"]
     assert JobRecord.from_dict(old).progress is None
-    told = JobRecord("job01", progress=JobProgress(5, metrics={"a": 1.0}))
-    assert JobRecord.from_json(told.to_json()) == told
+    record = JobRecord("job01", progress=JobProgress(5, metrics={"a": 1.0}))
+    assert JobRecord.from_json(record.to_json()) == record
 
 
 def test_a_report_counts_as_a_train_line() -> None:

@@ -1,4 +1,4 @@
-"""Records as JSON, checked as they are read; the table of states; what a job costs."""
+"""Records as JSON, validated when they are read; the table of states; the cost of a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "said"),
+    ("kind", "data", "message"),
     [
         (JobRecord, [], "job.json must be a JSON object, not []"),
         (JobRecord, {}, "job.json lacks jobId"),
@@ -55,31 +55,31 @@ PLAN: dict[str, Any] = {
         (Queue, {"entries": [{"jobId": "a", "hosts": None}]}, "the queue.entries[0].hosts must be a list, not None"),
     ],
 )  # fmt: skip
-def test_a_wrong_type_is_named_by_its_path(kind: type[Record], data: Any, said: str) -> None:
+def test_a_wrong_type_is_named_by_its_path(kind: type[Record], data: Any, message: str) -> None:
     with pytest.raises(RecordError) as caught:
         kind.from_dict(data)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", "nul"])
-def test_what_is_no_json_is_one_line(content: bytes | str) -> None:
+def test_invalid_json_is_one_error_line(content: bytes | str) -> None:
     with pytest.raises(RecordError, match=r"^job\.json is no JSON: [^\n]+$"):
         JobRecord.from_json(content)
 
 
 def test_a_newer_schema_is_refused_and_an_older_one_is_not() -> None:
     newer = json.dumps({"schema": SCHEMA + 1, "jobId": 1, "new": {}})
-    said = (
+    message = (
         rf"^job\.json was written by a newer scaletier \(schema {SCHEMA + 1}, this one reads {SCHEMA}\): bring this one [^\n]+$"
     )
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         JobRecord.from_json(newer)
     for older in ({}, {"schema": 1}, {"schema": SCHEMA}):
         assert JobRecord.from_dict({"jobId": "a", "createTime": "", **older}) == JobRecord("a", createTime="")
 
 
-def test_every_record_has_its_schema_and_is_one_line() -> None:
+def test_every_record_has_a_schema_and_is_one_line() -> None:
     written = JobRecord("job01", state=JobState.RUNNING, labels={"team": "é"}, lease=Lease("ps-0/1", 3)).to_json()
     data = json.loads(written)
     assert (data["schema"], data["state"], data["labels"]) == (SCHEMA, "RUNNING", {"team": "é"})
@@ -95,12 +95,12 @@ def test_unknown_keys_are_dropped() -> None:
     assert read == ReplicaRecord("ps-0", heartbeatTime="", events=[Event("", "")])
 
 
-def test_what_may_be_none_may_be() -> None:
+def test_optional_keys_may_be_null() -> None:
     read = JobRecord.from_dict({"jobId": "a", "cost": None, "startTime": None, "hourlyCost": 1})
     assert (read.cost, read.startTime, read.hourlyCost) == (None, None, 1)
 
 
-def test_bytes_that_are_no_utf8_survive_as_surrogates() -> None:
+def test_bytes_that_are_not_utf8_survive_as_surrogates() -> None:
     argument = b"--path=\xff\xfe".decode("utf-8", "surrogateescape")
     plan = Plan("job01", ["master-0"], "trainer.task", [argument], {})
     assert Plan.from_json(plan.to_json()).args[0].encode("utf-8", "surrogateescape") == b"--path=\xff\xfe"
@@ -137,28 +137,28 @@ _records = st.one_of(
 
 
 @given(_records)
-def test_a_record_survives_the_trip_through_the_bucket(record: Record) -> None:
-    there = type(record).from_json(record.to_json())
-    assert there == record
-    assert there.to_json() == record.to_json()
+def test_a_record_survives_serialization(record: Record) -> None:
+    parsed = type(record).from_json(record.to_json())
+    assert parsed == record
+    assert parsed.to_json() == record.to_json()
     assert type(record).from_dict(record.to_dict()) == record
 
 
 Q, P, R, S, F, C, X = JobState
-MOVES = {(Q, P), (Q, C), (Q, F), (P, R), (P, C), (P, S), (P, F), (R, C), (R, S), (R, F), (C, X)}
+VALID_TRANSITIONS = {(Q, P), (Q, C), (Q, F), (P, R), (P, C), (P, S), (P, F), (R, C), (R, S), (R, F), (C, X)}
 
 
-@pytest.mark.parametrize(("here", "there"), list(itertools.product(JobState, JobState)))
-def test_every_pair_of_states(here: JobState, there: JobState) -> None:
-    job = JobRecord("job01", state=here)
-    if (here, there) in MOVES:
-        moved = job.to(there)
-        assert moved.state == there
-        assert (moved.endTime is not None) == there.final
-        assert (moved.startTime is not None) == (there is JobState.RUNNING)
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(JobState, JobState)))
+def test_only_valid_transitions_are_allowed(before: JobState, after: JobState) -> None:
+    job = JobRecord("job01", state=before)
+    if (before, after) in VALID_TRANSITIONS:
+        moved = job.to(after)
+        assert moved.state == after
+        assert (moved.endTime is not None) == after.final
+        assert (moved.startTime is not None) == (after is JobState.RUNNING)
     else:
-        with pytest.raises(TransitionError, match=f"from {here} to {there}"):
-            job.to(there)
+        with pytest.raises(TransitionError, match=f"from {before} to {after}"):
+            job.to(after)
 
 
 def test_the_states_by_name() -> None:
@@ -172,7 +172,7 @@ def test_the_states_by_name() -> None:
     ("state", "cancelled", "end"),
     [(Q, False, F), (R, False, F), (C, False, X), (Q, True, X), (P, True, X), (C, True, X)],
 )
-def test_a_job_is_ended_as_was_wanted(state: JobState, cancelled: bool, end: JobState) -> None:
+def test_ended_is_failed_or_cancelled(state: JobState, cancelled: bool, end: JobState) -> None:
     ended = JobRecord("job01", state=state, errorMessage="").ended("why", cancelled)
     assert (ended.state, ended.errorMessage) == (end, "why")
     assert JobRecord("job01", state=C, errorMessage="too long").ended("").errorMessage == "too long"
@@ -183,7 +183,7 @@ def test_a_job_is_ended_as_was_wanted(state: JobState, cancelled: bool, end: Job
     [
         ("2026-01-31T12:10:00Z", 2.18, 1.09),
         (None, 2.18, 1.4533),
-        ("2026-01-31T12:50:00Z", 2.18, 0.0),  # by a clock that is ahead
+        ("2026-01-31T12:50:00Z", 2.18, 0.0),  # by a clock that runs ahead
         ("2026-01-31T12:10:00Z", 0.0, 0.0),
         ("2026-01-31T12:10:00Z", None, None),
     ],
@@ -204,7 +204,7 @@ def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float |
         ("RUNNING", 0, None, False, 0),
     ],
 )
-def test_how_it_ended(state: str, code: int | None, signal: int | None, done: bool, status: int) -> None:
+def test_done_and_status_of_a_replica(state: str, code: int | None, signal: int | None, done: bool, status: int) -> None:
     record = ReplicaRecord("ps-0", state=ReplicaState(state), exitCode=code, signal=signal)
     assert (record.done, record.status) == (done, status)
 
@@ -221,26 +221,26 @@ def test_the_newest_events_are_kept() -> None:
     assert [event.time for event in events] == [str(number) for number in range(7, EVENTS_KEPT + 7)]
 
 
-def test_time() -> None:
-    moment = now()
-    assert len(moment) == len("2026-01-31T12:00:00.250Z")
-    assert moment.endswith("Z")
+def test_now_and_seconds_between() -> None:
+    time = now()
+    assert len(time) == len("2026-01-31T12:00:00.250Z")
+    assert time.endswith("Z")
     assert seconds_between("2026-01-31T12:00:00.250Z", "2026-01-31T12:01:00.750Z") == 60.5
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"jobId": "a", "runSeconds": 1' + b"0" * 400 + b"}"])
-def test_floods_are_records_that_cannot_be_read(content: bytes) -> None:
+def test_excessive_nesting_or_digits_are_record_errors(content: bytes) -> None:
     with pytest.raises(RecordError):
         JobRecord.from_json(content)
 
 
-@pytest.mark.parametrize("moment", ["yesterday", "", "2026-01-31T12:00:00"])
-def test_a_moment_that_is_none_ends_a_job_all_the_same(moment: str) -> None:
-    ended = JobRecord("job01", createTime=moment, hourlyCost=3.0).ended("why")
+@pytest.mark.parametrize("time", ["yesterday", "", "2026-01-31T12:00:00"])
+def test_a_job_with_an_invalid_time_can_be_ended(time: str) -> None:
+    ended = JobRecord("job01", createTime=time, hourlyCost=3.0).ended("why")
     assert (ended.state, ended.cost) == (JobState.FAILED, 0.0)
 
 
-def test_a_record_of_an_older_version_names_hosts_alone() -> None:
+def test_an_older_record_has_hosts_without_candidates() -> None:
     old = JobRecord.from_json('{"jobId": "job01", "hosts": ["master-0", "ps-0"]}')
     assert old.candidates_by_replica == {"master-0": ["master-0"], "ps-0": ["ps-0"]}
     assert old.placement == {"master-0": "master-0", "ps-0": "ps-0"}
@@ -249,8 +249,8 @@ def test_a_record_of_an_older_version_names_hosts_alone() -> None:
 
 def test_a_task_has_the_addresses_of_the_job_s_hosts() -> None:
     config = {"cluster": {"chief": ["master-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "chief", "index": 0}}
-    told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
-    tasks = {"master-0": Task(json.dumps(config), told), "worker-0": Task(json.dumps(config))}
+    environment = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
+    tasks = {"master-0": Task(json.dumps(config), environment), "worker-0": Task(json.dumps(config))}
     plan = Plan("job01", ["master-0", "worker-0"], "m", [], tasks, addresses={"w0": "10.0.0.1", "w1": "10.0.0.2"})
     placed = plan.with_hosts({"master-0": "w1", "worker-0": "w0"})
     assert json.loads(placed.tasks["worker-0"].tfConfig) == {
@@ -268,11 +268,11 @@ def test_a_task_has_the_addresses_of_the_job_s_hosts() -> None:
     for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
         with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):
             replace(damaged, tasks={"master-0": Task(text)}).with_hosts({"master-0": "w1"})
-    older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
+    older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", environment)})
     assert older.with_hosts({"master-0": "master-0"}).tasks == older.tasks
 
 
-OLD = {
+OLD_RECORDS = {
     JobRecord: (
         {"jobId": "job01", "hosts": ["worker-0"], "wants": {"master-0": ["worker-0"]}, "spent": 2, "lost": ["a-0"],
          "without": ["b-0"],
@@ -292,18 +292,18 @@ OLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", OLD, ids=lambda kind: kind.__name__)
-def test_a_record_of_schema_3_is_read_by_its_old_keys(kind: type[Record]) -> None:
-    keys, record = OLD[kind]
+@pytest.mark.parametrize("kind", OLD_RECORDS, ids=lambda kind: kind.__name__)
+def test_old_keys_of_a_schema_3_record_are_read(kind: type[Record]) -> None:
+    keys, record = OLD_RECORDS[kind]
     times = {key: "2026-01-31T12:00:00Z" for key in ("createTime", "heartbeatTime") if key in kind.__dataclass_fields__}
     assert kind.from_dict({"schema": 3, **keys, **times}) == record
     assert not {*keys} & {"wants", "life", "beat", "spent", "lost", "death"} & record.to_dict().keys(), (
-        "written by the new ones"
+        "the new keys are written"
     )
 
 
-def test_a_record_of_the_schema_before_is_read_by_its_old_keys() -> None:
+def test_old_keys_of_the_previous_schema_are_read() -> None:
     old = json.loads(Plan("job01", ["master-0"], "m", [], {}, optionalRoles=["worker"]).to_json())
     old["expendable"] = old.pop("optionalRoles")
     assert Plan.from_dict(old).optionalRoles == ["worker"]
-    assert Plan.from_dict({**old, "optionalRoles": ["ps"]}).optionalRoles == ["ps"], "the new name counts if both are there"
+    assert Plan.from_dict({**old, "optionalRoles": ["ps"]}).optionalRoles == ["ps"], "the new key has priority"

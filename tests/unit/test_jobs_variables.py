@@ -1,4 +1,4 @@
-"""`${JOB_DIR}` and the like in arguments and environment: substituted, kept, or refused."""
+"""Variables such as `${JOB_DIR}` in arguments and environment: substituted, kept, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES = {"JOB_DIR": "/bucket/out", "JOB_ID": "j", "SCALETIER_DATA": "/bucket/da
 
 
 @pytest.mark.parametrize(
-    ("text", "filled"),
+    ("text", "expected"),
     [
         ("${JOB_DIR}/model", "/bucket/out/model"),
         ("$JOB_DIR/model", "/bucket/out/model"),
@@ -39,19 +39,19 @@ VALUES = {"JOB_DIR": "/bucket/out", "JOB_ID": "j", "SCALETIER_DATA": "/bucket/da
         (r"\$JOB_DIR \${x} \$HOME", r"$JOB_DIR ${x} \$HOME"),
         ("$SCALETIER_DATA$JOB_ID", "/bucket/dataj"),
         ("é$JOB_DIR", "é/bucket/out"),
-        ("--node_rank=$RANK ${WORLD_SIZE}", "--node_rank=$RANK ${WORLD_SIZE}"),  # of a role that has none
+        ("--node_rank=$RANK ${WORLD_SIZE}", "--node_rank=$RANK ${WORLD_SIZE}"),  # a role without a rank
     ],
 )
-def test_what_is_filled_in(text: str, filled: str) -> None:
-    assert variables.expand(text, VALUES) == filled
+def test_known_variables_are_substituted(text: str, expected: str) -> None:
+    assert variables.expand(text, VALUES) == expected
 
 
-def test_a_value_is_filled_in_once() -> None:
+def test_a_substituted_value_is_not_expanded_again() -> None:
     assert variables.expand("$JOB_DIR", {"JOB_DIR": "$JOB_ID", "JOB_ID": "x"}) == "$JOB_ID"
 
 
 @pytest.mark.parametrize(
-    ("argv", "place"),
+    ("argv", "index"),
     [
         (["sh", "-c", "@"], 2),
         (["/bin/bash", "-lc", "@", "$JOB_ID"], 2),
@@ -60,13 +60,13 @@ def test_a_value_is_filled_in_once() -> None:
         (["bash", "-c", "-e", "@"], 3),
     ],
 )
-def test_the_text_of_a_shell_stays(argv: list[str], place: int) -> None:
+def test_the_script_of_a_shell_is_not_expanded(argv: list[str], index: int) -> None:
     script = 'echo "$HOME ${X:-y} $$ $JOB_DIR ${TYPO}"'
     argv = [script if word == "@" else word for word in argv]
     assert variables.unknown(argv) is None
-    found = variables.expand_command(argv, VALUES)
-    assert found[place] == script
-    assert "$JOB_ID" not in found, "its own arguments are filled in"
+    expanded = variables.expand_command(argv, VALUES)
+    assert expanded[index] == script
+    assert "$JOB_ID" not in expanded, "the shell's other arguments are expanded"
 
 
 @pytest.mark.parametrize("argv", [["sh", "run.sh", "$JOB_ID"], ["sh"], ["bash", "-c"], ["mysh", "-c", "$JOB_ID"]])
@@ -75,7 +75,7 @@ def test_a_shell_that_runs_a_file_is_no_exception(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (
             JobFlags("j", args="--out '${JOBDIR}/x'"),
@@ -86,24 +86,24 @@ def test_a_shell_that_runs_a_file_is_no_exception(argv: list[str]) -> None:
         (JobFlags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which no host fills in"),
     ],
 )
-def test_an_unknown_name_is_refused(inventory: Inventory, flags: JobFlags, says: str) -> None:
+def test_an_unknown_name_is_refused(inventory: Inventory, flags: JobFlags, message: str) -> None:
     with pytest.raises(UsageError) as error:
         build_job(flags, inventory)
-    assert str(error.value).startswith(says)
+    assert str(error.value).startswith(message)
     assert "valid are ${JOB_DIR}, ${JOB_ID}, ${SCALETIER_DATA}, ${TYPE}, ${INDEX}, ${MASTER_ADDR}, " in str(error.value)
     assert "a shell fills it in: sh -c '…'" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_reference_of_ours_passes(inventory: Inventory) -> None:
+def test_other_dollar_signs_are_kept(inventory: Inventory) -> None:
     words = ["$HOME", "$${x}", r"\${x}", "cost 5$", "${JOB_DIR}", "{JOB_DIR}"]
     assert build_job(JobFlags("j", more_args=words), inventory).args == tuple(words)
     command = ("sh", "-c", "echo ${X:-1} $HOME")
     assert build_job(JobFlags("j"), inventory, command=command).command == command
 
 
-def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventory) -> None:
-    """Each may stand in an argument, as torchrun's own do: none stays as it is."""
+def test_training_replicas_have_every_variable(inventory: Inventory) -> None:
+    """Every variable may be used in an argument, as for torchrun, and is substituted."""
     words = [f"--x=${name}" for name in variables.NAMES]
     plan = render.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").with_hosts({})
     for name in ("master-0", "worker-0"):
@@ -125,47 +125,49 @@ def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (environment["LOGS"], environment["OTHER"]) == (f"{tmp_path}/output/2/logs", "$JOB_DIR")
 
 
-def test_data_that_arguments_name_by_a_variable_is_known(inventory: Inventory) -> None:
+def test_data_paths_with_a_variable_are_in_the_plan(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
     assert render.plan(inventory, job, "").data == ["/bucket/data/x"]
 
 
 @pytest.fixture
-def alone(inventory: Inventory, tmp_path: Path) -> Submission:
-    """Return a submission of a command that the hosts have, without a package."""
+def submission(inventory: Inventory, tmp_path: Path) -> Submission:
+    """Return a submission of a command on the hosts, without a package."""
     inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     (tmp_path / "bucket").mkdir()
-    found = program.find(None, None, None, "echo hi")
-    job = build_job(JobFlags("job01"), inventory, found.source.name, found.source.files, found.command, found.folder)
-    return Submission(inventory, job, package.build(found.source, job.module, found.script), {})
+    command = program.find(None, None, None, "echo hi")
+    job = build_job(JobFlags("job01"), inventory, command.source.name, command.source.files, command.command, command.folder)
+    return Submission(inventory, job, package.build(command.source, job.module, command.script), {})
 
 
-def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: Submission, tmp_path: Path) -> None:
-    bucket = Path(alone.inventory.operator_bucket)
-    ledger, fleet = Ledger(FolderBucket(bucket)), FakeFleet(alone.inventory)
-    submit(on(fleet, ledger), alone, may_wait=True)
-    told = {command for name, command in fleet.told}
-    assert not [command for command in told if command.endswith(" job01")], "a host refuses a job's package that is not there"
+def test_a_command_without_a_package_runs_from_an_empty_package(submission: Submission, tmp_path: Path) -> None:
+    bucket = Path(submission.inventory.operator_bucket)
+    ledger, fleet = Ledger(FolderBucket(bucket)), FakeFleet(submission.inventory)
+    submit(on(fleet, ledger), submission, may_wait=True)
+    commands = {command for name, command in fleet.told}
+    assert not [command for command in commands if command.endswith(" job01")], (
+        "a host refuses a push for a job without its package"
+    )
     plan = ledger.plan("job01")
     assert plan
     site = JobFiles(
         HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(FolderBucket(bucket)), FolderBucket(bucket), {}
     )
     plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
-    found = site.prepare(plan, "master-0")
-    assert found.directory.is_dir()
-    assert found.argv == ["echo", "hi"]
-    assert push.install_command("v") in {command.replace(command.split()[-1], "v") for command in told}
+    assignment = site.prepare(plan, "master-0")
+    assert assignment.directory.is_dir()
+    assert assignment.argv == ["echo", "hi"]
+    assert push.install_command("v") in {command.replace(command.split()[-1], "v") for command in commands}
 
 
-def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: Path) -> None:
-    bucket = alone.inventory.operator_bucket
-    cluster: Any = on(FakeFleet(alone.inventory), Ledger(FolderBucket(Path(bucket))))
+def test_logs_of_a_job_that_never_started_give_the_reason(submission: Submission, tmp_path: Path) -> None:
+    bucket = submission.inventory.operator_bucket
+    cluster: Any = on(FakeFleet(submission.inventory), Ledger(FolderBucket(Path(bucket))))
     cluster.bucket = open_bucket(bucket)
-    record = alone.record().ended("master-0 could not start its replica.\nmore")
+    record = submission.record().ended("master-0 could not start its replica.\nmore")
     with pytest.raises(OpsError) as error:
         read_logs(cluster, record, ["master-0"], LogFilter())
-    why = (
+    message = (
         "job job01 is FAILED (master-0 could not start its replica), and left no log of master-0: fab describe job01 shows more"
     )
-    assert str(error.value) == why
+    assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""docs/json.md is complete, and differences are found. All JSON of other tests is compared with it."""
+"""docs/json.md is complete, and the comparison finds differences. It covers the JSON of all other tests."""
 
 from __future__ import annotations
 
@@ -35,82 +35,82 @@ ROOT = DOCS.parents[1]
 
 def printers() -> set[str]:
     """Return the functions of ops that call terminal.as_json."""
-    found = set()
+    names = set()
     for path in (ROOT / "ops").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
                 calls = (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
-                found |= {f"{module}.{function.name}" for name in calls if name == "terminal.as_json"}
-    return found
+                names |= {f"{module}.{function.name}" for name in calls if name == "terminal.as_json"}
+    return names
 
 
-def test_whoever_prints_json_is_known() -> None:
+def test_all_functions_that_print_json_are_listed() -> None:
     assert printers() == PRINTED.keys()
 
 
-def test_every_command_that_has_json_is_documented() -> None:
-    told = {word for heading in documented() for word in heading.split(", ")}
+def test_every_command_with_json_is_documented() -> None:
+    documented_commands = {word for heading in documented() for word in heading.split(", ")}
     tasks = Collection.from_module(fabfile)
     commands = {name for name in tasks.task_names if any(flag.name == "json" for flag in tasks[name].get_arguments())}
     assert commands
-    assert {f"fab {name}" for name in commands} <= told
+    assert {f"fab {name}" for name in commands} <= documented_commands
 
 
-def test_every_table_is_read() -> None:
+def test_every_row_of_the_page_is_parsed() -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     assert sum(len(row.split(" | ")[0].split("`")) // 2 for row in rows) == sum(map(len, documented().values()))
 
 
-def test_a_line_of_a_log() -> None:
+def test_a_log_line_is_documented() -> None:
     line = LogLine("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "text")
     for is_first in (False, True):
         assert list(wrong(json.loads(line.to_json(is_first)), documented()["fab logs"])) == []
 
 
-def test_records_with_all_that_they_may_have() -> None:
+def test_a_record_with_all_optional_keys_is_documented() -> None:
     events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
     replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, 9, True, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
-    sent = Notification("POST https://example.com/…", "2026-01-31T12:00:00.000Z", 1)
+    notification = Notification("POST https://example.com/…", "2026-01-31T12:00:00.000Z", 1)
     progress = JobProgress(5, 10, 1.5, 3.3, 0.5, {"accuracy": 0.5}, "2026-01-31T12:00:00.000Z")
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
-    left = UnsavedFiles(True, ["model"], 1, 7, ["big (2.1 GB)"], 1, "it took too long")
-    replica = replace(replica, firstError=error, progress=progress, connections=["listening on 2222"], unsaved=left)
+    unsaved = UnsavedFiles(True, ["model"], 1, 7, ["big (2.1 GB)"], 1, "it took too long")
+    replica = replace(replica, firstError=error, progress=progress, connections=["listening on 2222"], unsaved=unsaved)
     job = JobRecord(
         "job01", JobState.FAILED, hosts=["ps-0"], candidates={"ps-0": ["ps-0"]}, lostReplicas=["ps-0"], events=events
     )
-    whole = replace(
+    full = replace(
         job,
         labels={"a": "b"},
         hourlyCost=1.0,
         steps=5,
         progress=progress,
-        notification=sent,
+        notification=notification,
         replicas=[replica.to_dict()],
     )
-    told = {**whole.to_dict(), "firstError": {"replica": "ps-0", **asdict(error)}}
-    assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
+    value = {**full.to_dict(), "firstError": {"replica": "ps-0", **asdict(error)}}
+    assert list(wrong(json.loads(json.dumps(value)), documented()["A job"])) == []
 
 
-def test_a_job_that_tunes() -> None:
-    learned = Measurement(5, 0.5)
-    tried = Trial(1, {"rate": "0.1"}, "master-0", state=TrialState.SUCCEEDED, allMetrics=[learned], finalMetric=learned)
+def test_a_tuning_job_is_documented() -> None:
+    measurement = Measurement(5, 0.5)
+    trial = Trial(1, {"rate": "0.1"}, "master-0", state=TrialState.SUCCEEDED, allMetrics=[measurement], finalMetric=measurement)
     parameter = {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1}
     job = JobRecord("job01", JobState.RUNNING, trainingInput={"hyperparameters": {"goal": "MAXIMIZE", "params": [parameter]}})
     study = tuning.build_study(job.trainingInput["hyperparameters"], (), "", None)
-    tuned = TuningResult(job, study, [tried, replace(tried, trialId=2, finalMetric=None)])
-    told = {**job.to_dict(), "trainingOutput": tuned.output()}
-    assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
-    told["trainingOutput"]["trials"][0]["more"] = 1
-    assert list(wrong(told, documented()["A job"])) == ["trainingOutput.trials[]: more is not documented"]
-    of_trial = TrialRow(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
-    shown = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [TunedParameter("rate", "log")], [of_trial]))}
+    tuned = TuningResult(job, study, [trial, replace(trial, trialId=2, finalMetric=None)])
+    value = {**job.to_dict(), "trainingOutput": tuned.output()}
+    assert list(wrong(json.loads(json.dumps(value)), documented()["A job"])) == []
+    value["trainingOutput"]["trials"][0]["more"] = 1
+    assert list(wrong(value, documented()["A job"])) == ["trainingOutput.trials[]: more is not documented"]
+    row = TrialRow(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
+    section = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [TunedParameter("rate", "log")], [row]))}
     report = {key: kind for key, kind in documented()["fab report"].items() if key.startswith("tuning")}
-    assert list(wrong(shown, report)) == []
+    assert list(wrong(section, report)) == []
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_job_that_is_followed_is_told_of_at_its_end(
+def test_a_followed_job_is_printed_at_its_end(
     as_json: bool, inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
@@ -124,15 +124,15 @@ def test_a_job_that_is_followed_is_told_of_at_its_end(
     monkeypatch.setattr(train, "run", run)
     cluster = ClusterClient(inventory, ledger=ledger)
     assert train.run_submission(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     if as_json:
-        assert (json.loads(said.out)["jobId"], said.err) == ("job01", "as it goes\n")
+        assert (json.loads(output.out)["jobId"], output.err) == ("job01", "as it goes\n")
     else:
-        assert said.out == "as it goes\n"
+        assert output.out == "as it goes\n"
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "expected"),
     [
         ({"folder": "/bucket/data", "files": [{"name": "a", "bytes": 1}]}, ""),
         ({"folder": "/bucket/data", "files": []}, ""),
@@ -146,18 +146,18 @@ def test_a_job_that_is_followed_is_told_of_at_its_end(
         ([], ". is an array, which is not documented"),
     ],
 )
-def test_what_is_not_as_documented(value: Any, says: str) -> None:
-    assert "; ".join(wrong(value, documented()["fab data"])) == says
+def test_differences_from_the_documentation_are_listed(value: Any, expected: str) -> None:
+    assert "; ".join(wrong(value, documented()["fab data"])) == expected
 
 
-def test_links_and_names_of_the_user_s_own() -> None:
+def test_links_and_user_defined_keys() -> None:
     versions = documented()["fab versions"]
     (missing, *_) = wrong([{"model": "m"}], versions)
     assert missing.startswith("[]: ")
     assert missing.endswith(" is missing")
-    told = [{"name": "x", "requirements": [], "versions": {"tensorflow": 2}, "bytes": 1}]
-    assert list(wrong(told, documented()["fab runtimes"])) == ["[].versions{} is 2, and not string"]
+    value = [{"name": "x", "requirements": [], "versions": {"tensorflow": 2}, "bytes": 1}]
+    assert list(wrong(value, documented()["fab runtimes"])) == ["[].versions{} is 2, and not string"]
     with pytest.raises(AssertionError, match=r"fab data, in docs/json.md: x is not documented"):
         check("ops.submit.data.data", {"folder": "/bucket/data", "files": [], "x": 1})
-    with pytest.raises(AssertionError, match=r"ops.other prints JSON of which docs/json.md knows nothing"):
+    with pytest.raises(AssertionError, match=r"ops.other prints JSON that docs/json.md does not document"):
         check("ops.other", {})

@@ -1,4 +1,4 @@
-"""Hold which package may import which, and which libraries, by reading the imports."""
+"""Check which packages and libraries each package imports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scaletier import flags as library_flags
 from trainer.flags import parser
 
 ROOT = Path(__file__).resolve().parents[2]
-# Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
+# Flags of any trainer (docs/trainers.md), and flags that fab has too.
 SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
-OURS = frozenset({"fabfile", "hosts", "infra", "jobs", "ops", "scaletier", "trainer"})
+OUR_PACKAGES = frozenset({"fabfile", "hosts", "infra", "jobs", "ops", "scaletier", "trainer"})
 
-# Of our own, by what may be imported: a folder, or one module of it.
-WITHIN = {
+# The allowed imports of our own packages: a folder, or one module of it.
+ALLOWED_MODULES = {
     "infra": {"infra", "jobs.queue", "jobs.paths", "jobs.serialization", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
     "ops": {
@@ -58,15 +58,15 @@ WITHIN = {
         "hosts.agent.process",
     },
 }
-# Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
-ROOMS = ("cluster", "package", "logs", "screen", "submit", "models", "show", "plan", "report", "cli")
-NARROW = {
+# The packages of ops in the order of the data flow: each imports those before it, or only what the table below lists.
+OPS_PACKAGES = ("cluster", "package", "logs", "screen", "submit", "models", "show", "plan", "report", "cli")
+ALLOWED_OPS_MODULES = {
     "package": {"cluster.root_helper", "cluster.host_files", "cluster.inventory"},
     "logs": {"cluster"},
     "screen": {"cluster", "logs"},
 }
-# Of other people's; the standard library may be imported everywhere. A module or a room with a row of its own has that instead.
-OUTSIDE = {
+# The allowed libraries; the standard library is always allowed. A row of a module or package replaces that of its layer.
+ALLOWED_LIBRARIES = {
     "infra": {
         "pulumi",
         "pulumi_gcp",
@@ -130,68 +130,70 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1], node.module or ""]) if node.level else node.module or ""
             # `from infra import ports` imports infra.ports.
-            top = (ROOT / base.replace(".", "/")).is_dir() and base.partition(".")[0] in OURS
+            top = (ROOT / base.replace(".", "/")).is_dir() and base.partition(".")[0] in OUR_PACKAGES
             yield from (f"{base}.{alias.name}" for alias in node.names) if top else (base,)
 
 
 def files() -> list[tuple[str, Path]]:
-    found = [(layer, path) for layer in WITHIN for path in sorted((ROOT / layer).rglob("*.py"))]
-    return [*found, ("fabfile.py", ROOT / "fabfile.py")]
+    layers = [(layer, path) for layer in ALLOWED_MODULES for path in sorted((ROOT / layer).rglob("*.py"))]
+    return [*layers, ("fabfile.py", ROOT / "fabfile.py")]
 
 
 @pytest.mark.parametrize(("layer", "path"), files(), ids=lambda value: value.name if isinstance(value, Path) else value)
-def test_a_layer_imports_what_it_may(layer: str, path: Path) -> None:
-    own = path.relative_to(ROOT)
-    outside = OUTSIDE.get(own.as_posix(), OUTSIDE.get(own.parent.as_posix(), OUTSIDE[layer]))
+def test_a_layer_imports_only_allowed_modules(layer: str, path: Path) -> None:
+    relative = path.relative_to(ROOT)
+    libraries = ALLOWED_LIBRARIES.get(
+        relative.as_posix(), ALLOWED_LIBRARIES.get(relative.parent.as_posix(), ALLOWED_LIBRARIES[layer])
+    )
     for name in imports(path):
         top = name.partition(".")[0]
-        if top in OURS or top not in sys.stdlib_module_names:
-            may = WITHIN[layer] if top in OURS else outside
-            assert any(f"{name}.".startswith(f"{allowed}.") for allowed in may), f"{path} imports {name}"
+        if top in OUR_PACKAGES or top not in sys.stdlib_module_names:
+            allowed_names = ALLOWED_MODULES[layer] if top in OUR_PACKAGES else libraries
+            assert any(f"{name}.".startswith(f"{allowed}.") for allowed in allowed_names), f"{path} imports {name}"
 
 
-def test_no_modules_import_one_another() -> None:
+def test_there_are_no_import_cycles() -> None:
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for _, path in files()}
     TopologicalSorter({name: {*imports(path)} & modules.keys() for name, path in modules.items()}).prepare()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ops").glob("*/*.py")), ids=lambda path: f"{path.parent.name}.{path.stem}")
-def test_a_room_of_ops_imports_those_before_it(path: Path) -> None:
-    room = path.parent.name
-    may = {room, *NARROW.get(room, ROOMS[: ROOMS.index(room)])}
+def test_a_package_of_ops_imports_only_earlier_ones(path: Path) -> None:
+    package = path.parent.name
+    allowed_names = {package, *ALLOWED_OPS_MODULES.get(package, OPS_PACKAGES[: OPS_PACKAGES.index(package)])}
     for name in imports(path):
-        below = name.removeprefix("ops.")
-        if name != below and below.partition(".")[0] in ROOMS:
-            assert any(f"{below}.".startswith(f"{allowed}.") for allowed in may), f"{path} imports {name}"
+        module = name.removeprefix("ops.")
+        if name != module and module.partition(".")[0] in OPS_PACKAGES:
+            assert any(f"{module}.".startswith(f"{allowed}.") for allowed in allowed_names), f"{path} imports {name}"
 
 
-def test_every_room_of_ops_is_known() -> None:
-    assert {path.parent.name for path in (ROOT / "ops").glob("*/*.py")} == {*ROOMS}
+def test_every_package_of_ops_is_listed() -> None:
+    assert {path.parent.name for path in (ROOT / "ops").glob("*/*.py")} == {*OPS_PACKAGES}
     others = [path for path in (ROOT / "ops").glob("*.py") if path.stem != "client"]
     shared = [name for path in others for name in imports(path) if name.startswith("ops.")]
-    assert not [name for name in shared if name.split(".")[1] in ROOMS], "what all share knows none of them"
+    assert not [name for name in shared if name.split(".")[1] in OPS_PACKAGES], "shared modules import no package of ops"
 
 
-def test_ops_never_asks_which_target_it_is_on() -> None:
+def test_ops_does_not_depend_on_the_target() -> None:
     for path in sorted((ROOT / "ops").rglob("*.py")):
         constants = (node.value for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Constant))
         assert not {"lxd", "gcp", "target"} & {value for value in constants if isinstance(value, str)}, path
 
 
-def test_nothing_of_the_shipped_trainer_is_known_elsewhere() -> None:
-    """Its modules and the library's, its strategies and its flags: what others need of them is in scaletier.yaml, in both."""
+def test_other_packages_do_not_name_the_shipped_trainer() -> None:
+    """Check the trainer's and the library's modules, strategies and flags: others read them from scaletier.yaml."""
     flags = {name for action in parser({})._actions for name in action.option_strings} - SHARED_FLAGS
     assert {name for action in library_flags.parser({})._actions for name in action.option_strings} - SHARED_FLAGS < flags
-    modules = {f"{room}.{path.stem}" for room in ("trainer", "scaletier") for path in (ROOT / room).glob("*.py")}
-    known = {*flags, *modules, "model-parallel"}
+    modules = {f"{package}.{path.stem}" for package in ("trainer", "scaletier") for path in (ROOT / package).glob("*.py")}
+    names = {*flags, *modules, "model-parallel"}
     for path in sorted(path for layer in ("ops", "jobs", "hosts/agent") for path in (ROOT / layer).rglob("*.py")):
-        if path.parent.name == "cli":  # help names flags of trainers as examples
+        if path.parent.name == "cli":  # the help has flags of trainers as examples
             continue
         words = re.findall(r"--[\w-]+|\b(?:trainer|scaletier)\.\w+|model-parallel", path.read_text())
-        assert not known & {*words}, path
+        assert not names & {*words}, path
 
 
-def test_nothing_is_said_of_a_target_in_the_templates_that_ops_fills() -> None:
+def test_templates_of_ops_name_no_target() -> None:
     for name in ("tf_config.json.j2", "scaletier.conf.j2", "scaletier-timer.conf.j2"):
         text = (ROOT / "templates" / name).read_text().lower()
         assert "lxd" not in text

@@ -1,4 +1,4 @@
-"""The firewall's table against the rules of a fake nft; tests/e2e/test_firewall.py has the real one."""
+"""The firewall's table, with a fake nft; tests/e2e/test_firewall.py uses the real one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ TABLE = "scaletier_abcdef"
 RULES = firewall.rules(preset(ScaleTier.STANDARD_1), TABLE, "stabcdef", ipaddress.IPv4Network("10.77.0.0/24"))
 
 
-class Kernel:
-    """Tables of the bridge family as lines; written without comments and empty lines, as a normal form."""
+class FakeKernel:
+    """Tables of the bridge family as lines, normalized: without comments and empty lines."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[str]] = {}
 
     def nft(self, *arguments: str, script: str | None = None) -> CompletedProcess[str]:
         if arguments[-4:-1] == ("list", "table", "bridge"):
-            found = self.tables.get(arguments[-1])
-            text = "\n".join([f"table bridge {arguments[-1]} {{", *(f"\t{line}" for line in found or []), "}"])
-            return CompletedProcess(arguments, 0 if found is not None else 1, text, "No such file or directory")
+            lines = self.tables.get(arguments[-1])
+            text = "\n".join([f"table bridge {arguments[-1]} {{", *(f"\t{line}" for line in lines or []), "}"])
+            return CompletedProcess(arguments, 0 if lines is not None else 1, text, "No such file or directory")
         assert arguments == ("-f", "-")
         assert script is not None
         if "oops" in script:
@@ -42,25 +42,25 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    found = Kernel()
-    monkeypatch.setattr(nft, "_nft", found.nft)
-    return found
+def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    kernel = FakeKernel()
+    monkeypatch.setattr(nft, "_nft", kernel.nft)
+    return kernel
 
 
-def test_an_unchanged_table_is_read_without_a_drift(kernel: Kernel) -> None:
+def test_an_unchanged_table_has_no_drift(kernel: FakeKernel) -> None:
     props = {"table": TABLE, "rules": RULES}
     assert firewall.read(TABLE, props) is None
     firewall.create(props)
     assert firewall.read(TABLE, props) == props
-    assert list(kernel.tables) == [TABLE], "nothing is left of the comparison"
+    assert list(kernel.tables) == [TABLE], "the comparison leaves no table"
     firewall.delete(TABLE, props)
     firewall.delete(TABLE, props)
     assert firewall.read(TABLE, props) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda lines: lines.remove("counter drop"), ["- counter drop"]),
         (lambda lines: lines.insert(-1, "ip protocol udp accept"), ["+ ip protocol udp accept"]),
@@ -71,25 +71,25 @@ def test_an_unchanged_table_is_read_without_a_drift(kernel: Kernel) -> None:
         ),
     ],
 )
-def test_a_changed_table_is_a_drift_that_up_fixes(kernel: Kernel, change: object, said: list[str]) -> None:
+def test_a_changed_table_is_a_drift_that_up_fixes(kernel: FakeKernel, change: object, expected: list[str]) -> None:
     props = {"table": TABLE, "rules": RULES}
     firewall.create(props)
     change(kernel.tables[TABLE])  # type: ignore[operator]
-    assert nft.differences(TABLE, RULES) == said
-    found = firewall.read(TABLE, props)
-    assert found
-    assert found["rules"] != RULES
-    assert ModuleProvider(firewall.__name__).update(TABLE, found, props).outs == props
+    assert nft.differences(TABLE, RULES) == expected
+    drifted = firewall.read(TABLE, props)
+    assert drifted
+    assert drifted["rules"] != RULES
+    assert ModuleProvider(firewall.__name__).update(TABLE, drifted, props).outs == props
     assert nft.differences(TABLE, RULES) == []
 
 
-def test_the_table_of_another_stack_is_not_looked_at(kernel: Kernel) -> None:
+def test_the_table_of_another_stack_is_ignored(kernel: FakeKernel) -> None:
     firewall.create({"table": TABLE, "rules": RULES})
     kernel.tables["scaletier_123456"] = ["counter accept"]
     assert nft.differences(TABLE, RULES) == []
 
 
-def test_what_nft_refuses_is_one_line(kernel: Kernel) -> None:
+def test_a_refusal_of_nft_is_one_line(kernel: FakeKernel) -> None:
     with pytest.raises(LxdError, match=r"^nft refused the firewall: stdin:1:1: Error: syntax error oops"):
         nft.load("oops")
     firewall.create({"table": TABLE, "rules": RULES})
@@ -102,16 +102,16 @@ LINES = st.lists(st.sampled_from(["a", "b", "- a", "? b", "counter drop"]), max_
 
 
 @given(LINES, LINES)
-def test_two_tables_are_the_same_or_it_is_said_how_they_differ(wanted: list[str], there: list[str]) -> None:
-    found = nft.changed(wanted, there)
-    assert (found == []) is (wanted == there)
-    gone, come = ([line[2:] for line in found if line.startswith(sign)] for sign in ("- ", "+ "))
-    assert len(wanted) - len(gone) == len(there) - len(come)
-    assert sorted([*wanted, *come]) == sorted([*there, *gone])
+def test_the_differences_of_two_tables_are_complete(expected: list[str], actual: list[str]) -> None:
+    changes = nft.changed(expected, actual)
+    assert (changes == []) is (expected == actual)
+    removed, added = ([line[2:] for line in changes if line.startswith(sign)] for sign in ("- ", "+ "))
+    assert len(expected) - len(removed) == len(actual) - len(added)
+    assert sorted([*expected, *added]) == sorted([*actual, *removed])
 
 
 @pytest.mark.parametrize("path", ["/opt/bin/nft", None])
-def test_nft_is_that_of_path_or_where_debian_has_it(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
+def test_nft_is_found_on_path_or_in_usr_sbin(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> CompletedProcess[str]:

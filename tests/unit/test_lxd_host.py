@@ -1,4 +1,4 @@
-"""The deletion and change of a host through any error of LXD, a fake here and real in tests/e2e."""
+"""The deletion and change of a host despite errors of LXD, which is a fake here; tests/e2e uses the real one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OPERATION = NotFound(_refusal(404, "Operation not found"))
 
 
 class Instance:
-    """A running instance; its stop and deletion raise these errors first, though they may have succeeded."""
+    """A running instance; its stop and deletion first raise these errors."""
 
     def __init__(self, *stops: Exception, deletes: list[Exception] | None = None) -> None:
-        self.status, self.there = "Running", True
+        self.status, self.present = "Running", True
         self.stops, self.deletes = list(stops), deletes or []
 
     def get(self, name: str) -> Instance:
-        if not self.there:
+        if not self.present:
             raise NotFound(_refusal(404, "Instance not found"))
         return self
 
@@ -39,17 +39,17 @@ class Instance:
         self.status = "Stopped"
 
     def delete(self, wait: bool) -> None:
-        assert self.status == "Stopped", "LXD deletes none that runs"
+        assert self.status == "Stopped", "LXD deletes no running instance"
         if self.deletes:
             raise self.deletes.pop(0)
-        self.there = False
+        self.present = False
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr("time.sleep", found.append)
-    return found
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
 
 
 def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
@@ -58,7 +58,7 @@ def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "pauses"),
+    ("instance", "pause_count"),
     [
         (Instance(), 0),
         (Instance(BUSY, BUSY), 2),
@@ -68,23 +68,23 @@ def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
     ],
     ids=["at once", "busy as it stops", "an operation that ended long ago", "busy as it goes", "both"],
 )
-def test_a_host_goes_though_lxd_is_busy_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, slept: list[float], instance: Instance, pauses: int
+def test_a_host_is_deleted_though_lxd_is_busy(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], instance: Instance, pause_count: int
 ) -> None:
     _delete(monkeypatch, instance)
-    assert (instance.there, len(slept)) == (False, pauses)
+    assert (instance.present, len(pauses)) == (False, pause_count)
     _delete(monkeypatch, instance)
-    assert len(slept) == pauses, "one that is gone is gone"
+    assert len(pauses) == pause_count, "a deleted host needs no retry"
 
 
-def test_what_lxd_refuses_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+def test_a_repeated_refusal_of_lxd_is_an_error(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     with pytest.raises(LxdError, match="host serving-0: Failed to remove subvolume: device or resource busy"):
         _delete(monkeypatch, Instance(deletes=[BUSY] * 10))
-    assert 10 < sum(slept) < 30
+    assert 10 < sum(pauses) < 30
 
 
 def test_a_change_of_a_host_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limits and labels become the new ones; what LXD or somebody else has written into its configuration stays."""
+    """Limits and labels are replaced; other keys of LXD or of users are unchanged."""
     config = {"limits.memory": "1", "user.label.old": "x", "volatile.uuid": "7", host.ALLOWANCE: "20ms/100ms"}
     saved: list[tuple[dict[str, str], Any]] = []
     instance = SimpleNamespace(config=config, devices={})
@@ -94,7 +94,7 @@ def test_a_change_of_a_host_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_start", lambda project, name, props: {**props, "running": True})
     new = {"project": "p", "name": "ps-0", "cpus": 2, "memory": 5, "machineType": "n1-standard-4", "labels": {"new": "y"}}
     assert host.update("ps-0", {}, new)["running"]
-    (told, devices), *more = saved
+    (config_saved, devices), *more = saved
     assert (devices, more) == ({"root": "ps-0"}, [])
-    assert (told["limits.memory"], told["user.label.new"], told["volatile.uuid"]) == ("5", "y", "7")
-    assert told.keys().isdisjoint({"user.label.old", host.ALLOWANCE})
+    assert (config_saved["limits.memory"], config_saved["user.label.new"], config_saved["volatile.uuid"]) == ("5", "y", "7")
+    assert config_saved.keys().isdisjoint({"user.label.old", host.ALLOWANCE})

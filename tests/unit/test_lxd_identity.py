@@ -1,4 +1,4 @@
-"""The owner of an LXD project: a changed name makes no other cluster, and no stack adopts another's."""
+"""The owner of an LXD project: a renamed stack keeps its cluster, and no stack adopts another's."""
 
 from __future__ import annotations
 
@@ -13,70 +13,75 @@ from infra.lxd.layout import LxdNames
 from infra.lxd.project import Owner, retained_project
 from infra.state import StackState
 
-HERE = Path("/home/me/scaletier")
+CHECKOUT = Path("/home/me/scaletier")
 
 
 def state(**resources: dict[str, str]) -> StackState:
     return StackState(
-        {f"urn::{kind}": {"type": f"pulumi-python:dynamic/lxd:{kind}", "outputs": it} for kind, it in resources.items()}
+        {
+            f"urn::{kind}": {"type": f"pulumi-python:dynamic/lxd:{kind}", "outputs": properties}
+            for kind, properties in resources.items()
+        }
     )
 
 
 @pytest.fixture
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[Owner]:
-    """Return the projects on this machine, as a test sets them."""
-    found: list[Owner] = []
-    monkeypatch.setattr(project, "owners", lambda: found)
-    monkeypatch.setattr(orphans, "owners", lambda: found)
-    return found
+    """Return the list of this machine's projects, for tests to fill."""
+    known: list[Owner] = []
+    monkeypatch.setattr(project, "owners", lambda: known)
+    monkeypatch.setattr(orphans, "owners", lambda: known)
+    return known
 
 
-def test_the_state_says_what_a_stack_is_called(owners: list[Owner]) -> None:
-    owners.append(Owner("scaletier-prod-000000", "prod", str(HERE), kept=True))
-    there = state(Identity={"project": "scaletier-local-abcdef"}, Project={"name": "scaletier-other-111111"})
-    found = identity.names_of("prod", HERE, there)
-    assert (found.project, found.bridge, found.table) == ("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
+def test_a_stack_s_names_come_from_its_state(owners: list[Owner]) -> None:
+    owners.append(Owner("scaletier-prod-000000", "prod", str(CHECKOUT), kept=True))
+    stack_state = state(Identity={"project": "scaletier-local-abcdef"}, Project={"name": "scaletier-other-111111"})
+    names = identity.names_of("prod", CHECKOUT, stack_state)
+    assert (names.project, names.bridge, names.table) == ("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
     assert (
-        identity.names_of("prod", HERE, state(Project={"name": "scaletier-other-111111"})).project == "scaletier-other-111111"
+        identity.names_of("prod", CHECKOUT, state(Project={"name": "scaletier-other-111111"})).project
+        == "scaletier-other-111111"
     )
 
 
-def test_a_new_stack_is_called_as_no_other(owners: list[Owner]) -> None:
-    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(HERE), kept=False))
-    first, second = (identity.names_of("My.Stack", HERE, StackState()) for _ in range(2))
+def test_a_new_stack_gets_a_unique_name(owners: list[Owner]) -> None:
+    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(CHECKOUT), kept=False))
+    first, second = (identity.names_of("My.Stack", CHECKOUT, StackState()) for _ in range(2))
     assert re.fullmatch(r"scaletier-my-stack-[0-9a-f]{6}", first.project)
-    assert first != second != LxdNames("scaletier-my-stack-000000"), "that one is up, of a stack that was renamed since"
+    assert first != second != LxdNames("scaletier-my-stack-000000"), "that project belongs to a stack that was renamed"
 
 
 def test_a_retained_bucket_is_adopted_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
     owners += [
         Owner("scaletier-local-000000", "local", str(tmp_path), kept=True),
         Owner("scaletier-local-111111", "local", "/gone/scaletier", kept=True),
-        Owner("scaletier-local-222222", "local", str(HERE), kept=True),
+        Owner("scaletier-local-222222", "local", str(CHECKOUT), kept=True),
     ]
-    assert identity.names_of("local", HERE, StackState()).project == "scaletier-local-222222"
-    assert retained_project(owners[:2], "local", HERE) == "scaletier-local-111111", "its checkout was moved"
-    assert retained_project(owners[:1], "local", HERE) is None, "another checkout's, which is there"
-    assert retained_project(owners, "prod", HERE) is None
+    assert identity.names_of("local", CHECKOUT, StackState()).project == "scaletier-local-222222"
+    assert retained_project(owners[:2], "local", CHECKOUT) == "scaletier-local-111111", "the checkout was moved"
+    assert retained_project(owners[:1], "local", CHECKOUT) is None, "it belongs to another existing checkout"
+    assert retained_project(owners, "prod", CHECKOUT) is None
 
 
-def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_without_read_permission_counts_as_existing(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(_: Path) -> bool:
         raise PermissionError
 
     monkeypatch.setattr(Path, "exists", denied)
     assert (
-        retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", HERE) is None
+        retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", CHECKOUT)
+        is None
     )
 
 
 def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    here = str(orphans.ROOT)
+    checkout = str(orphans.ROOT)
     owners += [
         Owner("scaletier-local-aaaaaa", "local", "/elsewhere", False),
-        Owner("scaletier-prod-bbbbbb", "prod", here, False),
+        Owner("scaletier-prod-bbbbbb", "prod", checkout, False),
     ]
     lines = [
         ["lxc monitor", "scaletier-local-aaaaaa_master-0"],
@@ -90,16 +95,16 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
     monkeypatch.setattr(orphans, "tables", lambda: ["scaletier_aaaaaa", "scaletier_cccccc", "filter"])
     monkeypatch.setattr(orphans.psutil, "net_if_addrs", lambda: {"stdddddd": [], "staaaaaam0": [], "start": []})
     monkeypatch.setattr(orphans.psutil, "process_iter", lambda _: processes)
-    astray = ["network stdddddd", "nft table scaletier_cccccc", "process 1 (dnsmasq --interface=stcccccc  x)"]
-    assert orphans.leftovers("local") == astray
-    assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *astray]
-    owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", here, True)]
+    leftovers = ["network stdddddd", "nft table scaletier_cccccc", "process 1 (dnsmasq --interface=stcccccc  x)"]
+    assert orphans.leftovers("local") == leftovers
+    assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *leftovers]
+    owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", checkout, True)]
     assert orphans.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
     assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
-    owners.append(Owner("scaletier-prod-ffffff", "prod", here, False, "gs://team"))
+    owners.append(Owner("scaletier-prod-ffffff", "prod", checkout, False, "gs://team"))
     assert len(orphans.own("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")], "that of the state in use"
+    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")], "the project of the state in use"
     owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
     assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")]
     monkeypatch.delenv("PULUMI_BACKEND_URL")
@@ -107,11 +112,11 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
 
 
 def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(orphans.ROOT)
+    checkout = str(orphans.ROOT)
     owners += [
-        Owner("scaletier-local-aaaaaa", "local", here, kept=False),
+        Owner("scaletier-local-aaaaaa", "local", checkout, kept=False),
         Owner("scaletier-local-bbbbbb", "local", "/gone/scaletier", kept=True),
-        Owner("scaletier-prod-cccccc", "prod", here, kept=True),
+        Owner("scaletier-prod-cccccc", "prod", checkout, kept=True),
     ]
     monkeypatch.setattr(orphans, "pool_of", {"scaletier-local-bbbbbb": "fast"}.get)
     assert orphans.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
@@ -127,14 +132,14 @@ def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monk
         orphans.main(["--claimed"])
 
 
-def test_what_a_new_stack_of_a_name_finds(owners: list[Owner], tmp_path: Path) -> None:
-    here, bucket = str(orphans.ROOT), " (its bucket, which was to be retained)"
+def test_leftovers_under_the_name_of_a_new_stack(owners: list[Owner], tmp_path: Path) -> None:
+    checkout, bucket = str(orphans.ROOT), " (its bucket, which was to be retained)"
     owners += [
         Owner("scaletier-demo-aaaaaa", "demo", str(tmp_path), kept=True),
         Owner("scaletier-demo-bbbbbb", "demo", str(tmp_path), kept=False),
-        Owner("scaletier-prod-cccccc", "prod", here, kept=False),
+        Owner("scaletier-prod-cccccc", "prod", checkout, kept=False),
     ]
-    assert orphans.main(["--claimed", "demo"]) == "", "another checkout's, which is there"
+    assert orphans.main(["--claimed", "demo"]) == "", "it belongs to another existing checkout"
     owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", kept=True))
     assert orphans.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
     assert orphans.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"

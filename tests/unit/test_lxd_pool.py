@@ -1,4 +1,4 @@
-"""The storage pool that set-up makes and takes away; LXD and the disk are fakes here."""
+"""The storage pool that set-up creates and removes; LXD and the disk are fakes here."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ class Pools:
     """LXD's storage pools by name."""
 
     def __init__(self) -> None:
-        self.there: dict[str, SimpleNamespace] = {}
+        self.by_name: dict[str, SimpleNamespace] = {}
 
     def exists(self, name: str) -> bool:
-        return name in self.there
+        return name in self.by_name
 
     def get(self, name: str) -> SimpleNamespace:
-        return self.there[name]
+        return self.by_name[name]
 
     def create(self, body: dict[str, Any]) -> None:
         used: list[str] = []
-        self.there[body["name"]] = SimpleNamespace(**body, used_by=used, delete=lambda: self.there.pop(body["name"]))
+        self.by_name[body["name"]] = SimpleNamespace(**body, used_by=used, delete=lambda: self.by_name.pop(body["name"]))
 
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
-    found = Pools()
-    monkeypatch.setattr(pool, "client", lambda: SimpleNamespace(storage_pools=found))
-    return found
+    pools = Pools()
+    monkeypatch.setattr(pool, "client", lambda: SimpleNamespace(storage_pools=pools))
+    return pools
 
 
 def call(action: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run the module; its exit code, and the one line that it prints."""
+    """Run the module, and return its exit code and its line of output."""
     code = pool.main([action, "scaletier"])
     out, err = capsys.readouterr()
     assert (out == "") is (code != 0)
@@ -45,7 +45,7 @@ def call(action: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("free", "size"), [(200 * GIB, 40), (50 * GIB, 25), (16 * GIB, 8)])
-def test_a_pool_takes_half_the_free_disk_at_most_and_goes_again(
+def test_a_pool_gets_at_most_half_the_free_disk_and_can_be_removed(
     pools: Pools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, free: int, size: int
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
@@ -66,16 +66,16 @@ def test_a_disk_that_is_nearly_full_gets_no_pool(
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"description": "mine"}, "set-up did not make it"),
         ({"used_by": ["/1.0/instances/a", "/1.0/images/b"]}, "2 instances, images or volumes use it"),
     ],
 )
-def test_a_pool_that_is_another_s_or_in_use_stays(
-    pools: Pools, capsys: pytest.CaptureFixture[str], change: dict[str, Any], why: str
+def test_a_foreign_or_used_pool_is_not_removed(
+    pools: Pools, capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
 ) -> None:
     pool.make("scaletier")
     vars(pools.get("scaletier")).update(change)
-    assert call("remove", capsys) == (1, f"lxd: storage pool scaletier stays: {why}\n")
+    assert call("remove", capsys) == (1, f"lxd: storage pool scaletier stays: {reason}\n")
     assert pools.exists("scaletier")

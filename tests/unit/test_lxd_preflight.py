@@ -23,15 +23,15 @@ from infra.scale_tiers import ClusterSpec, ScaleTier, preset
 from infra.state import StackState
 
 NAMES = LxdNames("scaletier-local-abcdef")
-OURS = StackState({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "outputs": {"project": NAMES.project}}})
+STATE = StackState({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "outputs": {"project": NAMES.project}}})
 
 
 @pytest.fixture
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the machine's interfaces, as a test sets them."""
-    found: dict[str, Any] = {}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
-    return found
+    """Return the machine's interfaces, for tests to fill."""
+    interfaces: dict[str, Any] = {}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    return interfaces
 
 
 def _inet(address: str) -> list[SimpleNamespace]:
@@ -44,7 +44,7 @@ def test_a_used_range_is_refused_with_its_owner(interfaces: dict[str, Any]) -> N
         network.choose_range(NAMES.project, NAMES.bridge, ipaddress.IPv4Network("10.77.0.0/24"))
 
 
-def test_a_range_is_chosen_that_nothing_uses_and_kept(interfaces: dict[str, Any]) -> None:
+def test_an_unused_range_is_chosen_and_kept(interfaces: dict[str, Any]) -> None:
     first = network.choose_range(NAMES.project, NAMES.bridge, None)
     interfaces["eth7"] = _inet(str(first[9]))
     second = network.choose_range(NAMES.project, NAMES.bridge, None)
@@ -55,20 +55,20 @@ def test_a_range_is_chosen_that_nothing_uses_and_kept(interfaces: dict[str, Any]
 
 
 class Bridge:
-    """LXD's networks, one at most; its device is there unless it was lost. Deleting may fail first."""
+    """LXD's networks with one bridge and its device; its deletion may fail first."""
 
     def __init__(self, interfaces: dict[str, Any], *refusals: str) -> None:
         self.interfaces, self.refusals = interfaces, list(refusals)
         self.config: dict[str, str] = {}
-        self.there, self.saved = False, dict[str, str]()
+        self.present, self.saved = False, dict[str, str]()
 
     def exists(self, name: str) -> bool:
         assert name == NAMES.bridge
-        return self.there
+        return self.present
 
     def create(self, name: str, description: str, type: str, config: dict[str, str]) -> None:  # noqa: A002  pylxd's name
-        assert (self.there, type) == (False, "bridge")
-        self.there, self.config = True, config
+        assert (self.present, type) == (False, "bridge")
+        self.present, self.config = True, config
         self.save()
 
     def get(self, name: str) -> Bridge:
@@ -81,32 +81,32 @@ class Bridge:
     def delete(self) -> None:
         if self.refusals:
             raise LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": self.refusals.pop(0)}))
-        self.there = False
+        self.present = False
         self.interfaces.pop(NAMES.bridge, None)
 
 
-def test_a_bridge_from_its_make_to_its_end(interfaces: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    bridge, slept = Bridge(interfaces), list[float]()
+def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge, pauses = Bridge(interfaces), list[float]()
     monkeypatch.setattr(network, "client", lambda: SimpleNamespace(networks=bridge))
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
     name, props = NAMES.bridge, {"name": NAMES.bridge, "range": "10.77.0.0/24"}
     assert network.read(name, props) is None
     assert network.create(props) == (name, props)
     assert (bridge.saved["ipv4.address"], bridge.saved["ipv4.nat"]) == ("10.77.0.1/24", "false")
-    assert network.read(name, {**props, "range": "10.1.0.0/24"}) == props, "as it is, and not as it is thought to be"
+    assert network.read(name, {**props, "range": "10.1.0.0/24"}) == props, "the actual range, not the recorded one"
     moved = {**props, "range": "10.78.0.0/24"}
-    assert network.create(moved) == (name, moved), "one that is there is changed"
+    assert network.create(moved) == (name, moved), "an existing bridge is changed"
     assert bridge.saved["ipv4.address"] == "10.78.0.1/24"
     del interfaces[name]
-    assert network.read(name, moved) is None, "LXD knows it still, and its device is lost"
+    assert network.read(name, moved) is None, "LXD has the bridge, but its device is missing"
     network.create(moved)
     assert network.read(name, moved) == moved
     bridge.refusals += ["The network is currently in use"] * 2
     network.delete(name, moved)
-    assert (bridge.there, name in interfaces, slept) == (False, False, [0.5, 0.5])
+    assert (bridge.present, name in interfaces, pauses) == (False, False, [0.5, 0.5])
     bridge.refusals.append("Network not found")
     network.delete(name, moved)
-    bridge.there, bridge.refusals = True, ["The network is currently in use"] * 9
+    bridge.present, bridge.refusals = True, ["The network is currently in use"] * 9
     with pytest.raises(LxdError, match=f"^network {name}: The network is currently in use$"):
         network.delete(name, moved)
 
@@ -118,7 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_the_socket_that_answers_is_taken_and_none_is_an_error(folder: Path) -> None:
+def test_the_answering_socket_is_used_and_none_is_an_error(folder: Path) -> None:
     with pytest.raises(LxdError, match=r"no socket at .*: start it with `make lxd`"):
         api.socket_path()
     with socket.socket(socket.AF_UNIX) as stale:
@@ -131,7 +131,7 @@ def test_the_socket_that_answers_is_taken_and_none_is_an_error(folder: Path) -> 
         assert api.socket_path() == str(folder / "incus")
 
 
-def test_who_may_not_use_the_socket_is_told_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_access_to_the_socket_gets_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(folder / "lxd"))
         monkeypatch.setattr(api.os, "access", lambda *_: False)
@@ -142,7 +142,7 @@ def test_who_may_not_use_the_socket_is_told_the_group(folder: Path, monkeypatch:
 def _machine(
     monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = (), driver: str = "btrfs", held: int | None = None
 ) -> None:
-    """Make a machine with a pool of `free` bytes, an instance for each host, and a bucket's content."""
+    """Fake a machine with a pool of `free` bytes, an instance for each host, and `held` bytes in the bucket."""
     space = {"metadata": {"space": {"total": 40 * 2**30, "used": 40 * 2**30 - free}}}
     answer = SimpleNamespace(json=lambda: space)
     pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))
@@ -164,55 +164,55 @@ def _machine(
     monkeypatch.setattr(preflight, "used", lambda _: held)
 
 
-def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.PreflightResult:
-    return preflight.preflight("local", spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), OURS)
+def _preflight(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.PreflightResult:
+    return preflight.preflight("local", spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), STATE)
 
 
 @pytest.mark.usefixtures("interfaces")
-def test_a_full_disk_is_refused_unless_all_hosts_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_unless_all_hosts_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, free=2**30)
     with pytest.raises(LxdError, match=r"storage pool scaletier is nearly full: 1\.0 GiB free, 8 new hosts need 1\.5 GiB"):
-        _look({})
+        _preflight({})
     _machine(monkeypatch, free=2**30, hosts=tuple(replica.name for replica in preset(ScaleTier.STANDARD_1).replicas))
-    assert _look({}).image == image.name()
+    assert _preflight({}).image == image.name()
 
 
 @pytest.mark.usefixtures("interfaces")
-def test_what_this_machine_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, free=30 * 2**30)
     with pytest.raises(LxdError, match="storage pool other does not exist; there is scaletier"):
-        _look({"storagePool": "other"})
+        _preflight({"storagePool": "other"})
     monkeypatch.setattr(preflight, "pool_of", lambda project: "scaletier" if project == NAMES.project else None)
     with pytest.raises(
         LxdError, match=r"storagePool is other, and the bucket is in scaletier, .* `pulumi config set storagePool scal"
     ):
-        _look({"storagePool": "other"})
-    assert _look({"storagePool": "scaletier"}).names == NAMES
+        _preflight({"storagePool": "other"})
+    assert _preflight({"storagePool": "scaletier"}).names == NAMES
     with pytest.raises(LxdError, match=r"local hosts have no GPUs"):
-        _look({}, preset(ScaleTier.BASIC_GPU))
+        _preflight({}, preset(ScaleTier.BASIC_GPU))
     monkeypatch.setattr(image, "folder_of", lambda _: Path("/no such folder"))
     with pytest.raises(LxdError, match="the Python of the hosts is missing: make it with `make image`"):
-        _look({})
+        _preflight({})
     monkeypatch.setattr(image, "exists", lambda: False)
     with pytest.raises(LxdError, match="the image of the hosts is missing: make it with `make image`"):
-        _look({})
+        _preflight({})
 
 
 @pytest.mark.usefixtures("interfaces")
-def test_a_bucket_may_hold_half_of_its_pool_or_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_gets_half_of_its_pool_or_the_configured_size(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, free=30 * 2**30)
-    assert _look({}).bucket_size == 20 * 2**30
-    assert _look({"bucketSize": "3GiB"}).bucket_size == 3 * 2**30
+    assert _preflight({}).bucket_size == 20 * 2**30
+    assert _preflight({"bucketSize": "3GiB"}).bucket_size == 3 * 2**30
     with pytest.raises(LxdError, match=r"^bucketSize is 41\.0 GiB, and storage pool scaletier has 40\.0 GiB in all: `pulumi"):
-        _look({"bucketSize": "41GiB"})
+        _preflight({"bucketSize": "41GiB"})
     with pytest.raises(LxdError, match=r"^disk\.ps is 50\.0 GiB, .*`pulumi config set --path disk\.ps 20GiB`"):
-        _look({"disk": '{"ps": "50GiB"}'})
+        _preflight({"disk": '{"ps": "50GiB"}'})
     _machine(monkeypatch, free=30 * 2**30, held=5 * 2**30 + 1)
-    assert _look({"bucketSize": "6GiB"}).bucket_size == 6 * 2**30
+    assert _preflight({"bucketSize": "6GiB"}).bucket_size == 6 * 2**30
     with pytest.raises(
         LxdError, match=r"the bucket holds 5\.0 GiB, and may hold 5\.0 GiB: `pulumi config set bucketSize 6GiB`"
     ):
-        _look({"bucketSize": "5GiB"})
+        _preflight({"bucketSize": "5GiB"})
 
 
 @pytest.mark.usefixtures("interfaces")
@@ -220,16 +220,16 @@ def test_a_pool_without_limits_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     mount = SimpleNamespace(mountpoint="/", opts="rw,relatime")
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
     _machine(monkeypatch, free=30 * 2**30)
-    assert _look({}).warnings == ()
+    assert _preflight({}).warnings == ()
     _machine(monkeypatch, free=30 * 2**30, driver="dir")
-    (said,) = _look({}).warnings
-    assert said.startswith("storage pool scaletier is a folder of a file system without project quotas")
+    (warning,) = _preflight({}).warnings
+    assert warning.startswith("storage pool scaletier is a folder of a file system without project quotas")
     mount.opts += ",prjquota"
-    assert _look({}).warnings == ()
+    assert _preflight({}).warnings == ()
 
 
-def _chains(*found: tuple[str, str, str, str]) -> str:
-    listed = [{"chain": dict(zip(("family", "table", "hook", "policy"), each, strict=True))} for each in found]
+def _chains(*fields: tuple[str, str, str, str]) -> str:
+    listed = [{"chain": dict(zip(("family", "table", "hook", "policy"), each, strict=True))} for each in fields]
     return json.dumps(
         {"nftables": [{"metainfo": {}}, *listed, {"chain": {"family": "ip", "table": "filter", "name": "DOCKER"}}]}
     )
@@ -242,7 +242,7 @@ def test_a_foreign_firewall_that_drops_between_hosts_is_reported(tmp_path: Path)
     )
 
     def never() -> str:
-        raise AssertionError("the kernel shows frames to nobody, so nobody is asked")
+        raise AssertionError("bridged frames are not filtered, so nft is not called")
 
     assert forward_drops(switch, never) == []
     switch.write_text("0\n")
@@ -250,6 +250,6 @@ def test_a_foreign_firewall_that_drops_between_hosts_is_reported(tmp_path: Path)
     switch.write_text("1\n")
     assert forward_drops(switch, lambda: "") == []
     assert forward_drops(switch, lambda: _chains(("ip", "filter", "forward", "accept"))) == []
-    (said,) = forward_drops(switch, lambda: docker)
-    assert said.startswith("nft table ip filter drops what it does not know")
-    assert "`sysctl net.bridge.bridge-nf-call-iptables=0`" in said
+    (warning,) = forward_drops(switch, lambda: docker)
+    assert warning.startswith("nft table ip filter drops what it does not know")
+    assert "`sysctl net.bridge.bridge-nf-call-iptables=0`" in warning

@@ -15,7 +15,7 @@ VOLUME = {"project": "p", "pool": "scaletier", "name": "bucket", "size": 2**34}
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the kernel's folder of a pool that has stopped accounting, beside another file system's."""
+    """Fake the kernel's folder of a pool that stopped accounting, and of another file system."""
     groups = tmp_path / "sys" / "a" / "qgroups"
     groups.mkdir(parents=True)
     (groups / "inconsistent").write_text("1\n")
@@ -24,46 +24,46 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sys" / "b").mkdir()
     (tmp_path / "sys" / "b" / "label").write_text("other\n")
     program = tmp_path / "btrfs"
-    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\necho 0 >{groups}/inconsistent\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho 0 >{groups}/inconsistent\n')
     program.chmod(0o755)
     monkeypatch.setattr(quotas, "_argv", lambda pool: [str(program), pool])
     return tmp_path / "sys"
 
 
-def test_a_pool_that_stopped_counting_counts_again_and_goes_on(kernel: Path, tmp_path: Path) -> None:
+def test_stopped_quota_accounting_is_restarted(kernel: Path, tmp_path: Path) -> None:
     assert not quotas.counted("scaletier", kernel)
     quotas.count("scaletier", kernel)
     assert quotas.counted("scaletier", kernel)
     assert (kernel / "a/qgroups/drop_subtree_threshold").read_text() == "8"
     quotas.count("scaletier", kernel)
-    assert (tmp_path / "asked").read_text() == "scaletier\n", "where it counts, nothing is counted anew"
+    assert (tmp_path / "calls").read_text() == "scaletier\n", "working accounting is not restarted"
 
 
-def test_another_kind_of_pool_and_one_without_limits_are_left_alone(kernel: Path, tmp_path: Path) -> None:
+def test_other_pools_and_pools_without_limits_are_unchanged(kernel: Path, tmp_path: Path) -> None:
     for pool in ("other", "zfs"):
         assert quotas.counted(pool, kernel)
         quotas.count(pool, kernel)
-    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "calls").exists()
 
 
-def test_who_may_not_is_told_the_command(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_rights_the_command_is_printed(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "_argv", lambda _: ["/no/such/btrfs"])
     quotas.count("scaletier", kernel)
     assert not quotas.counted("scaletier", kernel)
-    there = SimpleNamespace(mountpoint="/var/snap/lxd/common/lxd/storage-pools/scaletier")
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [there])  # noqa: A006  psutil's name
-    assert quotas.command("scaletier") == f"sudo btrfs quota rescan -w {there.mountpoint}"
+    mount = SimpleNamespace(mountpoint="/var/snap/lxd/common/lxd/storage-pools/scaletier")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
+    assert quotas.command("scaletier") == f"sudo btrfs quota rescan -w {mount.mountpoint}"
 
 
 def test_a_limit_without_accounting_is_a_drift_that_up_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, done = [False], list[str]()
+    is_counted, done = [False], list[str]()
     monkeypatch.setattr(bucket, "get_volume", lambda _: {"config": {"size": str(2**34)}})
     monkeypatch.setattr(bucket, "_configure", lambda *_: None)
-    monkeypatch.setattr(quotas, "counted", lambda _: counts[0])
+    monkeypatch.setattr(quotas, "counted", lambda _: is_counted[0])
     monkeypatch.setattr(quotas, "count", lambda pool: done.append(pool))
     drifted = bucket.read("bucket", VOLUME)
     assert drifted == {**VOLUME, "size": "not counted"}
     assert bucket.update("bucket", drifted, VOLUME) == VOLUME
     assert done == ["scaletier"]
-    counts[0] = True
+    is_counted[0] = True
     assert bucket.read("bucket", VOLUME) == VOLUME

@@ -1,4 +1,4 @@
-"""A bucket with content is not destroyed; LXD is a fake here, and real in tests/e2e/test_keys.py."""
+"""A bucket with content is not destroyed; LXD is a fake here, tests/e2e/test_keys.py uses the real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZED = {**VOLUME, "size": 2**34}
 
 
 class Volume:
-    """A storage volume, by LXD's API; what became of it."""
+    """A storage volume with LXD's API."""
 
     def __init__(self) -> None:
         self.config: dict[str, str] | None = None
@@ -37,7 +37,7 @@ class Volume:
 
 
 class Custom:
-    """The custom volumes of a pool, of which there is one."""
+    """The custom volumes of a pool, here only one."""
 
     def __init__(self, volume: Volume) -> None:
         self.volume = volume
@@ -51,7 +51,7 @@ class Custom:
 
 @pytest.fixture
 def files() -> dict[str, list[str]]:
-    """Return the bucket's folders, and the content of each."""
+    """Return the content of each folder of the bucket."""
     return {
         "/bucket": ["cluster", "jobs", "models"],
         "/bucket/cluster": ["queue.json"],
@@ -62,8 +62,8 @@ def files() -> dict[str, list[str]]:
 
 @pytest.fixture
 def volume(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Volume:
-    found = Volume()
-    api = SimpleNamespace(storage_pools={"scaletier": SimpleNamespace(volumes=SimpleNamespace(custom=Custom(found)))})
+    volume = Volume()
+    api = SimpleNamespace(storage_pools={"scaletier": SimpleNamespace(volumes=SimpleNamespace(custom=Custom(volume)))})
     lxd = SimpleNamespace(
         api=api,
         projects=SimpleNamespace(exists=lambda _: True),
@@ -79,25 +79,25 @@ def volume(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Volu
     running = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
     monkeypatch.setattr(seal, "running", lambda _: running)
     bucket.create(dict(SIZED))
-    return found
+    return volume
 
 
-def props(**wish: bool) -> dict[str, Any]:
-    return {**VOLUME, "retain": False, "force": False, **wish}
+def props(**changes: bool) -> dict[str, Any]:
+    return {**VOLUME, "retain": False, "force": False, **changes}
 
 
-def test_a_bucket_that_holds_something_stays_and_says_what_and_what_to_do(volume: Volume, files: dict[str, list[str]]) -> None:
+def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volume, files: dict[str, list[str]]) -> None:
     seal.create(props())
     files["/bucket/jobs"] = ["job4", "job1", "job3", "job2"]
     files["/bucket/models"] = ["mnist"]
     with pytest.raises(LxdError) as refused:
         seal.delete("seal", props())
-    said = str(refused.value)
-    assert said.startswith(
+    message = str(refused.value)
+    assert message.startswith(
         "the bucket holds jobs (job1, job2, job3 and 1 more), models (mnist), so nothing is destroyed: `fab get`"
     )
-    assert all(f"`pulumi config set {key} true`" in said for key in ("retainBucket", "forceDestroy"))
-    assert "\n" not in said
+    assert all(f"`pulumi config set {key} true`" in message for key in ("retainBucket", "forceDestroy"))
+    assert "\n" not in message
     with pytest.raises(LxdError, match="may hold something, so it stays"):
         bucket.delete("bucket", dict(VOLUME))
     assert volume.config is not None
@@ -111,7 +111,7 @@ def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
     bucket.delete("bucket", dict(VOLUME))
     bucket.create(dict(SIZED))
     bucket.delete("bucket", dict(VOLUME))
-    assert volume.config is None, "an up that was killed before the stack was whole"
+    assert volume.config is None, "the bucket of an incomplete stack is deleted"
 
 
 def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,49 +127,49 @@ def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("wish", "stays"), [({"force": True}, False), ({"retain": True}, True), ({"force": True, "retain": True}, True)]
+    ("changes", "kept"), [({"force": True}, False), ({"retain": True}, True), ({"force": True, "retain": True}, True)]
 )
-def test_what_the_configuration_says_is_done_unseen(
-    volume: Volume, files: dict[str, list[str]], wish: dict[str, bool], stays: bool
+def test_force_destroy_and_retain_bucket_need_no_look_at_the_content(
+    volume: Volume, files: dict[str, list[str]], changes: dict[str, bool], kept: bool
 ) -> None:
     seal.create(props())
     files["/bucket/jobs"] = ["job1"]
-    ModuleProvider(seal.__name__).update("seal", props(), props(**wish))
-    seal.delete("seal", props(**wish))
+    ModuleProvider(seal.__name__).update("seal", props(), props(**changes))
+    seal.delete("seal", props(**changes))
     bucket.delete("bucket", dict(VOLUME))
-    assert (volume.config is not None) is stays
+    assert (volume.config is not None) is kept
 
 
-def test_who_takes_the_word_back_is_guarded_again(volume: Volume, files: dict[str, list[str]]) -> None:
+def test_unset_force_destroy_guards_the_bucket_again(volume: Volume, files: dict[str, list[str]]) -> None:
     seal.create(props(force=True))
     ModuleProvider(seal.__name__).update("seal", props(force=True), props())
     with pytest.raises(LxdError):
         bucket.delete("bucket", dict(VOLUME))
 
 
-def test_hosts_stay_with_a_bucket_that_stays(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: list[str] = []
+def test_hosts_are_kept_with_a_kept_bucket(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    purged: list[str] = []
     for module in (bucket, project):
-        monkeypatch.setattr(module, "purge", gone.append)
+        monkeypatch.setattr(module, "purge", purged.append)
     monkeypatch.setattr(project, "client", bucket.client)
     volume.config = {}
     with pytest.raises(LxdError, match="may hold something, so it stays"):
         bucket.delete("bucket", dict(VOLUME))
     with pytest.raises(LxdError, match="may hold something, so it stays"):
         project.delete(VOLUME["project"], {})
-    assert gone == []
+    assert purged == []
     volume.config = {bucket.MARK: bucket.REMOVE}
     bucket.delete("bucket", dict(VOLUME))
-    assert gone == [VOLUME["project"]]
+    assert purged == [VOLUME["project"]]
 
 
-def test_a_volume_that_was_removed_by_hand_is_one_line(volume: Volume) -> None:
+def test_a_manually_removed_volume_is_one_error_line(volume: Volume) -> None:
     volume.config = None
     with pytest.raises(LxdError, match="volume bucket is not there any more: `pulumi refresh`"):
         seal.create(props())
 
 
-def test_a_limit_that_was_set_by_hand_is_a_change_and_no_error() -> None:
+def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
     assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [
         2,
         2**31,
@@ -180,15 +180,15 @@ def test_a_limit_that_was_set_by_hand_is_a_change_and_no_error() -> None:
     ]
 
 
-def test_what_the_bucket_may_hold_changes_in_place_and_the_mark_stays(volume: Volume) -> None:
+def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume) -> None:
     assert volume.config == {bucket.MARK: bucket.REMOVE, "size": str(2**34)}
     seal.create(props())
     assert volume.config == {"size": str(2**34)}
     assert bucket.read("bucket", dict(SIZED)) == SIZED
     volume.config["size"] = "1GiB"
-    found = bucket.read("bucket", dict(SIZED))
-    assert found == {**SIZED, "size": "1GiB"}, "and so the next update puts it back"
-    assert bucket.update("bucket", found, dict(SIZED)) == SIZED
+    drifted = bucket.read("bucket", dict(SIZED))
+    assert drifted == {**SIZED, "size": "1GiB"}, "the next update restores it"
+    assert bucket.update("bucket", drifted, dict(SIZED)) == SIZED
     assert volume.config["size"] == str(2**34)
     bucket.update("bucket", dict(SIZED), {**SIZED, "size": 0})
     assert "size" not in volume.config
