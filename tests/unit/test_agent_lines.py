@@ -165,14 +165,14 @@ def test_a_line_without_an_end_is_shown_once_after_a_second() -> None:
 
 @given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\b\r", exclude_categories=["Cs"])), st.integers(0, 3))))
 def test_no_text_is_lost_or_shown_twice(pieces: list[tuple[str, int]]) -> None:
-    splitter, now, shown = Splitter(), 10.0, []
+    splitter, now, lines = Splitter(), 10.0, []
     for text, wait in pieces:
-        shown += splitter.feed(text.encode(), now)
+        lines += splitter.feed(text.encode(), now)
         now += wait
         if splitter.due(now) == 0.0:
-            shown += splitter.take_partial(now)
-    shown += splitter.end()
-    assert "".join(shown) == "".join(text for text, _ in pieces).replace("\n", "")
+            lines += splitter.take_partial(now)
+    lines += splitter.end()
+    assert "".join(lines) == "".join(text for text, _ in pieces).replace("\n", "")
 
 
 def test_long_lines_are_cut_between_characters() -> None:

@@ -181,7 +181,7 @@ def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, mo
     bucket, old = WriteOnceBucket(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.write_message("one")
     until(start_archive(old, bucket).finish)
-    old.write_message("that nobody copied")
+    old.write_message("not archived")
     new = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
     new.write_message("two")
     archive = start_archive(new, bucket)

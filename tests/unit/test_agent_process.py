@@ -61,7 +61,7 @@ def test_a_program_reports_its_progress(make: Make) -> None:
 
 def test_a_command_is_notified_of_the_end(make: Make) -> None:
     code = "import os, sys; print('it cost', os.environ['TOKEN']); sys.exit(3)"
-    target = "sh -c 'cat > $JOB_DIR/$0; echo told; exit 5' ${JOB_ID}"
+    target = "sh -c 'cat > $JOB_DIR/$0; echo sent; exit 5' ${JOB_ID}"
     cluster = make(code, notify=target, secrets=["TOKEN"])
     output = cluster.bucket / "output"
     task = Task(cluster.plan.tasks["master-0"].tfConfig, {"JOB_DIR": str(output), "JOB_ID": "job01"})
@@ -75,7 +75,7 @@ def test_a_command_is_notified_of_the_end(make: Make) -> None:
     assert "it cost [secret]" in record.errorMessage
     assert cluster.job.notification is not None
     assert (cluster.job.state, cluster.job.notification.error) == ("FAILED", "it exited with status 5")
-    assert cluster.log("master-0")[-2:] == ["told", "notify: command sh … failed: it exited with status 5"]
+    assert cluster.log("master-0")[-2:] == ["sent", "notify: command sh … failed: it exited with status 5"]
     assert cluster.queue.entries == []
 
 
@@ -101,13 +101,13 @@ def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
     ]
     cluster = make(
         "import os, sys, json\n"
-        "seen = [os.fsencode(a).hex() for a in sys.argv[1:]]\n"
-        "json.dump([seen, os.getcwd(), os.environ.get('NOTIFY_SOCKET'), os.environ['HOST']], open('seen', 'w'))",
+        "args = [os.fsencode(a).hex() for a in sys.argv[1:]]\n"
+        "json.dump([args, os.getcwd(), os.environ.get('NOTIFY_SOCKET'), os.environ['HOST']], open('start.json', 'w'))",
         args=args,
     )
     cluster.run()
-    seen, directory, socket, host = json.loads((cluster.package / "seen").read_text())
-    assert [bytes.fromhex(text).decode("utf-8", "surrogateescape") for text in seen] == args
+    hex_args, directory, socket, host = json.loads((cluster.package / "start.json").read_text())
+    assert [bytes.fromhex(text).decode("utf-8", "surrogateescape") for text in hex_args] == args
     assert (directory, socket, host) == (str(cluster.package), None, str(cluster.host("master-0")))
 
 

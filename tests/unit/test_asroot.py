@@ -171,7 +171,7 @@ def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path)
         ("scaletier.service", "User=root"),
         ("scaletier.service", "ExecStartPre=+/bin/sh"),
         ("scaletier.service", "MemoryMax=1\\"),
-        ("scaletier.service", "# a comment that goes on \\"),
+        ("scaletier.service", "# a comment that continues \\"),
         ("scaletier.service", "MemoryMax=1\rUser=root"),
         ("scaletier.service", "MemoryMax=1\x00User=root"),
         ("scaletier.service", " MemoryMax=1"),
