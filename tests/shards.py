@@ -76,15 +76,17 @@ CHEAPER: dict[str, str] = {
         ),
         "test_jobs.py::test_cancel_stops_all_replicas_and_keeps_the_log": f"{_STORY}test_the_next_job_starts_after_a_cancel",
         "test_jobs.py::test_one_bundle_explains_why_jobs_failed": f"{_STORY}test_a_failed_job_is_explained_in_one_file",
-        "test_jobs.py::test_one_of_two_simultaneous_submissions_waits": (f"{_UNIT}test_jobs_queue.py::test_all_hosts_or_none"),
+        "test_jobs.py::test_one_of_two_simultaneous_submissions_waits": (
+            f"{_UNIT}test_jobs_queue.py::test_a_job_gets_all_its_hosts_or_none"
+        ),
         "test_truth.py::test_clocks_off_by_ten_minutes_change_nothing": (
             "tests/simulation/test_schedules.py::test_no_schedule_breaks_an_invariant"
         ),
         "test_truth.py::test_a_job_waits_for_a_temporarily_stopped_host": (
-            f"{_UNIT}test_agent_job_rules.py::test_a_lost_host_is_waited_for_then_fails_the_job"
+            f"{_UNIT}test_agent_job_rules.py::test_a_lost_host_fails_the_job_after_max_wait_time"
         ),
         "test_truth.py::test_queued_jobs_start_in_order_without_the_operators_machine": (
-            f"{_UNIT}test_jobs_queue.py::test_priority_then_time"
+            f"{_UNIT}test_jobs_queue.py::test_jobs_are_ordered_by_priority_and_then_time"
         ),
         "test_truth.py::test_a_killed_submission_blocks_no_other_job": (
             f"{_UNIT}test_ops_submit.py::test_what_a_killed_fab_train_left_behind_is_cleared_away"
@@ -94,10 +96,10 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_ops_submit.py::test_a_host_that_does_not_answer_is_done_without_where_another_would_do"
         ),
         "test_part.py::test_shrinking_a_cluster_under_a_job_needs_consent": (
-            f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job"
+            f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels"
         ),
         "test_batch.py::test_every_instance_has_one_result_after_a_worker_is_killed": (
-            f"{_UNIT}test_batch_task.py::test_killed_anywhere_it_goes_on_where_it_was"
+            f"{_UNIT}test_batch_task.py::test_a_batch_that_is_killed_anywhere_continues"
         ),
         "test_tuning.py::test_every_trial_ends_after_a_kill_and_a_lost_host": (
             f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"

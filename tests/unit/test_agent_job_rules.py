@@ -410,7 +410,7 @@ def test_the_termination_reason(code: int, memory: bool, reason: str) -> None:
 # A lost host, silence, and limits
 
 
-def test_a_lost_host_is_waited_for_then_fails_the_job() -> None:
+def test_a_lost_host_fails_the_job_after_max_wait_time() -> None:
     for silence in (59.0, 60.0, 160.0):
         new = decide(job(), view(silence={"worker-1": silence}))
         assert new is None or (new.state, new.attempt) == ("RUNNING", 0)
