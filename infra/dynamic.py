@@ -22,6 +22,8 @@ logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 _configuration: dict[str, Callable[[str], str | None]] = {}
+# Modules by the names that states of older stacks have.
+_MOVED = {"infra.lxd.seal": "infra.lxd.bucket_guard"}
 # The engine calls from many threads. Two that first import modules which import each other, as pylxd's do, end by a deadlock.
 _importing = threading.Lock()
 
@@ -55,7 +57,7 @@ class ModuleProvider(ResourceProvider):
 
     def _member(self, name: str, default: Any = None) -> Any:
         with _importing:
-            module = importlib.import_module(self.module)
+            module = importlib.import_module(_MOVED.get(self.module, self.module))
         return getattr(module, name, default)
 
     def configure(self, req: ConfigureRequest) -> None:

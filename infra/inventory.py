@@ -165,7 +165,7 @@ class Inventory(Record):
         """Return the hosts of a role by index."""
         return tuple(host for host in self.hosts if host.role is role)
 
-    def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
+    def subset(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
         """Return the first hosts of each role as a cluster of its own; all job hosts if there are no counts."""
         hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)

@@ -21,7 +21,7 @@ from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import CoordinatorWorkers
-from scaletier.round_graph import State, initial_own, make_round, run_round
+from scaletier.round_graph import State, initial_local, make_round, run_round
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
@@ -50,7 +50,7 @@ class Asynchronous(Training):
             self.network.require_portable()
             self.coordinator = self._connect()
         copy = super().make_copy(reader)
-        self.state, self.state_step = State.of(copy.shared, copy.own), int(copy.step)
+        self.state, self.state_step = State.of(copy.shared, copy.local), int(copy.step)
         return copy
 
     def _connect(self) -> Any:
@@ -72,7 +72,7 @@ class Asynchronous(Training):
             self.graphs = {
                 devices: make_round(self.network, self.servers, self.iterator, devices, metrics) for devices in kinds
             }
-        zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.own], autograph=False)
+        zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self.network.local], autograph=False)
         self._zeros = zeros.get_concrete_function() if self.workers else zeros  # traced here, and not in a worker's thread
         self._shown = time.monotonic(), 0
         every = self.flags.eval_steps if self.evaluated or self.job.callbacks else None
@@ -97,7 +97,7 @@ class Asynchronous(Training):
 
     def refresh(self) -> int:
         shared, step = self.servers.pull_exact() if self.servers else (self.state.shared, self.progress.step)
-        self.copy.assign(shared, self.state.own, step)
+        self.copy.assign(shared, self.state.local, step)
         return super().refresh()
 
     def rescue(self) -> None:
@@ -116,24 +116,24 @@ class Asynchronous(Training):
             nonlocal known
             if self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
-                state = State(state.shared, self._with_rates(state.own, known))
+                state = State(state.shared, self._with_rates(state.local, known))
             state, taken = run_round(self.network, self.graphs[devices], iterator, state, steps, position, live)
             if name == self.name:
                 # The shared state is that of the round's start.
                 began = taken.steps + taken.staleness if self.servers else 0
                 self.state, self.state_step = state, taken.global_step - began
-            return State((), state.own) if self.servers else state, taken
+            return State((), state.local) if self.servers else state, taken
 
         period = SyncPeriod.of(self.flags.sync_period, self.count, self.flags.max_steps)
         if period.alone and self.flags.eval_steps:  # evaluations come between two rounds
             period.most = min(period.most, self.flags.eval_steps)
         return ReplicaLoop(name, take, period, self.flags.log_interval, {name: emit}, name == self.name, len(devices))
 
-    def _with_rates(self, own: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Return a replica's own variables with these learning rates, on each of its devices."""
-        count = len(self.network.own)
+    def _with_rates(self, local: tuple[Any, ...], rates: Mapping[int, Any]) -> tuple[Any, ...]:
+        """Return a replica's local variables with these learning rates, on each of its devices."""
+        count = len(self.network.local)
         with here():
-            return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(own))
+            return tuple(tf.constant(rates[at % count]) if at % count in rates else one for at, one in enumerate(local))
 
     def _train(self, replica: ReplicaLoop, index: int) -> Iterator[Round]:
         start = time.monotonic()
@@ -144,23 +144,23 @@ class Asynchronous(Training):
 
     def _initial_state(self, replica: ReplicaLoop, index: int) -> State:
         """Return a replica's initial state, after a round of no steps: it sends the graph to its host in advance."""
-        values = initial_own(
+        values = initial_local(
             self.network,
-            self.state.own[: len(self.network.own)],
+            self.state.local[: len(self.network.local)],
             index,
             self.count,
             replica.devices,
             self.progress.step,
         )
         if replica.leads:
-            own = tuple(map(tf.constant, values))
+            local = tuple(map(tf.constant, values))
         else:
             zeros = list(self._zeros()) * replica.devices
             with here():
-                own = tuple(tf.constant(one) if one.any() else zero for one, zero in zip(values, zeros, strict=True))
+                local = tuple(tf.constant(one) if one.any() else zero for one, zero in zip(values, zeros, strict=True))
         if not self.workers:
-            return State(self.state.shared, own)
-        state: State = replica.take(State((), own), 0, 0, 1)[0]
+            return State(self.state.shared, local)
+        state: State = replica.take(State((), local), 0, 0, 1)[0]
         return state
 
     def _train_worker(self) -> None:

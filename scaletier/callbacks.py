@@ -24,7 +24,7 @@ class Callbacks:
     """The callbacks of one call of `fit`, or a function that makes them, and its epochs.
 
     `history` is the `keras.callbacks.History`, on the chief, once training begins; `rates` are learning rates that callbacks
-    may have set, by their places in the network's `own`.
+    may have set, by their places in the network's `local`.
     """
 
     history: Any = None
@@ -60,15 +60,15 @@ class Callbacks:
         steps = flags.max_steps or (self._epochs or 1) * (every or 1)
         return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
 
-    def begin(self, network: FunctionalModel, own: Sequence[Any], flags: Flags, step: int) -> None:
-        """Start or resume training at a global step; `own` are tf.Variables in the network's order."""
+    def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, step: int) -> None:
+        """Start or resume training at a global step; `local` are tf.Variables in the network's order."""
         import keras
 
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
         if not network.reset_on_start and (found := [one for one in self._callbacks if isinstance(one, setters)]):
             line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
             raise JobError(f"{line} Valid: a learning rate that is a number")
-        self._network, self._own, self._flags = network, own, flags
+        self._network, self._local, self._flags = network, local, flags
         epochs, network.model.stop_training = -(-flags.max_steps // (flags.eval_steps or 1)), False
         self.history = keras.callbacks.History()
         self._list = keras.callbacks.CallbackList(
@@ -118,8 +118,8 @@ class Callbacks:
         self._epoch = step // (self._flags.eval_steps or 1)
         if step < self._flags.max_steps and not self.stopped:
             self._list.on_epoch_begin(self._epoch)
-        rates = (at for at, spec in enumerate(self._network.own) if spec in self._network.reset_on_start)
-        self.rates = {at: self._own[at].numpy() for at in rates}
+        rates = (at for at, spec in enumerate(self._network.local) if spec in self._network.reset_on_start)
+        self.rates = {at: self._local[at].numpy() for at in rates}
 
     def end(self) -> None:
         """End training, after which the model may have other weights."""

@@ -77,7 +77,7 @@ class CheckpointReader:
 
     Attributes:
         step: the global step.
-        own: the `own` variables of the network that the checkpoint has.
+        local: the `local` variables of the network that the checkpoint has.
         missing_line: a line about those that it lacks, which are initialized, or None.
 
     Raises:
@@ -102,8 +102,8 @@ class CheckpointReader:
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
         self._reset_values = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
-        missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
-        self.own = fixed if missing else network.own
+        missing = [spec.name for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
+        self.local = fixed if missing else network.local
         self.missing_line = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
     def value(self, spec: VariableSpec) -> npt.NDArray[Any]:
@@ -202,9 +202,9 @@ class LocalCopy:
         """Create the variables as a job begins, or as in a checkpoint."""
         self.network = network
         with tf.device("/device:CPU:0"):
-            self.shared, self.own = (
+            self.shared, self.local = (
                 [tf.Variable(network.initial(spec), name=spec.name) for spec in specs]
-                for specs in (network.shared, network.own)
+                for specs in (network.shared, network.local)
             )
             self.step = tf.Variable(np.int64(0), name=_STEP)
         if reader:
@@ -216,23 +216,23 @@ class LocalCopy:
 
     def pairs(self) -> Iterator[tuple[VariableSpec, Any]]:
         """Return each variable of the network with the one that holds its value."""
-        return zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True)
+        return zip((*self.network.shared, *self.network.local), (*self.shared, *self.local), strict=True)
 
     @property
     def fixed(self) -> list[Any]:
         return [variable for spec, variable in self.pairs() if spec in self.network.fixed]
 
     def initial_test(self) -> list[Any]:
-        return self.network.initial_test(self.own)
+        return self.network.initial_test(self.local)
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
-        return self.network.test(self.shared, self.own, state, batch)
+        return self.network.test(self.shared, self.local, state, batch)
 
     def restore(self, reader: CheckpointReader) -> int:
         """Load a checkpoint, one variable at a time; return its global step."""
         for spec, variable in self.pairs():
-            if spec in self.network.shared or spec in reader.own:
+            if spec in self.network.shared or spec in reader.local:
                 variable.assign(reader.value(spec))
         self.fix()
         self.step.assign(reader.step)
@@ -242,8 +242,8 @@ class LocalCopy:
         """Set the network's initial values of fixed variables to the values here."""
         self.network.fix([variable.numpy() for variable in self.fixed])
 
-    def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
-        """Set values, in the network's order, and the global step; of the devices' `own` values those of the first."""
-        for variable, value in zip([*self.shared, *self.own], [*shared, *own[: len(self.own)]], strict=True):
+    def assign(self, shared: Sequence[Any], local: Sequence[Any], step: int) -> None:
+        """Set values, in the network's order, and the global step; of the devices' `local` values those of the first."""
+        for variable, value in zip([*self.shared, *self.local], [*shared, *local[: len(self.local)]], strict=True):
             variable.assign(value)
         self.step.assign(step)

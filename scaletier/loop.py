@@ -38,7 +38,7 @@ class Round(NamedTuple):
         staleness: steps of other replicas since the parameters were pulled.
         compute: seconds of the steps, without the exchange.
         mean_loss: the mean loss of samples since the metrics were reset.
-        own_loss: the mean loss of this replica's steps.
+        local_loss: the mean loss of this replica's steps.
     """
 
     steps: int
@@ -48,7 +48,7 @@ class Round(NamedTuple):
     staleness: int = 0
     compute: float = 0.0
     mean_loss: float = 0.0
-    own_loss: float = 0.0
+    local_loss: float = 0.0
 
 
 class Pace(NamedTuple):
@@ -180,7 +180,7 @@ class ReplicaLoop:
 def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Round]:
     """Yield a replica's rounds until the job's last step, or until it is stopped; DivergedError if the loss is not finite."""
     start = last = time.monotonic()
-    last_step, own, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
+    last_step, local_steps, rounds, staleness, period_line = progress.step, 0, 0, 0, ""
     steps, first = replica.first, True
     progress.training.add(replica.name)
     try:
@@ -191,20 +191,20 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
             finally:
                 progress.commit(replica.name, taken.global_step if taken else None)
             if not math.isfinite(taken.loss):
-                whose = "another replica" if math.isfinite(taken.own_loss) else replica.name
+                whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
                 what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
                 raise DivergedError(f"{what}; try a lower learning rate")
             now = time.monotonic()
             replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
             steps, progress.rounds = replica.period.steps, progress.rounds + 1
-            own, rounds, staleness = own + taken.steps, rounds + 1, staleness + taken.staleness
+            local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
             if first or now - last >= replica.log_interval:
                 elapsed = max(now - last, 1e-6)
-                pace = Pace((taken.global_step - last_step) / elapsed, own / elapsed, staleness / rounds)
+                pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
                 for name, emit in replica.emits.items():
-                    emit(train_line(name, taken.global_step, taken.own_loss, taken.metrics, now - start, *pace[:2]))
+                    emit(train_line(name, taken.global_step, taken.local_loss, taken.metrics, now - start, *pace[:2]))
                 progress.paces[replica.name] = pace
-                last, last_step, own, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
+                last, last_step, local_steps, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
             if replica.leads and replica.period.line != period_line:
                 period_line = replica.period.line
                 replica.emits[replica.name](period_line)

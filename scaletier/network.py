@@ -87,7 +87,7 @@ class FunctionalModel:
     """A model's step, evaluation and prediction by Keras's own methods, and its variables.
 
     `shared` are the variables that replicas have in common, float32: trained weights first, then those that a step changes,
-    such as moving means. `own` are those that each replica has for itself: others that a step changes (states of random
+    such as moving means. `local` are those that each replica has for itself: others that a step changes (states of random
     generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `reset_on_start` are
     those that the job sets each time it starts, the learning rates.
     """
@@ -241,7 +241,7 @@ class FunctionalModel:
         self._changing = [spec for spec in changed if spec not in floats]
         self.shared = [*self.trained, *floats]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
-        self.own = [*self._changing, *self.fixed, *self.slots]
+        self.local = [*self._changing, *self.fixed, *self.slots]
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._parts}
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
@@ -264,17 +264,17 @@ class FunctionalModel:
                 if layer.variables and hasattr(layer, "finalize_state"):
                     layer.finalize_state()
 
-    def attach(self, shared: Sequence[Any], own: Sequence[Any]) -> None:
-        """Have the Keras model and its optimizer hold these tf.Variables, in the order of `shared` and `own`."""
-        count, optimizer = len(own) - len(self.slots), self.model.optimizer
-        self._initial_values |= {id(spec.variable): self.initial(spec) for spec in self.own[:count]}
-        variables = [spec.variable for spec in (*self.shared, *self.own[:count])]
-        for variable, value in zip(variables, (*shared, *own[:count]), strict=True):
+    def attach(self, shared: Sequence[Any], local: Sequence[Any]) -> None:
+        """Have the Keras model and its optimizer hold these tf.Variables, in the order of `shared` and `local`."""
+        count, optimizer = len(local) - len(self.slots), self.model.optimizer
+        self._initial_values |= {id(spec.variable): self.initial(spec) for spec in self.local[:count]}
+        variables = [spec.variable for spec in (*self.shared, *self.local[:count])]
+        for variable, value in zip(variables, (*shared, *local[:count]), strict=True):
             private.attach(variable, value)
         for variable, value in zip(self._metric_variables, self._initial_metrics, strict=True):
             private.attach(variable, tf.Variable(value))
         optimizer.build(self.model.trainable_variables)
-        for variable, value in zip(optimizer.variables, own[count:], strict=True):
+        for variable, value in zip(optimizer.variables, local[count:], strict=True):
             private.attach(variable, value)
 
     def weight_of(self, spec: VariableSpec) -> VariableSpec | None:
@@ -283,22 +283,22 @@ class FunctionalModel:
         reference = next((one for one in references if one is not None), None)
         return next((one for one in self.trained if one.variable is reference), None)
 
-    def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
-        """Return the model's outputs for a batch of inputs. The optimizer's part of `own` may be left out."""
-        with self._enter(shared, own):
+    def predict(self, shared: Values, local: Values, inputs: Any) -> Any:
+        """Return the model's outputs for a batch of inputs. The optimizer's part of `local` may be left out."""
+        with self._enter(shared, local):
             return self._call(inputs, False)
 
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
 
-    def initial_test(self, own: Values) -> list[Any]:
-        """Return the state before an evaluation's first batch: the `own` variables that steps change, and the metrics'."""
-        return [*map(tf.convert_to_tensor, own[: len(self._changing)]), *self.initial_metrics()]
+    def initial_test(self, local: Values) -> list[Any]:
+        """Return the state before an evaluation's first batch: the `local` variables that steps change, and the metrics'."""
+        return [*map(tf.convert_to_tensor, local[: len(self._changing)]), *self.initial_metrics()]
 
-    def test(self, shared: Values, own: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+    def test(self, shared: Values, local: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Return a batch's mean loss, the outputs, the state after it, and the metrics by `metric_names`, float32 [M]."""
         count = len(self._changing)
-        scope = self._enter(shared, [*state[:count], *own[count:]], state[count:])
+        scope = self._enter(shared, [*state[:count], *local[count:]], state[count:])
         with scope:
             outputs = self._call(batch.inputs, False)
             loss = self._compute_loss(batch, outputs, False)
@@ -306,14 +306,14 @@ class FunctionalModel:
         return _mean(loss), outputs, [*scope.values(self._changing), *self._metrics_after(scope)], _stack(results.values())
 
     def step(
-        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any, live: Any
+        self, shared: Values, local: Values, metrics: Values, batch: Batch, position: Any, live: Any
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
         """Train on a batch at a global step, int64, as one of N replicas.
 
-        Returns `shared`, `own` and the metrics' variables after it; the batch's loss; and since the metrics began the mean loss
-        of samples and the metrics by `metric_names`, float32 [1 + M].
+        Returns `shared`, `local` and the metrics' variables after it; the batch's loss; and since the metrics began the mean
+        loss of samples and the metrics by `metric_names`, float32 [1 + M].
         """
-        scope = self._enter(shared, own, metrics)
+        scope = self._enter(shared, local, metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(shared[: len(self.trained)])
             with scope:
@@ -322,7 +322,7 @@ class FunctionalModel:
                 scaled = self._optimizer.scale_loss(loss)
                 mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # Current values: a layer may assign its own weights, for example to normalize them.
-        trained, slots = scope.values(self.trained), own[len(own) - len(self.slots) :]
+        trained, slots = scope.values(self.trained), local[len(local) - len(self.slots) :]
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
         if all(change is None for change in changes):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
@@ -335,7 +335,7 @@ class FunctionalModel:
         if unknown := set(scope.assigned) - self._known:
             line = f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path},"
             raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
-        after = scope.values(self.shared), scope.values(self.own), self._metrics_after(scope)
+        after = scope.values(self.shared), scope.values(self.local), self._metrics_after(scope)
         return *after, _mean(loss), _stack([mean_loss, *results.values()])
 
     def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
@@ -372,10 +372,10 @@ class FunctionalModel:
             self._optimizer.finalize_variable_values(variables[: len(trained)])
         return scope.values(self.trained)
 
-    def _enter(self, shared: Values, own: Values, metrics: Values = ()) -> _Scope:
-        """Return a scope in which variables have these values; of `own` and of the metrics the last may be left out."""
-        specs = [*self.shared[: len(shared)], *self.own[: len(own)]]
-        pairs = list(zip((spec.variable for spec in specs), (*shared, *own), strict=True))
+    def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:
+        """Return a scope in which variables have these values; of `local` and of the metrics the last may be left out."""
+        specs = [*self.shared[: len(shared)], *self.local[: len(local)]]
+        pairs = list(zip((spec.variable for spec in specs), (*shared, *local), strict=True))
         return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
 
     def _metrics_after(self, scope: _Scope) -> list[Any]:

@@ -45,7 +45,7 @@ class DistributedCopy(LocalCopy):
         for spec in network.slots:
             weight = network.weight_of(spec)
             by_name[spec.name] = self._variable(spec, self.devices[id(weight.variable)] if weight else _CHIEF)
-        self.shared, self.own = ([by_name[spec.name] for spec in part] for part in (network.shared, network.own))
+        self.shared, self.local = ([by_name[spec.name] for spec in part] for part in (network.shared, network.local))
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
         if reader:
             self.fix()
@@ -53,7 +53,7 @@ class DistributedCopy(LocalCopy):
     def _variable(self, spec: VariableSpec, device: str) -> Any:
         """Create a variable on its host; the master's memory has one at a time."""
         reader = self._reader
-        restored = reader is not None and (spec in self.network.shared or spec in reader.own)
+        restored = reader is not None and (spec in self.network.shared or spec in reader.local)
         value = reader.value(spec) if reader and restored else self.network.initial(spec)
         with tf.device(device):  # zeros are made where they are to be
             return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
@@ -122,15 +122,15 @@ class ModelParallel(Training):
 
     def _step(self, iterator: Any) -> Any:
         network, stages, batch = self.network, self.copy.stages, Batch.of(iterator.get_next())
-        exchange, count = VariableExchange(self.copy, self.copy.own), len(network.own) - len(network.slots)
+        exchange, count = VariableExchange(self.copy, self.copy.local), len(network.local) - len(network.slots)
         position, start = exchange.begin(0, State())
-        trained, slots = start.shared[: len(network.trained)], start.own[count:]
+        trained, slots = start.shared[: len(network.trained)], start.local[count:]
         microbatches = min(self.flags.microbatches, self.size)
         passed = forward_backward(network, stages, batch, self.size, microbatches, lambda loss: network.scaled(loss, slots))
         changes = [passed.changes[spec.name] for spec in network.trained]
         moved, after = network.apply(trained, slots, changes, position, 1)
         shared = *moved, *(passed.others[spec.name] for spec in network.shared[len(moved) :])
-        reached = State(shared, (*(passed.others[spec.name] for spec in network.own[:count]), *after))
+        reached = State(shared, (*(passed.others[spec.name] for spec in network.local[:count]), *after))
         with tf.device(stages[-1].device):
             results = tf.concat([[passed.loss] * 2, passed.results], 0)
         _, step, results = exchange.end(start, reached, LocalResult(1, position, 1, results))

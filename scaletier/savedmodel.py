@@ -16,16 +16,16 @@ from scaletier.runtime import import_tensorflow, one_line, say
 tf = import_tensorflow()
 
 
-def served(job: Job, network: FunctionalModel, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
-    """Return the `tf.Module` to export: `shared` and `own` are tf.Variables, `inputs` the model's spec.
+def served(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
+    """Return the `tf.Module` to export: `shared` and `local` are tf.Variables, `inputs` the model's spec.
 
     Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name to its outputs; a single input
     without a name is `inputs`. Raises JobError if `serving` gives no signature.
     """
     module = tf.Module()
-    module.shared, module.own = list(shared), list(own[: len(own) - len(network.slots)])
+    module.shared, module.local = list(shared), list(local[: len(local) - len(network.slots)])
     module.tables = lookup_tables(network.model)
-    module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
+    module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.local, given))
     if not hasattr(module.serve, "get_concrete_function"):
         line = f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
         raise JobError(line)
@@ -92,4 +92,4 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     reader = checkpoint.newest(job_dir, network)
     assert reader
     copy = checkpoint.LocalCopy(network, reader)
-    return export(served(job, network, copy.shared, copy.own, Batch.of(spec).inputs), job_dir)
+    return export(served(job, network, copy.shared, copy.local, Batch.of(spec).inputs), job_dir)

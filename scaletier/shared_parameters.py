@@ -58,16 +58,16 @@ class SharedParameters(Exchange):
         self._pull_exact = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
         self._pull_exact = self._pull_exact.get_concrete_function()
 
-    carried = ("own",)
+    carried = ("local",)
 
     def begin(self, _position: Any, state: State) -> tuple[Any, State]:
-        return self.step(), State(self.pull_fp16(), state.own)
+        return self.step(), State(self.pull_fp16(), state.local)
 
     def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
         """Push a live host's share of its parameter delta; the state after it has the parameters that were pulled."""
         share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
         step = self.push_delta(start.shared, reached.shared, share, taken.steps)
-        return State(start.shared, reached.own), step, taken.results
+        return State(start.shared, reached.local), step, taken.results
 
     def pull_fp16(self) -> tuple[Any, ...]:
         """Return all variables in the network's order, with half precision."""

@@ -66,7 +66,7 @@ class Stage:
 
 def units(network: FunctionalModel) -> list[Unit]:
     """Return the pieces into which a model can be cut, in order; JobError if it has none."""
-    specs = {id(spec.variable): spec for spec in (*network.shared, *network.own)}
+    specs = {id(spec.variable): spec for spec in (*network.shared, *network.local)}
     unit_list = []
     for name, piece in _pieces(network.model):
         trained, others = (

@@ -18,7 +18,7 @@ from scaletier.cluster import Cluster
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
-from scaletier.round_graph import LocalResult, State, VariableExchange, initial_own, make_round, run_round
+from scaletier.round_graph import LocalResult, State, VariableExchange, initial_local, make_round, run_round
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.sync_period import SYNCHRONOUS, SyncPeriod
 from scaletier.training import Training, cluster_resolver
@@ -33,8 +33,8 @@ _SUM_ELEMENTS = 64
 class AllReduce(VariableExchange):
     """The mean of the deltas of all replicas; `add` sums a value of each."""
 
-    def __init__(self, copy: LocalCopy, own: Sequence[Any], count: int, add: Callable[[Any], Any]) -> None:
-        super().__init__(copy, own, count)
+    def __init__(self, copy: LocalCopy, local: Sequence[Any], count: int, add: Callable[[Any], Any]) -> None:
+        super().__init__(copy, local, count)
         self.add = add
 
     def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
@@ -48,7 +48,7 @@ class AllReduce(VariableExchange):
         mean = self.add(tf.concat([*delta, taken.results], 0)) / float(self.count)
         *changes, means = tf.split(mean, [*(one.shape[0] for one in delta), taken.results.shape[0]])
         moved = [before + tf.reshape(one, before.shape) for before, one in zip(start.shared, changes, strict=True)]
-        return super().end(start, State(tuple(moved), reached.own), taken._replace(results=means))
+        return super().end(start, State(tuple(moved), reached.local), taken._replace(results=means))
 
 
 class Synchronous(Training):
@@ -68,13 +68,13 @@ class Synchronous(Training):
     def begin(self, step: int) -> Progress:
         """Give every replica the chief's variables: those of the optimizer too, if the job resumes from a checkpoint."""
         copy, count = self.copy, len(self.devices)
-        self.owns = [*copy.own, *(tf.Variable(one) for _ in range(count - 1) for one in copy.own)]
+        self.owns = [*copy.local, *(tf.Variable(one) for _ in range(count - 1) for one in copy.local)]
         give = tf.function(self._give, autograph=False)
         give([copy.step, self.position.begin])
         step = int(copy.step)
-        give([*copy.shared, *(copy.own if step else copy.fixed)])
+        give([*copy.shared, *(copy.local if step else copy.fixed)])
         copy.fix()
-        values = initial_own(self.network, copy.own, self.index, self.count, count, step)
+        values = initial_local(self.network, copy.local, self.index, self.count, count, step)
         for variable, value in zip(self.owns, values, strict=True):
             variable.assign(value)
         self.end_epoch = tf.function(self._take_rates, autograph=False)
@@ -134,10 +134,10 @@ class Synchronous(Training):
 
     def _take_rates(self, stopped: Any) -> Any:
         """Give every replica the learning rates that the chief's callbacks have set, and the chief's `stopped`, a number."""
-        for at, spec in enumerate(self.network.own):
+        for at, spec in enumerate(self.network.local):
             if spec in self.network.reset_on_start:
                 rate = self._from_chief(self.owns[at].read_value())
-                for variable in self.owns[at :: len(self.network.own)]:
+                for variable in self.owns[at :: len(self.network.local)]:
                     variable.assign(rate, read_value=False)
         return self._from_chief(stopped)
 

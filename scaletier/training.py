@@ -146,7 +146,7 @@ class ChiefTasks:
         except tf.errors.OpError as error:
             raise DataError(f"--job-dir {folder} cannot be made: {one_line(error)}") from None
         inputs = Batch.of(training.source.element_spec).inputs
-        self._served = served(job, self._network, self._copy.shared, self._copy.own, inputs)
+        self._served = served(job, self._network, self._copy.shared, self._copy.local, inputs)
         variables = {**self._copy.variables, **training.position.variables}
         self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
@@ -158,8 +158,8 @@ class ChiefTasks:
         self._summarized = self._saved = time.monotonic(), step
         self._callbacks = job.callbacks
         if self._callbacks:
-            self._network.attach(self._copy.shared, self._copy.own)
-            self._callbacks.begin(self._network, self._copy.own, self._flags, step)
+            self._network.attach(self._copy.shared, self._copy.local)
+            self._callbacks.begin(self._network, self._copy.local, self._flags, step)
         if step >= self._flags.max_steps:
             say(f"Nothing is left to train: step {step} is not below --max-steps {self._flags.max_steps}")
         self._preempted = threading.Event()
@@ -236,7 +236,7 @@ class ChiefTasks:
     def _average(self) -> None:
         """Give the weights their averages, as `fit` does at its end; the checkpoint has both."""
         trained = self._copy.shared[: len(self._network.trained)]
-        slots = self._copy.own[len(self._copy.own) - len(self._network.slots) :]
+        slots = self._copy.local[len(self._copy.local) - len(self._network.slots) :]
         for variable, value in zip(trained, self._network.averaged(trained, slots), strict=True):
             with tf.device(variable.device):
                 variable.assign(value, read_value=False)

@@ -18,7 +18,7 @@ from infra.lxd.bucket import get_volume, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.host import unrecorded
 from infra.lxd.layout import LxdNames
-from infra.lxd.orphans import orphans, own
+from infra.lxd.orphans import names_of, orphans
 from infra.lxd.preflight import BRIDGED
 from infra.scale_tiers import ClusterSpec, Role, RoleSpec, ScaleTier
 from infra.templates import ROOT
@@ -159,7 +159,7 @@ def _own(inventory: Inventory) -> Iterator[LxdNames]:
     """Return the names of the stack; if they are gone, another check reports that."""
     if inventory:
         with errors("projects"):
-            yield from own(inventory["stack"])
+            yield from names_of(inventory["stack"])
 
 
 def project(inventory: Inventory) -> Iterator[Finding]:

@@ -17,7 +17,20 @@ from infra.lxd.layout import BUCKET, RUNTIMES
 from jobs.paths import VENV
 
 REPLACE = frozenset(
-    {"project", "name", "image", "runtime", "pool", "bridge", "port", "address", "gateway", "authorizedKey", "wall", "bucket"}
+    {
+        "project",
+        "name",
+        "image",
+        "runtime",
+        "pool",
+        "bridge",
+        "port",
+        "address",
+        "gateway",
+        "authorizedKey",
+        "firewall",
+        "bucket",
+    }
 )
 
 
@@ -32,7 +45,7 @@ class HostContainer(ModuleResource, module="lxd", name="Host"):
     """A local host, as a resource.
 
     Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
-    and runtimes (folders here), authorizedKey, wall (its own nft rules), machineType, cpus, memory and disk (bytes), labels.
+    and runtimes (folders here), authorizedKey, firewall (nft rules), machineType, cpus, memory and disk (bytes), labels.
     Outputs are times: `created`, and `started`, its last start.
     """
 
@@ -48,7 +61,7 @@ def definition(props: Props) -> dict[str, Any]:
     config = {
         **limits(props),
         "user.scaletier.authorized-key": props["authorizedKey"],
-        "user.scaletier.wall": props["wall"],
+        "user.scaletier.firewall": props["firewall"],
         "user.scaletier.network": str(ipaddress.IPv4Network(f"{address}/24", strict=False)),
         # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
         "boot.autostart": "false",

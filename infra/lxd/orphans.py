@@ -26,7 +26,7 @@ _KEY = "[0-9a-f]{6}"
 _BRIDGES = "/sys/class/net"
 
 
-def own(stack: str) -> list[LxdNames]:
+def names_of(stack: str) -> list[LxdNames]:
     """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was kept.
 
     The stack of the state in use counts, whichever checkout made it, before others of the name in this checkout.

@@ -16,6 +16,7 @@ from infra.dynamic import changes
 from infra.lxd import host
 from infra.lxd.api import LxdError, errors
 from infra.lxd.bucket import BucketVolume
+from infra.lxd.bucket_guard import BucketGuard, running
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, host_rules, rules
 from infra.lxd.host import HostContainer
@@ -26,7 +27,6 @@ from infra.lxd.network import BridgeNetwork
 from infra.lxd.preflight import PreflightResult, preflight
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
-from infra.lxd.seal import BucketGuard, running
 from infra.scale_tiers import ClusterSpec, Replica, TargetError
 from infra.state import StackState
 from infra.target import ClusterResources, Target
@@ -37,23 +37,23 @@ def host_props(
     spec: ClusterSpec, config: LxdConfig, facts: PreflightResult, authorized_key: Input[str]
 ) -> dict[Replica, dict[str, Any]]:
     """Return the inputs of each host; pure but for the number of processors here."""
-    own, network = facts.names, facts.network
+    names, network = facts.names, facts.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
         replica: {
-            "project": own.project,
+            "project": names.project,
             "name": replica.name,
             "image": facts.image,
             "pool": config.storage_pool,
-            "bridge": own.bridge,
-            "port": port(own.bridge, replica),
+            "bridge": names.bridge,
+            "port": port(names.bridge, replica),
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
-            "bucket": own.bucket,
+            "bucket": names.bucket,
             "runtime": str(facts.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
-            "wall": host_rules(network, replica.role),
+            "firewall": host_rules(network, replica.role),
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,
             "memory": limits[replica.role].memory,
@@ -84,20 +84,22 @@ class LxdTarget(Target):
         return [name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        own, network = self.facts.names, self.facts.network
+        names, network = self.facts.names, self.facts.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
-        identity = Identity("identity", {"project": own.project}, ResourceOptions(parent=cluster))
+        identity = Identity("identity", {"project": names.project}, ResourceOptions(parent=cluster))
         inside = ResourceOptions(parent=cluster, depends_on=[identity])
         labels = {"stack": self.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
-        project = Project("project", {"name": own.project, **labels}, inside)
+        project = Project("project", {"name": names.project, **labels}, inside)
         # First made, last deleted: what an interrupted run left goes with it.
         first = ResourceOptions(parent=cluster, depends_on=[project])
-        bridge = BridgeNetwork("network", {"name": own.bridge, "range": str(network)}, first)
+        bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, first)
         # Pulumi deletes the bucket before the bridge. That deletes leftover hosts too, so nothing uses the bridge any more.
         within = ResourceOptions(parent=cluster, depends_on=[bridge])
-        volume = {"project": own.project, "pool": self.config.storage_pool, "name": own.bucket}
+        volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
         bucket = BucketVolume("bucket", {**volume, "size": self.facts.bucket_size}, within)
-        firewall = Firewall("firewall", {"table": own.table, "rules": rules(self.spec, own.table, own.bridge, network)}, first)
+        firewall = Firewall(
+            "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, first
+        )
         # No host starts before the firewall stands.
         # Delete an old host before its replacement is created: both have one name, so a later deletion would hit the new one.
         before = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
@@ -106,7 +108,7 @@ class LxdTarget(Target):
         ready = Ready(
             "ready",
             {
-                "project": own.project,
+                "project": names.project,
                 "hosts": {replica.name: item["address"] for replica, item in props.items()},
                 "created": {replica.name: container.created for replica, container in hosts.items()},
                 "started": {replica.name: container.started for replica, container in hosts.items()},

@@ -71,7 +71,7 @@ def compare(
         UsageError: if there is no plan, if the cluster has changed since, or if there are too few Train lines.
     """
     then = manifest_content["cluster"]
-    inventory = cluster.part(then.get("replicas", {}), then.get("scaleTier"))
+    inventory = cluster.subset(then.get("replicas", {}), then.get("scaleTier"))
     if then != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")

@@ -22,9 +22,9 @@ from ops.errors import UsageError, suggest
 from ops.package import runtimes, trainer_config
 from ops.package.runtimes import Runtime
 from ops.package.trainer_config import Strategy, TrainerConfig, merge_end_keys
-from ops.submit import arguments, environment, part, tuning
-from ops.submit.part import ROLE_KEYS
+from ops.submit import arguments, environment, resources, tuning
 from ops.submit.program import flag_sources
+from ops.submit.resources import ROLE_KEYS
 from ops.submit.schema import JobConfig, check_job_id, check_labels
 
 IGNORED_KEYS = ("region", "pythonVersion")
@@ -99,7 +99,7 @@ class JobSpec:
     training_input: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reproduces: str | None = None
-    counts: part.Counts = field(default_factory=dict)
+    counts: resources.Counts = field(default_factory=dict)
     command: tuple[str, ...] = ()
     folder: str = ""
     runtime: Runtime | None = None
@@ -107,9 +107,9 @@ class JobSpec:
     start_hosts: bool = False
     notify: str = ""
 
-    def part(self, inventory: Inventory) -> Inventory:
-        """Return the part of a cluster that the job asks for, as a cluster of its own."""
-        return inventory.part(self.counts, self.training_input.get("scaleTier"))
+    def subset(self, inventory: Inventory) -> Inventory:
+        """Return the hosts that the job asks for, as an inventory."""
+        return inventory.subset(self.counts, self.training_input.get("scaleTier"))
 
 
 def read_config(path: str | None) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
         raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
 
 
-def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
+def _trial_counts(flags: JobFlags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> resources.Counts:
     """Return the hosts of a job that tunes hyperparameters.
 
     Raises:
@@ -370,11 +370,11 @@ def build_job(
     if tuned:
         counts = _trial_counts(flags, tuned, inventory, where)
     else:
-        counts = part.requested_counts(
+        counts = resources.requested_counts(
             flags.scale_tier, flags.replicas, training_input, declared.chosen(strategy).replicas, inventory, where
         )
     for name in {flags.strategy or strategy, strategy}:
-        part.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
+        resources.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
     labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = training_input.get("scheduling", {})
     added_environment = environment.merge_environment(training_input.get("environment", {}), flags.env_file, flags.env, where)
@@ -386,7 +386,7 @@ def build_job(
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     input_record = {
-        **part.describe_counts(counts, inventory),
+        **resources.describe_counts(counts, inventory),
         **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},
         **({"runtime": runtime.name} if runtime else {}),
         **({"command": [*command]} if command else {"pythonModule": module}),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from infra.inventory import Inventory
 from infra.runtime.atomic_dir import key
 from ops import terminal
-from ops.submit.part import ROLE_KEYS
+from ops.submit.resources import ROLE_KEYS
 
 if TYPE_CHECKING:  # readers of a manifest need none of these
     from ops.package.package import Package

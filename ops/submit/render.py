@@ -29,7 +29,7 @@ def secret_files(job: JobSpec) -> list[RemoteFile]:
 
 def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
     """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
-    part = job.part(inventory)
+    part = job.subset(inventory)
     # Hosts are assigned later: until then each replica's address is its name.
     addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
     hosts = [addressed.host(name) for name in addressed.replicas]

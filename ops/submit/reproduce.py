@@ -29,7 +29,7 @@ from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
-from ops.submit import compare, manifest, part, train, tuning
+from ops.submit import compare, manifest, resources, train, tuning
 from ops.submit.arguments import redirect_output
 from ops.submit.config import JobSpec, chosen_strategy, detect_job_dir_flag, policy
 from ops.submit.metrics import final_metrics
@@ -82,7 +82,7 @@ def _rerun(cluster: ClusterClient, original: JobRecord, new_id: str, follow: boo
     )
     plan = cluster.ledger.plan(original.jobId)
     job = build_job(inventory, original_manifest, new_id, built, runtime, plan.study if plan else None)
-    if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.part(inventory))):
+    if (then := original_manifest["cluster"]) != (today := manifest.cluster(job.subset(inventory))):
         lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
@@ -192,7 +192,7 @@ def build_job(
         declared=declared,
         environment=environment,
         secrets=_secrets(content),
-        training_input={**config, **part.describe_counts(counts, inventory), **input_record},
+        training_input={**config, **resources.describe_counts(counts, inventory), **input_record},
         reproduces=content["job"],
         counts=counts,
         command=command,
@@ -202,9 +202,9 @@ def build_job(
     )
 
 
-def _counts(then: Mapping[str, Any], inventory: Inventory) -> part.Counts:
+def _counts(then: Mapping[str, Any], inventory: Inventory) -> resources.Counts:
     """Return as many of each role as the job had, as far as today's cluster has them."""
-    available, had = part.counts(inventory), then.get("replicas", {})
+    available, had = resources.counts(inventory), then.get("replicas", {})
     return {role: min(had[role], count) for role, count in available.items() if had.get(role)}
 
 

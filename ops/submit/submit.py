@@ -39,7 +39,7 @@ from ops.package.trainer_config import Data
 from ops.submit import manifest, render
 from ops.submit.arguments import last_step
 from ops.submit.config import JobSpec
-from ops.submit.part import candidate_hosts
+from ops.submit.resources import candidate_hosts
 from ops.submit.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 
 _PUSH_SECONDS = 300.0
@@ -62,9 +62,9 @@ class Submission:
     excluded: frozenset[str] = frozenset()
 
     @property
-    def part(self) -> Inventory:
-        """The part of the cluster that it asks for, as a cluster of its own."""
-        return self.job.part(self.inventory)
+    def subset(self) -> Inventory:
+        """The hosts that it asks for, as an inventory."""
+        return self.job.subset(self.inventory)
 
     @property
     def candidates(self) -> dict[str, list[str]]:
@@ -73,7 +73,7 @@ class Submission:
         return {replica: [host for host in hosts if host not in self.excluded] for replica, hosts in all_of_them.items()}
 
     def manifest(self) -> dict[str, Any]:
-        return manifest.manifest(self.part, self.job, self.package)
+        return manifest.manifest(self.subset, self.job, self.package)
 
     def record(self) -> JobRecord:
         """Return the job's first record."""
@@ -82,7 +82,7 @@ class Submission:
             self.job.id,
             candidates=self.candidates,
             priority=self.job.priority,
-            hourlyCost=self.part.hourly_cost,
+            hourlyCost=self.subset.hourly_cost,
             submittedBy=current_user(),
             labels=dict(self.job.labels),
             trainingInput=training_input,

@@ -56,7 +56,7 @@ def main() -> int:
     evaluate = make_evaluate(network, copy, batches, None)
     curve = []
     for step, path in checkpoints(Path(sys.argv[1])):
-        copy.assign(values(path, network), copy.own, step)
+        copy.assign(values(path, network), copy.local, step)
         measured = evaluate(lambda: False)
         assert measured
         curve.append((step, measured.metrics["accuracy"]))

@@ -17,7 +17,7 @@ from benchmarks.measure import MeasureError, Ran, must, run
 from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
-from infra.lxd.orphans import own
+from infra.lxd.orphans import names_of
 from infra.scale_tiers import ScaleTier
 from ops.cluster.inventory import parse
 from ops.cluster.shell import USER
@@ -140,7 +140,7 @@ class BenchStack:
     @contextmanager
     def slowed(self, host: str, part: float) -> Iterator[None]:
         """Give a host this part of its share of a core, unknown to Pulumi, during the context."""
-        project = own(NAME)[0].project
+        project = names_of(NAME)[0].project
         before: str = client(project).instances.get(host).config[ALLOWANCE]
 
         def allow(allowance: str) -> None:

@@ -20,9 +20,9 @@ from waiting import limit, wait_for
 
 from infra.lxd import project
 from infra.lxd.api import client
+from infra.lxd.bucket_guard import running
 from infra.lxd.layout import LxdNames
-from infra.lxd.orphans import claimed, leftovers, own
-from infra.lxd.seal import running
+from infra.lxd.orphans import claimed, leftovers, names_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -90,7 +90,7 @@ class Stack:
             self._remove()
         self.file.unlink(missing_ok=True)
         if self._mark.exists():
-            for names in own(self.name):  # its state is gone, as one in a pytest folder is
+            for names in names_of(self.name):  # its state is gone, as one in a pytest folder is
                 project.delete(names.project, {})
         remaining = claimed(self.name)
         assert not remaining, (
@@ -117,7 +117,7 @@ class Stack:
     @property
     def names(self) -> LxdNames:
         """The names of its resources, once it is up."""
-        (names,) = own(self.name)
+        (names,) = names_of(self.name)
         return names
 
     def _remove(self) -> None:
@@ -333,7 +333,7 @@ class Stack:
 
     def instances(self) -> list[str]:
         """Return the names of the hosts in LXD, in any state."""
-        return [instance.name for names in own(self.name) for instance in client(names.project).instances.all()]
+        return [instance.name for names in names_of(self.name) for instance in client(names.project).instances.all()]
 
     # The interface for hosts_report, which reports a failed test's hosts and restores the stack.
 
@@ -360,7 +360,7 @@ class Stack:
 
     def active_jobs(self) -> list[str]:
         """Return the running and queued jobs from the bucket, read on a running host; none if no host runs."""
-        for names in own(self.name):
+        for names in names_of(self.name):
             if host := running(names.project):
                 queue = _read(host, "cluster/queue.json") or {"entries": []}
                 jobs = [entry["jobId"] for entry in queue["entries"]]

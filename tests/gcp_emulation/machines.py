@@ -198,7 +198,7 @@ def start_local_host(alias: str, runtime: Path, mount_path: str) -> Iterator[tup
             {
                 "user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody",
                 "user.scaletier.network": "10.77.0.0/24",
-                "user.scaletier.wall": "table inet scaletier {}",
+                "user.scaletier.firewall": "table inet scaletier {}",
             },
         )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}

@@ -174,13 +174,13 @@ def test_every_host_has_its_firewall_and_disk_size(program: Program) -> None:
     for item in stack.of("Host"):
         role = Role(item.name.rpartition("-")[0])
         assert item.inputs["disk"] == (8 if role is Role.PS else 4) * 2**30
-        assert item.inputs["wall"] == host_rules(network, role)
+        assert item.inputs["firewall"] == host_rules(network, role)
         instance = definition(plain({**item.inputs, "labels": {}}))
-        assert instance["config"]["user.scaletier.wall"] == item.inputs["wall"]
+        assert instance["config"]["user.scaletier.firewall"] == item.inputs["firewall"]
         assert instance["config"]["user.scaletier.network"] == "10.77.0.0/24"
         assert instance["devices"]["root"]["size"] == str(int(item.inputs["disk"]))
         assert (
             f'"{instance["devices"]["eth0"]["host_name"]}" . {item.inputs["address"]}' in stack.one("Firewall").inputs["rules"]
         )
-    assert {"wall", "port"} <= REPLACE
+    assert {"firewall", "port"} <= REPLACE
     assert "disk" not in REPLACE

@@ -60,7 +60,7 @@ def test_one_thread_at_a_time_imports_a_module(module: Any, monkeypatch: pytest.
     assert locked == [True], "imports of two threads that need each other's modules end by a deadlock"
 
 
-LOCAL = ("bucket", "firewall", "host", "identity", "network", "project", "ready", "seal")
+LOCAL = ("bucket", "bucket_guard", "firewall", "host", "identity", "network", "project", "ready")
 MODULES = (
     "infra.operator_files",
     "infra.operator_key",
@@ -80,3 +80,12 @@ def test_modules_named_in_states_keep_their_names() -> None:
     assert serialize_provider(provider) == STORED, "otherwise each update would rewrite each resource's provider"
     for name in MODULES:
         assert callable(importlib.import_module(name).create)
+
+
+def test_a_state_may_name_a_module_by_its_old_name() -> None:
+    old, new = ModuleProvider("infra.lxd.seal"), ModuleProvider("infra.lxd.bucket_guard")
+    assert (
+        old.diff("it", {"name": "a"}, {"name": "b"}).replaces
+        == new.diff("it", {"name": "a"}, {"name": "b"}).replaces
+        == ["name"]
+    )

@@ -185,7 +185,7 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
 
 
 def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.lxd import seal, target
+    from infra.lxd import bucket_guard, target
     from infra.lxd.layout import LxdNames
 
     put: list[tuple[str, str]] = []
@@ -201,9 +201,9 @@ def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.Monke
 
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
     lxd.facts = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
-    monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
+    monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for hosts, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
-        monkeypatch.setattr(seal, "hosts_of", lambda _, hosts=hosts: hosts)
+        monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
         assert lxd.read(QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of it runs"):

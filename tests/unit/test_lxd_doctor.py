@@ -57,7 +57,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     fake = FakeKernel()
     monkeypatch.setattr(nft, "_nft", fake.nft)
     monkeypatch.setattr(doctor, "forward_drops", lambda *_: [])
-    monkeypatch.setattr(doctor, "own", lambda _: [NAMES])
+    monkeypatch.setattr(doctor, "names_of", lambda _: [NAMES])
     nft.load(rules(SPEC, NAMES.table, NAMES.bridge, NETWORK))
     return fake
 

@@ -100,15 +100,15 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
     assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *leftovers]
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", checkout, True)]
     assert orphans.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
-    assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
+    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-bbbbbb")]
     owners.append(Owner("scaletier-prod-ffffff", "prod", checkout, False, "gs://team"))
-    assert len(orphans.own("prod")) == 2
+    assert len(orphans.names_of("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
-    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")], "the project of the state in use"
+    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-ffffff")], "the project of the state in use"
     owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
-    assert orphans.own("prod") == [LxdNames("scaletier-prod-ffffff")]
+    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-ffffff")]
     monkeypatch.delenv("PULUMI_BACKEND_URL")
-    assert orphans.own("prod") == [LxdNames("scaletier-prod-bbbbbb")]
+    assert orphans.names_of("prod") == [LxdNames("scaletier-prod-bbbbbb")]
 
 
 def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:

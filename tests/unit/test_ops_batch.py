@@ -62,7 +62,7 @@ def test_what_the_job_is(cluster: ClusterClient) -> None:
         *("--data", f"{bucket}/data/in/*.json", "--model", f"{bucket}/models/digits/versions/v1"),
         *("--signature", "serving_default", "--job-dir", f"{bucket}/predicted"),
     ]
-    assert list(submission.part.replicas) == ["master-0", *(host.name for host in cluster.inventory.of_role(Role.WORKER))]
+    assert list(submission.subset.replicas) == ["master-0", *(host.name for host in cluster.inventory.of_role(Role.WORKER))]
     request = Request.from_json(submission.package.files[FILE])
     assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
@@ -131,7 +131,7 @@ def test_how_many_replicas_an_input_is_worth(size: int, there: int, shared: int 
 
 
 def replicas_of(cluster: ClusterClient, replicas: str | None = None) -> list[str]:
-    return list(prepare(cluster, asked(cluster, replicas=replicas)).part.replicas)
+    return list(prepare(cluster, asked(cluster, replicas=replicas)).subset.replicas)
 
 
 def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ from ops.show.snapshot import ClusterSnapshot, overview
 from ops.show.top import picture
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.manifest import cluster
-from ops.submit.part import candidate_hosts, counts, describe_counts
 from ops.submit.render import plan
+from ops.submit.resources import candidate_hosts, counts, describe_counts
 
 FILES = {"mine/__init__.py": b""}
 
@@ -39,10 +39,10 @@ def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: In
     assert plan(served, beside, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
     assert candidate_hosts(beside.counts, served) == candidate_hosts(without.counts, inventory)
     assert candidate_hosts({}, served) == candidate_hosts({}, inventory)
-    assert served.part({}).hosts == inventory.hosts
-    assert cluster(beside.part(served)) == cluster(without.part(inventory))
+    assert served.subset({}).hosts == inventory.hosts
+    assert cluster(beside.subset(served)) == cluster(without.subset(inventory))
     assert beside.training_input == without.training_input
-    assert beside.part(served).hosts == without.part(inventory).hosts
+    assert beside.subset(served).hosts == without.subset(inventory).hosts
 
 
 def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:

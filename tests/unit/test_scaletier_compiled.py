@@ -52,7 +52,7 @@ def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], d
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = FunctionalModel(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = State.initial(network)
-    loss, _, _, results = network.test(*state, network.initial_test(state.own), element)
+    loss, _, _, results = network.test(*state, network.initial_test(state.local), element)
     found = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
     keras.utils.clear_session(free_memory=False)
     model = make()
@@ -112,16 +112,16 @@ def test_weights_of_losses_that_are_none(weights: Any) -> None:
     assert str(told.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["by the model's function", "before"])
-def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(own: bool) -> None:
+@pytest.mark.parametrize("by_function", [True, False], ids=["by the model's function", "before"])
+def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(by_function: bool) -> None:
     def made() -> Any:
-        if own:
+        if by_function:
             keras.config.set_dtype_policy("mixed_float16")
         return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
 
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     try:
-        if not own:
+        if not by_function:
             keras.config.set_dtype_policy("mixed_float16")
         network = FunctionalModel(Job(made, data, "mse", optimizer="adam"), data.element_spec, 0)
         assert network.model.layers[-1].compute_dtype == "float16"

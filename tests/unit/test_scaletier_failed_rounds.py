@@ -62,10 +62,10 @@ def test_a_synchronous_round_without_a_mean_changes_nothing() -> None:
     data = job()
     network = FunctionalModel(data, data.data.element_spec, 0)
     copy = LocalCopy(network)
-    exchange = AllReduce(copy, copy.own, 2, lambda value: tf.identity(value, name="all_reduce"))
+    exchange = AllReduce(copy, copy.local, 2, lambda value: tf.identity(value, name="all_reduce"))
     graph = make_round(network, exchange, iter(data.data), DEVICES).graph
     mean, assigns = graph.get_operation_by_name("all_reduce"), assigned(graph)
-    assert len(assigns) == len([*copy.shared, *copy.own, copy.step])
+    assert len(assigns) == len([*copy.shared, *copy.local, copy.step])
     assert all(mean in waits(one) for one in assigns.values())
 
 
@@ -82,7 +82,7 @@ def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> No
     made.graphs = {DEVICES: make_round(network, held, iterator, DEVICES)}
     made.progress = Progress(10, 100, 2)
     replica = made._replica("master/0", iterator, DEVICES, print)
-    state, _ = replica.take(State((), begun.own), 4, 0, 2)
+    state, _ = replica.take(State((), begun.local), 4, 0, 2)
     read = [np.asarray(value) for value in held.pull_fp16()]
     held.push_delta([tf.zeros(one.shape) for one in read], [tf.ones(one.shape) for one in read], 1.0, tf.constant(5, tf.int64))
     made.progress.step = 19

@@ -184,9 +184,9 @@ def test_the_model_s_optimizer_holds_what_was_trained_also_if_its_rate_follows_t
 
     data = tf.data.Dataset.from_tensors((tf.zeros([4, 3]), tf.zeros([4, 1])))
     network = FunctionalModel(Job(model, data, optimizer=optimizer), data.element_spec, 0, replicas)
-    shared, own = ([tf.Variable(value) for value in values] for values in State.initial(network))
-    own[-1].assign_add(tf.ones_like(own[-1]))
-    network.attach(shared, own)
+    shared, local = ([tf.Variable(value) for value in values] for values in State.initial(network))
+    local[-1].assign_add(tf.ones_like(local[-1]))
+    network.attach(shared, local)
     held = network.model.optimizer
     assert float(held.learning_rate) == pytest.approx(0.05 * replicas)
-    np.testing.assert_array_equal(held.variables[-1], own[-1])
+    np.testing.assert_array_equal(held.variables[-1], local[-1])

@@ -626,7 +626,7 @@ def test_an_export_holds_nothing_of_the_optimizer(main: Main, tmp_path: Path) ->
     held = [
         shape
         for name, shape in tf.train.list_variables(f"{exported}/variables/variables")
-        if name.startswith(("shared", "own"))
+        if name.startswith(("shared", "local"))
     ]
     assert sorted(held) == [[1], [3, 1]]
 

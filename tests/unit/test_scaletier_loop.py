@@ -158,7 +158,7 @@ def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> No
 
     def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
         asked.append((state, steps, live))
-        return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25}, own_loss=0.75)
+        return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25}, local_loss=0.75)
 
     progress.training.add("master/0")
     rounds = train(replica("worker/0", take, lines.append, 1e9), 0, progress)
@@ -195,10 +195,12 @@ def test_a_line_says_what_came_since_the_one_before_it(monkeypatch: pytest.Monke
     assert measured.period.line in lines
 
 
-@pytest.mark.parametrize(("own", "whose"), [(float("nan"), "worker/1"), (1.0, "another replica")])
+@pytest.mark.parametrize(("local_loss", "whose"), [(float("nan"), "worker/1"), (1.0, "another replica")])
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_ends_the_rounds(loss: float, own: float, whose: str) -> None:
-    rounds = train(replica("worker/1", lambda state, *_: (state, Round(1, 7, loss, own_loss=own))), None, Progress(0, 20))
+def test_a_loss_that_is_no_number_ends_the_rounds(loss: float, local_loss: float, whose: str) -> None:
+    rounds = train(
+        replica("worker/1", lambda state, *_: (state, Round(1, 7, loss, local_loss=local_loss))), None, Progress(0, 20)
+    )
     with pytest.raises(DivergedError, match=rf"^the loss of {whose} is {loss} at step 7; try a lower learning rate$"):
         next(rounds)
 

@@ -130,10 +130,10 @@ def test_every_replica_begins_with_what_the_chief_has(step: int, monkeypatch: py
     made, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
     calls = MagicMock()
     made.job, made.flags, made.position = SimpleNamespace(callbacks=None), flags_of(["--max-steps=9"]), SimpleNamespace(begin=2)
-    made.network = SimpleNamespace(own=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
+    made.network = SimpleNamespace(local=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
     made.index, made.count, made.devices = 1, 2, ("/device:CPU:0",) * 2
     made.copy, made.source, calls.source.training.return_value = calls.copy, calls.source, []
-    made.copy.shared, made.copy.own, made.copy.fixed, made.copy.step = [weight], [slot, fixed], [fixed], step
+    made.copy.shared, made.copy.local, made.copy.fixed, made.copy.step = [weight], [slot, fixed], [fixed], step
     made._give = calls.give
     monkeypatch.setattr(tf, "function", lambda function, **_: function)
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())

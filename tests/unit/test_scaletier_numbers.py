@@ -19,7 +19,7 @@ from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
 from scaletier.network import Batch, FunctionalModel, VariableSpec
-from scaletier.round_graph import State, initial_own, make_round, run_round
+from scaletier.round_graph import State, initial_local, make_round, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _pack, _unpack
 from scaletier.stages import Stage, forward_backward, partition, units
@@ -51,7 +51,7 @@ def trained(
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
     begun = State.initial(network)
-    state = State(begun.shared, begun.own * len(devices))
+    state = State(begun.shared, begun.local * len(devices))
     return network, *run_round(network, run, iterator, state, steps, position, replicas)
 
 
@@ -148,7 +148,7 @@ def test_a_rate_for_the_number_of_replicas_follows_those_that_train(live: int, s
     network = FunctionalModel(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
     begun, iterator = State.initial(network), iter(data)
     held = SharedParameters(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
-    run_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
+    run_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.local), 1, 0, live)
     rate = 0.25 * live * (0.75 if scheduled else 1.0)
     assert float(held.pull_exact()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
@@ -169,7 +169,7 @@ def test_devices_of_a_host_share_its_steps_and_their_mean_goes_on(steps: int, ea
         delta.append(at)
         velocities.append(velocity)
     assert float(state.shared[0][0, 0]) == pytest.approx(np.average(delta, weights=each))
-    kept = [float(value[0, 0]) for spec, value in zip(network.own * 2, state.own, strict=True) if "momentum" in spec.name]
+    kept = [float(value[0, 0]) for spec, value in zip(network.local * 2, state.local, strict=True) if "momentum" in spec.name]
     assert kept == pytest.approx(velocities)
     assert (told.steps, told.global_step) == (steps, 10 + steps)
 
@@ -295,7 +295,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     held = SharedParameters(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
     run = make_round(network, held, iterator, DEVICES)
-    state, told = run_round(network, run, iterator, State((), begun.own), STEPS, 0, 2)
+    state, told = run_round(network, run, iterator, State((), begun.local), STEPS, 0, 2)
     assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = trained(job, STEPS)
     for read, kept, before, after in zip(state.shared, held.pull_exact()[0], begun.shared, alone.shared, strict=True):
@@ -305,7 +305,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     held.push_delta(
         *both([np.ones(value.shape, np.float32) for value in begun.shared]), 1.0, tf.constant(7, tf.int64)
     )  # another replica's
-    state, told = run_round(network, run, iterator, State((), state.own), 0, 0, 2)
+    state, told = run_round(network, run, iterator, State((), state.local), 0, 0, 2)
     assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
     for read, kept in zip(state.shared, wanted, strict=True):
         np.testing.assert_allclose(read, kept, rtol=2**-10, atol=2e-3)
@@ -447,20 +447,20 @@ def test_a_loss_that_is_a_function_is_in_float32_whatever_the_model_computes_in(
 class Noise(keras.layers.Layer):  # type: ignore[misc]
     """Adds random numbers, by a generator of its own or by none."""
 
-    def __init__(self, own: bool) -> None:
+    def __init__(self, own_generator: bool) -> None:
         super().__init__()
-        self.generator = keras.random.SeedGenerator(1) if own else None
+        self.generator = keras.random.SeedGenerator(1) if own_generator else None
 
     def call(self, inputs: Any) -> Any:
         return inputs + keras.random.normal((4, 1), seed=self.generator)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_random_numbers_are_others_at_each_step(own: bool) -> None:
-    model = keras.Sequential([keras.Input((WIDTH,)), Noise(own), keras.layers.Dense(2)], name="noisy")
+@pytest.mark.parametrize("own_generator", [True, False])
+def test_random_numbers_are_others_at_each_step(own_generator: bool) -> None:
+    model = keras.Sequential([keras.Input((WIDTH,)), Noise(own_generator), keras.layers.Dense(2)], name="noisy")
     network, state, _ = trained(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd"), 2)
-    (generator,) = (value for spec, value in zip(network.own, state.own, strict=True) if "seed" in spec.name)
-    assert not np.array_equal(generator, network.initial(next(spec for spec in network.own if "seed" in spec.name)))
+    (generator,) = (value for spec, value in zip(network.local, state.local, strict=True) if "seed" in spec.name)
+    assert not np.array_equal(generator, network.initial(next(spec for spec in network.local if "seed" in spec.name)))
 
 
 def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_random_numbers() -> None:
@@ -468,16 +468,16 @@ def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_ra
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
     network, state, _ = trained(job, STEPS)
-    begun = [initial_own(network, state.own, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
+    begun = [initial_local(network, state.local, index, 2, 1, step) for index, step in ((0, 8), (1, 8), (1, 16))]
     generators = set()
-    for spec, value, *others in zip(network.own, state.own, *begun, strict=True):
+    for spec, value, *others in zip(network.local, state.local, *begun, strict=True):
         assert np.array_equal(others[0], value), spec.name
         if private.is_seed(spec.variable):
             generators |= {tuple(other.tolist()) for other in others}
         else:
             assert all(np.array_equal(other, value) for other in others), spec.name
     assert len(generators) == 3
-    assert any(np.any(value) for spec, value in zip(network.own, begun[1], strict=True) if "velocity" in spec.name)
+    assert any(np.any(value) for spec, value in zip(network.local, begun[1], strict=True) if "velocity" in spec.name)
 
 
 def test_metrics_may_be_made_by_a_function_and_wait_for_shapes() -> None:

@@ -642,7 +642,7 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
     copy = LocalCopy(network)
     copy.assign(*state, steps)
     if network.averages:
-        trained, slots = copy.shared[: len(first)], copy.own[len(copy.own) - len(network.slots) :]
+        trained, slots = copy.shared[: len(first)], copy.local[len(copy.local) - len(network.slots) :]
         for variable, value in zip(trained, network.averaged(trained, slots), strict=True):
             variable.assign(value)
     found = make_evaluate(network, copy, dataset(row), None)(lambda: False)

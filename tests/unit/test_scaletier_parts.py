@@ -61,7 +61,7 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
     network = FunctionalModel(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
     state, batch = State.initial(network), Batch.of(next(iter(data)))
     values = {
-        spec.name: value for spec, value in zip((*network.shared, *network.own), (*state.shared, *state.own), strict=True)
+        spec.name: value for spec, value in zip((*network.shared, *network.local), (*state.shared, *state.local), strict=True)
     }
     parts, outputs = units(network), batch.inputs
     assert [part.name for part in parts][-len(last) :] == last
@@ -72,7 +72,7 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
     laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
     loss, outputs, _, results = laid.test(laid.initial_test(), batch)
-    expected = network.test(*state, network.initial_test(state.own), batch)
+    expected = network.test(*state, network.initial_test(state.local), batch)
     np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
     np.testing.assert_allclose([loss, *results], [expected[0], *expected[3]], rtol=1e-6)
 

@@ -230,7 +230,7 @@ def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> No
         network = FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
         found = [network.weight_of(spec) for spec in network.slots]
         assert sorted(one.name for one in found if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
-        assert len(State.initial(network).own) == len(network.slots)
+        assert len(State.initial(network).local) == len(network.slots)
 
 
 def test_the_rate_of_an_optimizer_is_its_schedule_or_a_variable_of_its_own() -> None:

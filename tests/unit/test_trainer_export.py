@@ -46,7 +46,7 @@ def test_exports_lie_side_by_side_and_none_is_half(tmp_path: Path, monkeypatch: 
     (folder / "temp-1800000000").mkdir(parents=True)  # what a killed export left
 
     def exported() -> str:
-        return savedmodel.export(savedmodel.served(JOB, NETWORK, copy.shared, copy.own, SPEC[0]), str(tmp_path))
+        return savedmodel.export(savedmodel.served(JOB, NETWORK, copy.shared, copy.local, SPEC[0]), str(tmp_path))
 
     assert exported() == f"{folder}/1800000000"
     assert exported() == f"{folder}/1800000001"
@@ -69,7 +69,7 @@ def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest
     image = np.full((1, 784), 0.5, np.float32)
     answer: Any = tf.saved_model.load(path).signatures["serving_default"](key=tf.constant([1], tf.int64), image=image)
     assert (answer["key"].numpy().tolist(), answer["classes"].numpy()) == ([1], answer["scores"].numpy().argmax(1))
-    assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.own, image)), atol=1e-5)
+    assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.local, image)), atol=1e-5)
 
 
 def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,10 @@ def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkey
         data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1])))
         return Job(model=lambda: tf.keras.Sequential(layers), data=data, loss="mse", optimizer=optimizer)
 
-    def keep(job: Job, network: FunctionalModel, shared: Any, own: Any, inputs: Any) -> dict[str, Any]:
-        return {spec.name: value.numpy() for spec, value in zip((*network.shared, *network.own), (*shared, *own), strict=True)}
+    def keep(job: Job, network: FunctionalModel, shared: Any, local: Any, inputs: Any) -> dict[str, Any]:
+        return {
+            spec.name: value.numpy() for spec, value in zip((*network.shared, *network.local), (*shared, *local), strict=True)
+        }
 
     monkeypatch.setattr(savedmodel, "served", keep)
     monkeypatch.setattr(savedmodel, "export", lambda values, _: values)

@@ -11,7 +11,7 @@ from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from ops.errors import UsageError
 from ops.submit.config import JobFlags, JobSpec, build_job
-from ops.submit.part import candidate_hosts
+from ops.submit.resources import candidate_hosts
 
 # Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
@@ -108,7 +108,7 @@ def test_what_cannot_be_asked_for(inventory: Inventory, flags: dict[str, str], s
 
 
 def test_a_role_that_the_cluster_lacks(inventory: Inventory) -> None:
-    alone = inventory.part({Role.MASTER: 1})
+    alone = inventory.subset({Role.MASTER: 1})
     with pytest.raises(UsageError, match=r"--replicas evaluator needs 1 evaluator, and stack test \(CUSTOM\) has none"):
         build(alone, replicas="evaluator")
     with pytest.raises(UsageError, match=r"--scale-tier CUSTOM does not say how many"):
@@ -128,7 +128,7 @@ def test_a_part_is_written_down_in_cloud_ml_s_names(inventory: Inventory) -> Non
     }
     standard = replace(inventory, scale_tier="STANDARD_1")
     assert shown(build(standard)) == {"scaleTier": "STANDARD_1"}
-    part = build(inventory, replicas="worker=1").part(inventory)
+    part = build(inventory, replicas="worker=1").subset(inventory)
     assert (part.names, part.scale_tier) == (("master-0", "worker-0"), "CUSTOM")
 
 

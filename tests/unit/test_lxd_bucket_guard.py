@@ -10,7 +10,7 @@ import pytest
 from pylxd.exceptions import NotFound
 
 from infra.dynamic import ModuleProvider
-from infra.lxd import bucket, project, seal
+from infra.lxd import bucket, bucket_guard, project
 from infra.lxd.api import LxdError, number
 
 VOLUME = {"project": "scaletier-local-abcdef", "pool": "scaletier", "name": "bucket"}
@@ -77,7 +77,7 @@ def volume(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Volu
         return SimpleNamespace(headers={"X-LXD-type": "directory"}, content=content)
 
     running = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
-    monkeypatch.setattr(seal, "running", lambda _: running)
+    monkeypatch.setattr(bucket_guard, "running", lambda _: running)
     bucket.create(dict(SIZED))
     return volume
 
@@ -87,11 +87,11 @@ def props(**changes: bool) -> dict[str, Any]:
 
 
 def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volume, files: dict[str, list[str]]) -> None:
-    seal.create(props())
+    bucket_guard.create(props())
     files["/bucket/jobs"] = ["job4", "job1", "job3", "job2"]
     files["/bucket/models"] = ["mnist"]
     with pytest.raises(LxdError) as refused:
-        seal.delete("seal", props())
+        bucket_guard.delete("seal", props())
     message = str(refused.value)
     assert message.startswith(
         "the bucket holds jobs (job1, job2, job3 and 1 more), models (mnist), so nothing is destroyed: `fab get`"
@@ -104,8 +104,8 @@ def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volum
 
 
 def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
-    seal.create(props())
-    seal.delete("seal", props())
+    bucket_guard.create(props())
+    bucket_guard.delete("seal", props())
     bucket.delete("bucket", dict(VOLUME))
     assert volume.config is None
     bucket.delete("bucket", dict(VOLUME))
@@ -115,12 +115,12 @@ def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
 
 
 def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    seal.create(props())
-    monkeypatch.setattr(seal, "running", lambda _: None)
+    bucket_guard.create(props())
+    monkeypatch.setattr(bucket_guard, "running", lambda _: None)
     with pytest.raises(
         LxdError, match="no host runs, so nobody can list the bucket, and nothing is destroyed: `pulumi up` first"
     ):
-        seal.delete("seal", props())
+        bucket_guard.delete("seal", props())
     with pytest.raises(LxdError):
         bucket.delete("bucket", dict(VOLUME))
     assert volume.config is not None
@@ -132,17 +132,17 @@ def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch
 def test_force_destroy_and_retain_bucket_need_no_look_at_the_content(
     volume: Volume, files: dict[str, list[str]], changes: dict[str, bool], kept: bool
 ) -> None:
-    seal.create(props())
+    bucket_guard.create(props())
     files["/bucket/jobs"] = ["job1"]
-    ModuleProvider(seal.__name__).update("seal", props(), props(**changes))
-    seal.delete("seal", props(**changes))
+    ModuleProvider(bucket_guard.__name__).update("seal", props(), props(**changes))
+    bucket_guard.delete("seal", props(**changes))
     bucket.delete("bucket", dict(VOLUME))
     assert (volume.config is not None) is kept
 
 
 def test_unset_force_destroy_guards_the_bucket_again(volume: Volume, files: dict[str, list[str]]) -> None:
-    seal.create(props(force=True))
-    ModuleProvider(seal.__name__).update("seal", props(force=True), props())
+    bucket_guard.create(props(force=True))
+    ModuleProvider(bucket_guard.__name__).update("seal", props(force=True), props())
     with pytest.raises(LxdError):
         bucket.delete("bucket", dict(VOLUME))
 
@@ -166,7 +166,7 @@ def test_hosts_are_kept_with_a_kept_bucket(volume: Volume, monkeypatch: pytest.M
 def test_a_manually_removed_volume_is_one_error_line(volume: Volume) -> None:
     volume.config = None
     with pytest.raises(LxdError, match="volume bucket is not there any more: `pulumi refresh`"):
-        seal.create(props())
+        bucket_guard.create(props())
 
 
 def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
@@ -182,7 +182,7 @@ def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
 
 def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume) -> None:
     assert volume.config == {bucket.MARK: bucket.REMOVE, "size": str(2**34)}
-    seal.create(props())
+    bucket_guard.create(props())
     assert volume.config == {"size": str(2**34)}
     assert bucket.read("bucket", dict(SIZED)) == SIZED
     volume.config["size"] = "1GiB"

@@ -1,4 +1,4 @@
-"""The part of a cluster that a job asks for: replicas of each role, and their candidate hosts."""
+"""The resources that a job asks for: replicas of each role, and their candidate hosts."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def candidate_hosts(requested: Counts, inventory: Inventory) -> dict[str, list[s
     host. All that a role has are each for the replica of its own name.
     """
     requested = requested or counts(inventory)
-    part = inventory.part(requested)
+    subset = inventory.subset(requested)
     spare = {
         role: inventory.of_role(role) for role, available in counts(inventory).items() if requested.get(role, 0) < available
     }
     candidates = {}
-    for name in part.replicas:
+    for name in subset.replicas:
         own = inventory.host(name)
         others = [host for host in spare.get(own.role, ()) if host is not own]
         if own.role is Role.MASTER:
@@ -112,7 +112,7 @@ def _parse_replicas(text: str, inventory: Inventory) -> Counts:
     """Parse `--replicas master,worker` for all of a role, `worker=2,ps=1` for counts; a master is implied."""
     available = counts(inventory)
     totals, roles = {Role.MASTER: 1}, set[Role]()
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    for word in filter(None, (word.strip() for word in text.split(","))):
         name, equals, number = word.partition("=")
         if name not in JOB_ROLES:
             example = "such as worker=2,ps=1 or worker"
