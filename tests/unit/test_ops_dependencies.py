@@ -1,4 +1,4 @@
-"""Dependencies: pushed files, one line for each error. uv runs for real, offline."""
+"""Check dependencies: pushed files, one line for each error. uv runs for real, offline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from ops.errors import UsageError
 from ops.package import dependencies, hostpython, install, package
 
-# A build backend of a project's own, so that a build needs nothing from elsewhere.
+# A project's own build backend, so that a build needs no network.
 _BACKEND = """
 import pathlib, zipfile
 
@@ -40,32 +40,32 @@ _PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pa
 
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a fresh cache of wheels, and our own index alone."""
+    """Use a fresh cache of wheels, and only the test's own index."""
     monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
 
 
-def wheel(
+def make_wheel(
     folder: Path, name: str = "far", tags: str = "py3-none-any", files: Mapping[str, str] | None = None, needs: str = ""
 ) -> Path:
     path = folder / f"{name}-1.0-{tags}.whl"
-    with zipfile.ZipFile(path, "w") as opened:
-        for inside, content in (files or {f"{name}/__init__.py": ""}).items():
-            opened.writestr(inside, content)
+    with zipfile.ZipFile(path, "w") as archive:
+        for path_in_wheel, content in (files or {f"{name}/__init__.py": ""}).items():
+            archive.writestr(path_in_wheel, content)
         requires = "".join(f"Requires-Dist: {need}\n" for need in needs.split(",") if need)
-        opened.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
-        opened.writestr(f"{name}-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n")
-        opened.writestr(f"{name}-1.0.dist-info/RECORD", "")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
+        archive.writestr(f"{name}-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n")
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return path
 
 
-def trainer(tmp_path: Path, requirements: str, task: str = "") -> Path:
+def make_trainer(tmp_path: Path, requirements: str, task: str = "") -> Path:
     (root := tmp_path / "mine").mkdir(exist_ok=True)
     for name, content in {"__init__.py": "", "task.py": task, "requirements.txt": requirements}.items():
         (root / name).write_text(content)
     return root
 
 
-def project(tmp_path: Path, packages: tuple[str, ...] = ("mine",), requires: str = "", before: str = "pass") -> Path:
+def make_project(tmp_path: Path, packages: tuple[str, ...] = ("mine",), requires: str = "", before: str = "pass") -> Path:
     metadata = f"Metadata-Version: 2.1\nName: mine\nVersion: 2.0\n{requires}"
     (root := tmp_path / "some-project").mkdir()
     (root / "pyproject.toml").write_text(_PROJECT)
@@ -77,173 +77,179 @@ def project(tmp_path: Path, packages: tuple[str, ...] = ("mine",), requires: str
     return root
 
 
-def refused(root: Path, module: str = "mine.task") -> str:
+def build_error(root: Path, module: str = "mine.task") -> str:
     with pytest.raises(UsageError) as error:
         package.build(root, module)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def no_uv(*_: object, **__: object) -> None:
+def fail_on_uv(*_: object, **__: object) -> None:
     raise AssertionError("uv is not needed")
 
 
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions here of distributions and of all their dependencies."""
-    found: dict[str, str] = {}
-    waiting = [canonicalize_name(name) for name in names]
-    while waiting:
-        if (name := waiting.pop()) not in found:
-            found[name] = metadata.version(name)
-            needed = [Requirement(line) for line in metadata.requires(name) or []]
-            waiting += [
-                canonicalize_name(need.name) for need in needed if not need.marker or need.marker.evaluate({"extra": ""})
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the installed versions of distributions and of all their dependencies."""
+    versions: dict[str, str] = {}
+    pending = [canonicalize_name(name) for name in names]
+    while pending:
+        if (name := pending.pop()) not in versions:
+            versions[name] = metadata.version(name)
+            requirements_of = [Requirement(line) for line in metadata.requires(name) or []]
+            pending += [
+                canonicalize_name(need.name)
+                for need in requirements_of
+                if not need.marker or need.marker.evaluate({"extra": ""})
             ]
-    return found
+    return versions
 
 
-def test_what_the_hosts_have_is_what_follows_from_the_trainers_requirements() -> None:
-    have = dict(hostpython.host_packages())
-    assert have.pop("tensorflow") == have["tensorflow-cpu"]
-    expected = installed(Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
-    del expected["wheel"]  # which comes along, and which nobody imports
-    assert have == expected
+def test_host_packages_are_those_of_the_requirements() -> None:
+    host_versions = dict(hostpython.host_packages())
+    assert host_versions.pop("tensorflow") == host_versions["tensorflow-cpu"]
+    expected = installed_versions(Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
+    del expected["wheel"]  # a build dependency that is not imported
+    assert host_versions == expected
 
 
-def test_a_marker_is_the_hosts_whatever_this_machine_is() -> None:
+def test_markers_are_evaluated_for_the_hosts() -> None:
     for line in ("x; sys_platform == 'darwin'", "x; python_version >= '3.12'", "x; platform_machine == 'arm64'"):
         assert hostpython.is_met(line, {}), line
     for line in ("x; sys_platform == 'linux'", "x; python_version == '3.11'"):
         assert not hostpython.is_met(line, {}), line
 
 
-def test_a_machine_with_another_python_fetches_for_the_hosts(index: Path, tmp_path: Path) -> None:
+def test_wheels_are_fetched_for_the_hosts_python(index: Path, tmp_path: Path) -> None:
     assert install.wheels_alone("3.99") == ["--only-binary=:all:"]
     other = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"
     for python in ("3.11", "3.12"):
         tag = f"cp{python.replace('.', '')}"
-        wheel(index, tags=f"{tag}-{tag}-manylinux_2_36_x86_64", needs="numpy", files={"far.py": python})
-    root = trainer(tmp_path, "far\n")
+        make_wheel(index, tags=f"{tag}-{tag}-manylinux_2_36_x86_64", needs="numpy", files={"far.py": python})
+    root = make_trainer(tmp_path, "far\n")
     assert package.build(root, "mine.task", python=other).wheels["far.py"] == other.encode()
     (root / "requirements.txt").write_text("./far-1.0-cp310-cp310-manylinux2014_x86_64.whl\n")
-    wheel(root, tags="cp310-cp310-manylinux2014_x86_64")
-    said = f"the hosts' Python {other} on Linux x86-64: Because far==1.0 has no wheels with a matching Python version tag"
-    with pytest.raises(UsageError, match=re.escape(said)):
+    make_wheel(root, tags="cp310-cp310-manylinux2014_x86_64")
+    message = f"the hosts' Python {other} on Linux x86-64: Because far==1.0 has no wheels with a matching Python version tag"
+    with pytest.raises(UsageError, match=re.escape(message)):
         package.build(root, "mine.task", python=other)
 
 
-def test_what_the_hosts_have_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "install", no_uv)
+def test_packages_that_hosts_have_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
     lines = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
-    assert package.build(trainer(tmp_path, lines), "mine.task").wheels == {}
+    assert package.build(make_trainer(tmp_path, lines), "mine.task").wheels == {}
 
 
-def test_another_version_of_what_the_hosts_have(tmp_path: Path) -> None:
-    says = refused(trainer(tmp_path, "tensorflow==1.15.0\n"))
-    assert says.startswith("tensorflow==1.15.0 is asked for, but the Python of the job has tensorflow 2.")
-    says = refused(trainer(tmp_path, f"{wheel(tmp_path / 'index', needs='numpy<1.0')}\n"))
-    assert "far==1.0 depends on numpy<1.0" in says
+def test_another_version_of_a_host_package_is_refused(tmp_path: Path) -> None:
+    error = build_error(make_trainer(tmp_path, "tensorflow==1.15.0\n"))
+    assert error.startswith("tensorflow==1.15.0 is asked for, but the Python of the job has tensorflow 2.")
+    error = build_error(make_trainer(tmp_path, f"{make_wheel(tmp_path / 'index', needs='numpy<1.0')}\n"))
+    assert "far==1.0 depends on numpy<1.0" in error
 
 
-def test_a_dependency_goes_along(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(index, needs="near,numpy,tensorflow>=2.16")
-    wheel(index, "near", files={"near.py": "", "near-1.0.data/purelib/deep/x.txt": "x", "near-1.0.data/scripts/near": "#!"})
-    root = trainer(tmp_path, "far\n", "import far, near, numpy\nfrom mine import other\n")
+def test_dependencies_are_pushed_with_the_package(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(index, needs="near,numpy,tensorflow>=2.16")
+    make_wheel(
+        index, "near", files={"near.py": "", "near-1.0.data/purelib/deep/x.txt": "x", "near-1.0.data/scripts/near": "#!"}
+    )
+    root = make_trainer(tmp_path, "far\n", "import far, near, numpy\nfrom mine import other\n")
     (root / "other.py").write_text("import somewhere\n")
     built = package.build(root, "mine.task")
-    brought = {path for path in built.wheels if ".dist-info/" not in path}
-    assert brought == {"far/__init__.py", "near.py", "deep/x.txt"}
+    wheel_files = {path for path in built.wheels if ".dist-info/" not in path}
+    assert wheel_files == {"far/__init__.py", "near.py", "deep/x.txt"}
     assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
     assert built.pushed.keys() == built.wheels.keys() | built.files.keys()
     assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
-    monkeypatch.setattr(dependencies, "install", no_uv)
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
     assert package.build(root, "mine.task") == built
 
 
-def test_a_change_of_a_file_that_is_a_dependency_is_seen(tmp_path: Path) -> None:
-    (root := trainer(tmp_path, "./far-1.0-py3-none-any.whl\n-r more.txt\n")).joinpath("more.txt").write_text("")
-    wheel(root, files={"far.py": "one"})
+def test_a_changed_wheel_file_is_used(tmp_path: Path) -> None:
+    (root := make_trainer(tmp_path, "./far-1.0-py3-none-any.whl\n-r more.txt\n")).joinpath("more.txt").write_text("")
+    make_wheel(root, files={"far.py": "one"})
     assert package.build(root, "mine.task").wheels["far.py"] == b"one"
-    wheel(root, files={"far.py": "two"})
+    make_wheel(root, files={"far.py": "two"})
     assert package.build(root, "mine.task").wheels["far.py"] == b"two"
 
 
-def test_a_wheel_that_uv_cannot_use(tmp_path: Path) -> None:
-    root = trainer(tmp_path, "./far-1.0-cp39-cp39-manylinux2014_x86_64.whl\n")
-    wheel(root, tags="cp39-cp39-manylinux2014_x86_64")
-    says = refused(root)
-    assert "the hosts' Python 3.11 on Linux x86-64: Because far==1.0 has no wheels with a matching Python" in says
-    assert not list((tmp_path / "cache").iterdir()), "what failed is not kept"
+def test_a_wheel_that_uv_cannot_use_is_refused(tmp_path: Path) -> None:
+    root = make_trainer(tmp_path, "./far-1.0-cp39-cp39-manylinux2014_x86_64.whl\n")
+    make_wheel(root, tags="cp39-cp39-manylinux2014_x86_64")
+    error = build_error(root)
+    assert "the hosts' Python 3.11 on Linux x86-64: Because far==1.0 has no wheels with a matching Python" in error
+    assert not list((tmp_path / "cache").iterdir()), "a failed build is not cached"
 
 
-def test_a_wheel_that_uv_can_use_and_the_hosts_cannot(tmp_path: Path) -> None:
-    root = trainer(tmp_path, "./far-1.0-cp311-cp311-linux_x86_64.whl\n")
-    wheel(root, tags="cp311-cp311-linux_x86_64")
-    says = refused(root)
-    assert "was compiled here, and may not run on the hosts: ask for a version that has a manylinux" in says
-    assert not list((tmp_path / "cache").iterdir()), "what failed is not kept"
+def test_a_wheel_compiled_for_this_machine_is_refused(tmp_path: Path) -> None:
+    root = make_trainer(tmp_path, "./far-1.0-cp311-cp311-linux_x86_64.whl\n")
+    make_wheel(root, tags="cp311-cp311-linux_x86_64")
+    error = build_error(root)
+    assert "was compiled here, and may not run on the hosts: ask for a version that has a manylinux" in error
+    assert not list((tmp_path / "cache").iterdir()), "a failed build is not cached"
 
 
-def test_a_dependency_that_is_nowhere(tmp_path: Path, index: Path) -> None:
-    says = refused(trainer(tmp_path, "no-such-thing>=2\n"))
-    assert says.startswith("dependencies cannot be resolved for the hosts' Python 3.11 on Linux x86-64: Because no-such-thing")
-    assert says.endswith("Check names and versions")
-    wheel(index)
-    assert "there is no version of far==3" in refused(trainer(tmp_path, "far==3\n"))
+def test_a_missing_dependency_is_one_line(tmp_path: Path, index: Path) -> None:
+    error = build_error(make_trainer(tmp_path, "no-such-thing>=2\n"))
+    assert error.startswith("dependencies cannot be resolved for the hosts' Python 3.11 on Linux x86-64: Because no-such-thing")
+    assert error.endswith("Check names and versions")
+    make_wheel(index)
+    assert "there is no version of far==3" in build_error(make_trainer(tmp_path, "far==3\n"))
 
 
-def test_a_project(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(index)
-    root = project(tmp_path, requires="Requires-Dist: far\nRequires-Dist: tensorflow\nRequires-Dist: no-such; extra == 'dev'\n")
-    for left in ("build/lib/mine", "mine.egg-info"):
-        (root / left).mkdir(parents=True)
-        (root / left / "gone.py").write_text("")
+def test_a_project_is_built_and_pushed(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(index)
+    root = make_project(
+        tmp_path, requires="Requires-Dist: far\nRequires-Dist: tensorflow\nRequires-Dist: no-such; extra == 'dev'\n"
+    )
+    for leftover in ("build/lib/mine", "mine.egg-info"):
+        (root / leftover).mkdir(parents=True)
+        (root / leftover / "gone.py").write_text("")
     before = sorted(root.rglob("*"))
     source = package.find(root)
     assert source.name == "mine"
     built = package.build(source, "mine.task")
     assert {"mine/task.py", "mine-2.0.dist-info/METADATA"} <= built.files.keys()
-    assert not [path for path in built.files if path.endswith("gone.py")], "what an earlier build left is not taken in"
+    assert not [path for path in built.files if path.endswith("gone.py")], "files of an earlier build are not included"
     assert "far/__init__.py" in built.wheels
     assert built.imports == {"numpy": "mine/task.py:1"}
     assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
-    monkeypatch.setattr(dependencies, "install", no_uv)
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
     assert package.build(root, "mine.task") == built
 
 
-def test_a_project_of_several_packages(tmp_path: Path, index: Path) -> None:
-    wheel(index)
-    root = project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
+def test_a_project_of_several_packages_needs_a_module(tmp_path: Path, index: Path) -> None:
+    make_wheel(index)
+    root = make_project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
     source = package.find(root)
-    says = refused(root, f"{source.name}.task")
-    assert says == "project some-project has the packages mine, yours: say which module to run by --module"
+    error = build_error(root, f"{source.name}.task")
+    assert error == "project some-project has the packages mine, yours: say which module to run by --module"
     assert package.build(source, "yours.task").name == "yours"
 
 
-def test_a_project_that_does_not_build(tmp_path: Path) -> None:
-    says = refused(project(tmp_path, before="raise ValueError('no compiler')"))
-    assert says == "a build by setup.py or pyproject.toml failed: ValueError: no compiler"
+def test_a_failed_project_build_is_one_line(tmp_path: Path) -> None:
+    error = build_error(make_project(tmp_path, before="raise ValueError('no compiler')"))
+    assert error == "a build by setup.py or pyproject.toml failed: ValueError: no compiler"
 
 
-def test_a_project_without_a_package(tmp_path: Path) -> None:
-    assert "builds a wheel without a Python package" in refused(project(tmp_path, ()))
+def test_a_project_without_a_package_is_refused(tmp_path: Path) -> None:
+    assert "builds a wheel without a Python package" in build_error(make_project(tmp_path, ()))
 
 
-def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "LIMIT", package.MEGABYTE)
-    large = wheel(tmp_path / "index", files={"far.bin": "x" * 8_000_000})
-    says = refused(trainer(tmp_path, f"{large}\n"))
-    assert says.startswith("mine and its dependencies have 2 MB, 1 MB at most; largest is far.bin with 2 MB")
+    large = make_wheel(tmp_path / "index", files={"far.bin": "x" * 8_000_000})
+    error = build_error(make_trainer(tmp_path, f"{large}\n"))
+    assert error.startswith("mine and its dependencies have 2 MB, 1 MB at most; largest is far.bin with 2 MB")
     monkeypatch.setattr(dependencies, "_COMPRESSION", 100)
-    with zipfile.ZipFile(large, "a") as opened:
-        opened.writestr("far.random", os.urandom(2_000_000))
-    assert "2 MB, 1 MB at most; largest is far.bin with 8 MB" in refused(tmp_path / "mine")
+    with zipfile.ZipFile(large, "a") as archive:
+        archive.writestr("far.random", os.urandom(2_000_000))
+    assert "2 MB, 1 MB at most; largest is far.bin with 8 MB" in build_error(tmp_path / "mine")
 
 
-def test_a_wheel_that_would_leave_the_package(tmp_path: Path, index: Path) -> None:
-    root = trainer(tmp_path, "far\n")
+def test_a_wheel_cannot_write_outside_the_package(tmp_path: Path, index: Path) -> None:
+    root = make_trainer(tmp_path, "far\n")
     for name in ("../../evil", "/evil", "far-1.0.data/purelib/../../evil"):
-        wheel(index, files={name: ""})
+        make_wheel(index, files={name: ""})
         with suppress(UsageError):
             assert not [path for path in package.build(root, "mine.task").wheels if "evil" in path]
         assert not [*tmp_path.rglob("evil")]
@@ -263,7 +269,7 @@ SILENT = """error: Request failed after 3 retries in 9.8s
 
 
 @pytest.mark.parametrize(
-    ("output", "says"),
+    ("output", "message"),
     [
         (
             SILENT,
@@ -280,5 +286,5 @@ SILENT = """error: Request failed after 3 retries in 9.8s
         ("", "uv failed: it printed nothing"),
     ],
 )
-def test_what_uv_says(output: str, says: str) -> None:
-    assert says in install.explain(output, "3.11")
+def test_uvs_output_is_explained_in_one_line(output: str, message: str) -> None:
+    assert message in install.explain(output, "3.11")

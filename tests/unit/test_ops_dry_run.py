@@ -1,4 +1,4 @@
-"""`fab train --dry-run`: all that would be sent is shown, and nothing is sent."""
+"""Check `fab train --dry-run`: it shows all files and commands, and sends nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_dependencies import wheel
+from test_ops_dependencies import make_wheel
 
 from infra.inventory import Inventory
 from jobs.records import Plan
@@ -25,30 +25,32 @@ def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def mine(tmp_path: Path, index: Path) -> str:
+def package_folder(tmp_path: Path, index: Path) -> str:
     (root := tmp_path / "mine").mkdir()
     for name, text in {"__init__.py": "", "task.py": "import far\n", "model.h5": "x", "requirements.txt": "far\n"}.items():
         (root / name).write_text(text)
     (root / ".gitignore").write_text("*.h5\n")
-    wheel(index)
+    make_wheel(index)
     return str(root)
 
 
-class Nothing:
-    """A cluster of which nothing but the inventory may be asked."""
+class InventoryOnly:
+    """Allow no access except to the inventory."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} was asked for")
+        raise AssertionError(f"{name} was accessed")
 
 
-def test_it_shows_all_and_sends_nothing(inventory: Inventory, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_all_and_sends_nothing(
+    inventory: Inventory, package_folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = JobFlags("job01", args="--a 'b c'", replicas="worker=1", env=["A=${JOB_DIR}"])
-    assert dry_run(Nothing(inventory), flags, mine, as_json=False) == 0  # type: ignore[arg-type]
-    shown = capsys.readouterr().out
-    lines = shown.splitlines()
+    assert dry_run(InventoryOnly(inventory), flags, package_folder, as_json=False) == 0  # type: ignore[arg-type]
+    output = capsys.readouterr().out
+    lines = output.splitlines()
     assert lines[0].split() == ["FILE", "SIZE"]
     assert ["mine/task.py", "11", "B"] in [line.split() for line in lines]
     assert "left out: model.h5" in lines
@@ -65,35 +67,39 @@ def test_it_shows_all_and_sends_nothing(inventory: Inventory, mine: str, capsys:
     assert "JOB_DIR=/bucket/jobs/job01/output" in lines
 
 
-def test_it_shows_programs_the_same(inventory: Inventory, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dry_run(Nothing(inventory), JobFlags("job01", args="--a 'b c'"), mine, as_json=True) == 0  # type: ignore[arg-type]
-    told = json.loads(capsys.readouterr().out)
-    assert {file["path"]: file["bytes"] for file in told["files"]}["mine/task.py"] == 11
-    assert (told["ignored"], told["dependencies"]) == (["model.h5"], ["far-1.0"])
-    assert told["sent"]["hosts"] == 5 * told["sent"]["eachHost"] > 0
-    assert told["hosts"] == {name: name for name in Plan.from_dict(told["plan"]).replicas}
-    assert told["tfConfig"]["evaluator-0"]["task"] == {"type": "evaluator", "index": 0}
-    assert Plan.from_dict(told["plan"]).args == ["--a", "b c"]
+def test_the_json_output(inventory: Inventory, package_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(InventoryOnly(inventory), JobFlags("job01", args="--a 'b c'"), package_folder, as_json=True) == 0  # type: ignore[arg-type]
+    data = json.loads(capsys.readouterr().out)
+    assert {file["path"]: file["bytes"] for file in data["files"]}["mine/task.py"] == 11
+    assert (data["ignored"], data["dependencies"]) == (["model.h5"], ["far-1.0"])
+    assert data["sent"]["hosts"] == 5 * data["sent"]["eachHost"] > 0
+    assert data["hosts"] == {name: name for name in Plan.from_dict(data["plan"]).replicas}
+    assert data["tfConfig"]["evaluator-0"]["task"] == {"type": "evaluator", "index": 0}
+    assert Plan.from_dict(data["plan"]).args == ["--a", "b c"]
 
 
-def test_what_is_wrong_is_refused_as_by_the_real_one(inventory: Inventory, mine: str) -> None:
+def test_dry_run_refuses_invalid_flags(inventory: Inventory, package_folder: str) -> None:
     with pytest.raises(UsageError, match="did you mean JOB_DIR"):
-        dry_run(Nothing(inventory), JobFlags("job01", more_args=["${JOBDIR}"]), mine, as_json=False)  # type: ignore[arg-type]
+        dry_run(InventoryOnly(inventory), JobFlags("job01", more_args=["${JOBDIR}"]), package_folder, as_json=False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"module 'mine\.nothing' is not in the package"):
-        dry_run(Nothing(inventory), JobFlags("job01", module="mine.nothing"), mine, as_json=False)  # type: ignore[arg-type]
+        dry_run(InventoryOnly(inventory), JobFlags("job01", module="mine.nothing"), package_folder, as_json=False)  # type: ignore[arg-type]
 
 
-def test_no_python_is_built(
-    inventory: Inventory, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_dry_run_builds_no_runtime(
+    inventory: Inventory,
+    package_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
-    (asked := tmp_path / "asked.txt").write_text("far\n")
-    cluster, flags = ClusterClient(local), JobFlags("job01", runtime=str(asked))
-    assert dry_run(cluster, flags, mine, as_json=True) == 0
+    (requirements := tmp_path / "asked.txt").write_text("far\n")
+    cluster, flags = ClusterClient(local), JobFlags("job01", runtime=str(requirements))
+    assert dry_run(cluster, flags, package_folder, as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["dependencies"] == []
     assert "the runtime asked would be built first" in err
     assert not (tmp_path / "runtimes").exists()
-    runtimes.build(local, runtimes.from_file(str(asked), "--runtime"))
-    assert dry_run(cluster, flags, mine, as_json=True) == 0
+    runtimes.build(local, runtimes.from_file(str(requirements), "--runtime"))
+    assert dry_run(cluster, flags, package_folder, as_json=True) == 0
     assert "would be built" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A requirements.txt with hashes, by uv or pip-compile: hosts' packages, pushed and refused ones."""
+"""Check a requirements.txt with hashes, by uv or pip-compile: host packages, pushed and refused ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from test_ops_dependencies import no_uv, refused, trainer, wheel
+from test_ops_dependencies import build_error, fail_on_uv, make_trainer, make_wheel
 
 from ops.package import dependencies, hostpython, install, package
 
@@ -15,82 +15,96 @@ _WRONG = "0" * 64
 
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a fresh cache of wheels, and our own index alone."""
+    """Use a fresh cache of wheels, and only the test's own index."""
     monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
 
 
-def pinned(name: str, version: str, digest: str) -> str:
+def pinned_requirement(name: str, version: str, sha256: str) -> str:
     """Return lines like pip-compile's."""
-    return f"{name}=={version} \\\n    --hash=sha256:{digest} \\\n    --hash=sha256:{_WRONG}\n    # via mine\n"
+    return f"{name}=={version} \\\n    --hash=sha256:{sha256} \\\n    --hash=sha256:{_WRONG}\n    # via mine\n"
 
 
-def digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def brought(root: Path) -> set[str]:
+def pushed_packages(root: Path) -> set[str]:
     return {path.partition("/")[0] for path in package.build(root, "mine.task").wheels if ".dist-info" not in path}
 
 
-def test_what_the_hosts_have_in_that_version_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "install", no_uv)
+def test_a_pinned_host_package_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
     six = hostpython.host_packages()["six"]
-    assert brought(trainer(tmp_path, pinned("six", six, _WRONG), "import six\n")) == set()
+    assert pushed_packages(make_trainer(tmp_path, pinned_requirement("six", six, _WRONG), "import six\n")) == set()
 
 
-def test_others_travel_with_their_hash_checked(tmp_path: Path, index: Path) -> None:
-    far, near = wheel(index, needs="near,numpy"), wheel(index, "near")
-    numpy = pinned("numpy", hostpython.host_packages()["numpy"], _WRONG)
-    root = trainer(tmp_path, pinned("far", "1.0", digest(far)) + pinned("near", "1.0", digest(near)) + numpy)
-    assert brought(root) == {"far", "near"}
-    (root / "requirements.txt").write_text(pinned("far", "1.0", "1" * 64) + pinned("near", "1.0", digest(near)))
-    says = refused(root)
-    assert says.startswith(f"far==1.0 does not match its hash in requirements.txt, what was fetched has sha256 {digest(far)}: ")
-    assert "tampered" not in says
+def test_pushed_packages_have_their_hash_checked(tmp_path: Path, index: Path) -> None:
+    far, near = make_wheel(index, needs="near,numpy"), make_wheel(index, "near")
+    numpy = pinned_requirement("numpy", hostpython.host_packages()["numpy"], _WRONG)
+    root = make_trainer(
+        tmp_path, pinned_requirement("far", "1.0", sha256_of(far)) + pinned_requirement("near", "1.0", sha256_of(near)) + numpy
+    )
+    assert pushed_packages(root) == {"far", "near"}
+    (root / "requirements.txt").write_text(
+        pinned_requirement("far", "1.0", "1" * 64) + pinned_requirement("near", "1.0", sha256_of(near))
+    )
+    error = build_error(root)
+    assert error.startswith(
+        f"far==1.0 does not match its hash in requirements.txt, what was fetched has sha256 {sha256_of(far)}: "
+    )
+    assert "tampered" not in error
 
 
-def test_a_file_with_hashes_that_lacks_one(tmp_path: Path, index: Path) -> None:
-    far = wheel(index, needs="near")
-    wheel(index, "near")
-    says = refused(trainer(tmp_path, pinned("far", "1.0", digest(far))))
-    assert says.startswith("near has no version and hash in requirements.txt, as all that a file with hashes wants must")
-    assert "near==1.0 has no version" in refused(trainer(tmp_path, pinned("far", "1.0", digest(far)) + "near==1.0\n"))
+def test_a_missing_hash_is_refused(tmp_path: Path, index: Path) -> None:
+    far = make_wheel(index, needs="near")
+    make_wheel(index, "near")
+    error = build_error(make_trainer(tmp_path, pinned_requirement("far", "1.0", sha256_of(far))))
+    assert error.startswith("near has no version and hash in requirements.txt, as all that a file with hashes wants must")
+    assert "near==1.0 has no version" in build_error(
+        make_trainer(tmp_path, pinned_requirement("far", "1.0", sha256_of(far)) + "near==1.0\n")
+    )
 
 
-def test_one_hash_of_what_the_hosts_have_asks_for_no_others(tmp_path: Path, index: Path) -> None:
-    wheel(index, needs="six")
-    assert brought(trainer(tmp_path, pinned("six", hostpython.host_packages()["six"], _WRONG) + "far\n")) == {"far"}
+def test_a_hash_of_a_host_package_requires_no_other_hashes(tmp_path: Path, index: Path) -> None:
+    make_wheel(index, needs="six")
+    assert pushed_packages(
+        make_trainer(tmp_path, pinned_requirement("six", hostpython.host_packages()["six"], _WRONG) + "far\n")
+    ) == {"far"}
 
 
-def test_files_that_a_file_names_have_hashes_too(tmp_path: Path, index: Path) -> None:
-    far = wheel(index)
-    root = trainer(tmp_path, "-r more/locked.txt\n")
+def test_included_files_may_have_hashes(tmp_path: Path, index: Path) -> None:
+    far = make_wheel(index)
+    root = make_trainer(tmp_path, "-r more/locked.txt\n")
     (root / "more").mkdir()
-    six = pinned("six", hostpython.host_packages()["six"], _WRONG)
-    (root / "more/locked.txt").write_text(pinned("far", "1.0", digest(far)) + six)
-    assert brought(root) == {"far"}
-    wheel(index, files={"far/__init__.py": "changed"})
+    six = pinned_requirement("six", hostpython.host_packages()["six"], _WRONG)
+    (root / "more/locked.txt").write_text(pinned_requirement("far", "1.0", sha256_of(far)) + six)
+    assert pushed_packages(root) == {"far"}
+    make_wheel(index, files={"far/__init__.py": "changed"})
     (root / "more/locked.txt").write_text(six)
-    assert brought(root) == set()
+    assert pushed_packages(root) == set()
 
 
-def test_another_version_travels_if_it_is_pure_python(tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    six = wheel(index, "six")
-    assert brought(trainer(tmp_path, pinned("six", "1.0", digest(six)))) == {"six"}
-    have = hostpython.host_packages()["six"]
-    assert f"six 1.0 goes along, in the place of the {have} that the Python of the job has" in capsys.readouterr().err
-    assert brought(trainer(tmp_path, "six<1.1\n")) == {"six"}
-    compiled = wheel(index, "wrapt", tags="cp311-cp311-manylinux2014_x86_64")
-    for lines in (pinned("wrapt", "1.0", digest(compiled)), "wrapt==1.0\n"):
-        assert refused(trainer(tmp_path, lines)).startswith("wrapt==1.0 is asked for, but the Python of the job has wrapt ")
+def test_another_version_of_a_host_package_is_pushed_if_pure_python(
+    tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    six = make_wheel(index, "six")
+    assert pushed_packages(make_trainer(tmp_path, pinned_requirement("six", "1.0", sha256_of(six)))) == {"six"}
+    host_version = hostpython.host_packages()["six"]
+    assert f"six 1.0 goes along, in the place of the {host_version} that the Python of the job has" in capsys.readouterr().err
+    assert pushed_packages(make_trainer(tmp_path, "six<1.1\n")) == {"six"}
+    compiled = make_wheel(index, "wrapt", tags="cp311-cp311-manylinux2014_x86_64")
+    for lines in (pinned_requirement("wrapt", "1.0", sha256_of(compiled)), "wrapt==1.0\n"):
+        assert build_error(make_trainer(tmp_path, lines)).startswith(
+            "wrapt==1.0 is asked for, but the Python of the job has wrapt "
+        )
     for name in ("numpy", "keras", "tensorflow"):
-        says = refused(trainer(tmp_path, pinned(name, "1.0", _WRONG)))
-        assert says.startswith(f"{name}==1.0 is asked for, but the Python of the job has {name} ")
-        assert "--runtime" in says
+        error = build_error(make_trainer(tmp_path, pinned_requirement(name, "1.0", _WRONG)))
+        assert error.startswith(f"{name}==1.0 is asked for, but the Python of the job has {name} ")
+        assert "--runtime" in error
 
 
 @pytest.mark.parametrize(
-    ("output", "says"),
+    ("output", "message"),
     [
         (
             "  LookupError: no version in x\n\n  Make sure that you have tags:\n  see https://x\n",
@@ -118,10 +132,12 @@ def test_another_version_travels_if_it_is_pure_python(tmp_path: Path, index: Pat
         ("", "it printed nothing"),
     ],
 )
-def test_the_line_of_a_failed_build_that_states_the_reason(output: str, says: str) -> None:
+def test_the_reason_of_a_failed_build_is_one_line(output: str, message: str) -> None:
     indented = "".join(f"      {line}\n" for line in output.splitlines())
-    assert install.reason(indented) == says
+    assert install.reason(indented) == message
     if not output:
         return
-    whole = f"error: The build backend returned an error\n  cause: Call failed (exit status: 1)\n\n    [stderr]\n{indented}"
-    assert install.explain(whole, "3.11") == f"a build by setup.py or pyproject.toml failed: {says}"
+    full_output = (
+        f"error: The build backend returned an error\n  cause: Call failed (exit status: 1)\n\n    [stderr]\n{indented}"
+    )
+    assert install.explain(full_output, "3.11") == f"a build by setup.py or pyproject.toml failed: {message}"

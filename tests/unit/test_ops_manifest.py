@@ -1,4 +1,4 @@
-"""manifest.json: what is in it, what a record has of it, and how arguments are read and changed."""
+"""Check manifest.json: its content, its short form in a record, and how arguments are read and changed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ops.submit.render import plan
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
 
-def test_it_has_all_that_a_job_is_made_of(inventory: Inventory) -> None:
+def test_the_manifest_has_all_inputs_of_a_job(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", more_args=["--a", "\udcff"], labels=["owner=ann"]), inventory, "tiny")
     built = package.build(TINY, "tiny.task")
-    whole = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
-    assert (whole["job"], whole["module"], whole["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
-    assert whole["package"]["sha256"] == built.sha256
-    assert whole["package"]["dependencies"] == []
+    full = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
+    assert (full["job"], full["module"], full["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
+    assert full["package"]["sha256"] == built.sha256
+    assert full["package"]["dependencies"] == []
     wheels = {"tabulate-0.9.0.dist-info/METADATA": b"", "tabulate-0.9.0.dist-info/RECORD": b"", "tabulate.py": b""}
-    brought = manifest.manifest(inventory, job, replace(built, wheels=wheels))
-    assert brought["package"]["dependencies"] == ["tabulate-0.9.0"]
-    assert set(whole["package"]["files"]) == set(built.files)
-    assert whole["cluster"] == {
+    with_wheels = manifest.manifest(inventory, job, replace(built, wheels=wheels))
+    assert with_wheels["package"]["dependencies"] == ["tabulate-0.9.0"]
+    assert set(full["package"]["files"]) == set(built.files)
+    assert full["cluster"] == {
         "scaleTier": "CUSTOM",
         "replicas": {"ps": 1, "master": 1, "worker": 2, "evaluator": 1},
         "machineTypes": {
@@ -41,31 +41,31 @@ def test_it_has_all_that_a_job_is_made_of(inventory: Inventory) -> None:
             "evaluator": "n1-highcpu-8",
         },
     }
-    assert whole["labels"] == {"owner": "ann"}
-    assert set(whole["versions"]) == {"scaletier"}
-    assert "reproduces" not in whole
+    assert full["labels"] == {"owner": "ann"}
+    assert set(full["versions"]) == {"scaletier"}
+    assert "reproduces" not in full
 
 
-def test_config_is_kept_but_for_what_has_a_key_of_its_own(inventory: Inventory, tmp_path: Path) -> None:
+def test_config_keeps_keys_that_the_manifest_lacks(inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         "trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, pythonModule: tiny.task, args: [x],"
         " useChiefInTfConfig: false, scheduling: {maxRestarts: 1}}"
     )
     job = build_job(JobFlags("job01", config=str(tmp_path / "config.yaml")), inventory, "tiny")
-    whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
-    assert whole["config"] == {"useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
+    full = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
+    assert full["config"] == {"useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
 
 
-def test_the_record_has_the_short_form_and_people_read_it(inventory: Inventory) -> None:
+def test_a_record_has_the_short_form_and_formats_it(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01"), inventory, "tiny")
-    whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
-    short = manifest.summarize(whole)
+    full = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
+    short = manifest.summarize(full)
     assert set(short) == {"package", "cluster", "versions"}
     assert "files" not in short["package"]
     assert JobRecord.from_json(JobRecord("job01", manifest=short).to_json()).manifest == short
     data = {"sha256": "ab" * 32, "files": 2, "bytes": 58_900_000, "paths": []}
     assert manifest.format_lines({**short, "data": data}) == {
-        "package": f"tiny sha256:{whole['package']['sha256'][:16]}",
+        "package": f"tiny sha256:{full['package']['sha256'][:16]}",
         "cluster": "CUSTOM: 1 ps (n1-standard-4), 1 master (n1-highcpu-8), 2 worker (n1-highcpu-8), 1 evaluator (n1-highcpu-8)",
         "versions": f"scaletier {short['versions']['scaletier']}",
         "data": "sha256:abababababababab (2 files, 58.9 MB)",
@@ -89,12 +89,12 @@ def test_a_record_of_an_older_version_is_read() -> None:
         (["--log-file", "/l", "--output-path=/o", "--train-steps", "5", "--files", "/f"], []),
     ],
 )
-def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], paths: list[str]) -> None:
+def test_data_paths_are_read_from_arguments(inventory: Inventory, args: list[str], paths: list[str]) -> None:
     assert arguments.data_paths(args) == paths
     assert plan(inventory, build_job(JobFlags("job01", more_args=args), inventory, "tiny"), "").data == paths
     declares = {"tiny/__init__.py": b"", "tiny/scaletier.yaml": b"data: {name: mnist, flags: [--train-data]}"}
-    made = plan(inventory, build_job(JobFlags("job01", more_args=args), inventory, "tiny", declares), "")
-    assert made.data == (paths or ["/bucket/data/mnist"]), "what it declares is its data where nothing else is named"
+    declared_plan = plan(inventory, build_job(JobFlags("job01", more_args=args), inventory, "tiny", declares), "")
+    assert declared_plan.data == (paths or ["/bucket/data/mnist"]), "the declared data is the default"
 
 
 def test_output_folders_are_redirected() -> None:
@@ -102,12 +102,12 @@ def test_output_folders_are_redirected() -> None:
     assert arguments.redirect_output(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
 
 
-def test_flags_are_left_out_with_their_values() -> None:
+def test_run_flags_are_dropped_with_their_values() -> None:
     args = ["--model", "cnn", "--max-steps", "5", "--job-dir=/x", "--train-data", "/d", "--max-steps=6", "last"]
     assert arguments.drop_run_flags(args, ["--max-steps"]) == ["--model", "cnn", "last"]
 
 
 @given(some.lists(some.text(alphabet="-=ab/ ", max_size=8)))
-def test_arguments_that_name_no_folder_stay_as_they_are(args: list[str]) -> None:
+def test_other_arguments_stay_unchanged(args: list[str]) -> None:
     assert arguments.redirect_output(args, "/new") == args
     assert arguments.drop_run_flags(args, []) == args

@@ -1,4 +1,4 @@
-"""The trainer package: the same bytes every time, and one clear line for what would fail on the hosts."""
+"""Check the trainer package: reproducible bytes, and one clear line for each error that hosts would have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "trainers" / "tiny"
 
 
-def make(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
+def make_package(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
     root = tmp_path / name
     for path, content in {"__init__.py": "", **files}.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def make(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
     return root
 
 
-def refused(root: Path, module: str = "mine.task") -> str:
+def build_error(root: Path, module: str = "mine.task") -> str:
     with pytest.raises(UsageError) as error:
         package.build(root, module)
     assert "\n" not in str(error.value)
@@ -33,7 +33,7 @@ def refused(root: Path, module: str = "mine.task") -> str:
 
 
 def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
-    root = make(tmp_path, {"task.py": "import os\n", "sub/__init__.py": "", "data.json": "{}"})
+    root = make_package(tmp_path, {"task.py": "import os\n", "sub/__init__.py": "", "data.json": "{}"})
     first = package.build(root, "mine.task")
     os.utime(root / "task.py", (0, 0))
     (root / "task.py").chmod(0o600)
@@ -48,8 +48,8 @@ def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
         assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
 
 
-def test_programs_stay_programs(tmp_path: Path) -> None:
-    root = make(tmp_path, {"task.py": "", "run.sh": "#!/bin/sh\n", "tool": ""})
+def test_executables_stay_executable(tmp_path: Path) -> None:
+    root = make_package(tmp_path, {"task.py": "", "run.sh": "#!/bin/sh\n", "tool": ""})
     (root / "run.sh").chmod(0o700)
     (root / "tool").chmod(0o4755)
     built = package.build(root, "mine.task")
@@ -60,15 +60,15 @@ def test_programs_stay_programs(tmp_path: Path) -> None:
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
     pushed = push.shared_stream({}, built.pushed, "", built.executables) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
-        sent = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
-    assert sent | modes == sent
+        modes_on_host = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
+    assert modes_on_host | modes == modes_on_host
 
 
-def test_the_tiny_trainer_needs_nothing() -> None:
+def test_the_tiny_trainer_has_no_imports() -> None:
     assert package.build(TINY, "tiny.task").imports == {}
 
 
-def test_what_the_hosts_must_have(tmp_path: Path) -> None:
+def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
     files = {
         "task.py": (
             "from __future__ import annotations\nimport json\nimport tensorflow as tf\nfrom typing import TYPE_CHECKING\n"
@@ -81,12 +81,12 @@ def test_what_the_hosts_must_have(tmp_path: Path) -> None:
         "helper.py": "class A:\n    import numpy\n",
         "unused.py": "import nowhere\n",
     }
-    imports = package.build(make(tmp_path, files), "mine.task").imports
+    imports = package.build(make_package(tmp_path, files), "mine.task").imports
     assert imports == {"tensorflow": "mine/task.py:3", "keras": "mine/model.py:2"} | {"numpy": "mine/helper.py:2"}
 
 
 @pytest.mark.parametrize(
-    ("files", "module", "says"),
+    ("files", "module", "message"),
     [
         ({}, "mine.task", "module 'mine.task' is not in the package mine; there are none"),
         ({"main.py": ""}, "mine.task", "there are mine.main"),
@@ -102,23 +102,25 @@ def test_what_the_hosts_must_have(tmp_path: Path) -> None:
         ({"task.py": "from .nope import x\n"}, "mine.task", "mine/task.py:1 imports mine.nope"),
     ],
 )
-def test_what_would_fail_on_the_hosts(tmp_path: Path, files: dict[str, str], module: str, says: str) -> None:
-    assert says in refused(make(tmp_path, files), module)
+def test_errors_are_found_before_the_push(tmp_path: Path, files: dict[str, str], module: str, message: str) -> None:
+    assert message in build_error(make_package(tmp_path, files), module)
 
 
-def test_the_library_goes_with_a_package_that_imports_it_and_with_no_other(tmp_path: Path) -> None:
+def test_the_library_is_added_only_to_a_package_that_imports_it(tmp_path: Path) -> None:
     library = {path for path in package.find(ROOT / "scaletier").files if not path.startswith("scaletier/__pycache__")}
     assert {"scaletier/__init__.py", "scaletier/scaletier.yaml"} < library
-    built = package.build(make(tmp_path, {"task.py": "", "sub/deep.py": "def f():\n    import scaletier\n"}), "mine.task")
+    built = package.build(
+        make_package(tmp_path, {"task.py": "", "sub/deep.py": "def f():\n    import scaletier\n"}), "mine.task"
+    )
     assert {*built.files} == library | {"mine/__init__.py", "mine/task.py", "mine/sub/deep.py"}
     assert built.name == "mine"
-    assert built.imports == {}, "the hosts need not have it"
+    assert built.imports == {}, "it is not required on hosts"
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
     assert {path for path in package.build(TINY, "tiny.task").files if path.startswith("scaletier/")} == set()
 
 
 @pytest.mark.parametrize(
-    ("text", "comes"),
+    ("text", "added"),
     [
         ("import scaletier", True),
         ("import scaletier as st", True),
@@ -146,32 +148,32 @@ def test_the_library_goes_with_a_package_that_imports_it_and_with_no_other(tmp_p
         ("import scaletier\nprint 'Python 2'", False),
     ],
 )
-def test_what_counts_as_importing_the_library(text: str, comes: bool) -> None:
-    found = package.add_library({"mine/task.py": text.encode(), "mine/notes.txt": b"import scaletier"})
-    assert ("scaletier/__init__.py" in found) == comes
+def test_an_import_of_the_library_is_detected(text: str, added: bool) -> None:
+    files = package.add_library({"mine/task.py": text.encode(), "mine/notes.txt": b"import scaletier"})
+    assert ("scaletier/__init__.py" in files) == added
 
 
-def test_a_scaletier_of_one_s_own_is_left_alone(tmp_path: Path) -> None:
+def test_a_packages_own_scaletier_is_kept(tmp_path: Path) -> None:
     own = {"mine/task.py": b"import scaletier", "scaletier/__init__.py": b"mine = 1"}
     assert package.add_library(own) == own
     module = {"mine/task.py": b"import scaletier", "scaletier.py": b"mine = 1"}
     assert package.add_library(module) == module
-    root = make(tmp_path, {"task.py": "import scaletier\n", "scaletier/__init__.py": ""})
-    assert "scaletier/__init__.py" not in package.find_folder(root).files, "a script finds what is beside it"
-    assert "scaletier/__init__.py" in package.find(root).files, "a module's is mine.scaletier"
+    root = make_package(tmp_path, {"task.py": "import scaletier\n", "scaletier/__init__.py": ""})
+    assert "scaletier/__init__.py" not in package.find_folder(root).files, "a script imports from its own folder"
+    assert "scaletier/__init__.py" in package.find(root).files, "a module imports it as mine.scaletier"
 
 
 def test_the_library_itself_can_be_the_package() -> None:
-    found = package.find(ROOT / "scaletier")
-    assert (found.name, found.names) == ("scaletier", ["scaletier"])
-    assert all(path.startswith("scaletier/") for path in found.files)
+    source = package.find(ROOT / "scaletier")
+    assert (source.name, source.names) == ("scaletier", ["scaletier"])
+    assert all(path.startswith("scaletier/") for path in source.files)
 
 
-def test_a_script_has_the_library_beside_its_folder(tmp_path: Path) -> None:
+def test_a_scripts_library_is_beside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import scaletier\n")
     for source in (
         package.find_file(tmp_path / "train.py"),
-        package.find_folder(make(tmp_path, {"train.py": "import scaletier"})),
+        package.find_folder(make_package(tmp_path, {"train.py": "import scaletier"})),
     ):
         assert {path.partition("/")[0] for path in source.files} == {source.name, "scaletier"}
         assert source.names == [source.name]
@@ -180,57 +182,57 @@ def test_a_script_has_the_library_beside_its_folder(tmp_path: Path) -> None:
     assert [*package.find_file(tmp_path / "train.py").files] == ["train/train.py"]
 
 
-def test_a_project_s_packages_are_its_own(tmp_path: Path) -> None:
-    found = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
-    assert found.names == ["a", "b"]
-    assert "say which module to run" in refused_source(found, "c.task")
-    built = package.build(package.PackageSource("two", {**found.files, "a/task.py": b"from scaletier import Job"}), "a.task")
+def test_a_projects_packages_exclude_the_library(tmp_path: Path) -> None:
+    source = package.PackageSource("two", package.add_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
+    assert source.names == ["a", "b"]
+    assert "say which module to run" in source_error(source, "c.task")
+    built = package.build(package.PackageSource("two", {**source.files, "a/task.py": b"from scaletier import Job"}), "a.task")
     assert (built.name, built.imports) == ("a", {})
 
 
-def refused_source(source: package.PackageSource, module: str) -> str:
+def source_error(source: package.PackageSource, module: str) -> str:
     with pytest.raises(UsageError) as error:
         package.build(source, module)
     return str(error.value)
 
 
-def test_a_folder_that_is_no_package(tmp_path: Path) -> None:
-    assert "does not exist: give --package" in refused(tmp_path / "nowhere")
+def test_an_invalid_package_folder_is_refused(tmp_path: Path) -> None:
+    assert "does not exist: give --package" in build_error(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    assert "is not a directory" in refused(tmp_path / "file")
+    assert "is not a directory" in build_error(tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    assert "has no __init__.py" in refused(tmp_path / "empty")
-    assert "has no name that Python can import" in refused(make(tmp_path, {}, "my-trainer"))
+    assert "has no __init__.py" in build_error(tmp_path / "empty")
+    assert "has no name that Python can import" in build_error(make_package(tmp_path, {}, "my-trainer"))
 
 
-def test_too_much(tmp_path: Path) -> None:
-    root = make(tmp_path, {"task.py": ""})
+def test_a_too_large_package_is_refused(tmp_path: Path) -> None:
+    root = make_package(tmp_path, {"task.py": ""})
     (root / "data").mkdir()
     with (root / "data" / "train.bin").open("wb") as file:
         file.truncate(300_000_000)
-    says = refused(root)
-    assert "has 300 MB, 250 MB at most; largest is data/train.bin with 300 MB: keep data in the bucket" in says
+    message = build_error(root)
+    assert "has 300 MB, 250 MB at most; largest is data/train.bin with 300 MB: keep data in the bucket" in message
 
 
-def test_an_import_that_python_2_would_have_found() -> None:
+def test_a_missing_import_is_explained() -> None:
     files = {"trainer/task.py": b"import mnist", "trainer/mnist.py": b""}
-    says = describe_missing(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
-    instead = "write from trainer import mnist, or run task.py as it is by --script"
-    assert says == f"trainer/task.py:1 imports mnist, which is only in the package: {instead}"
+    message = describe_missing(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
+    remedy = "write from trainer import mnist, or run task.py as it is by --script"
+    assert message == f"trainer/task.py:1 imports mnist, which is only in the package: {remedy}"
     imports = {"pandas": "trainer/task.py:1", "scipy": "trainer/model.py:2"}
     assert describe_missing(["pandas"], imports, "trainer", files).endswith(
         "have: put it into the package, or into its requirements.txt, which --package brings along"
     )
-    both = (
+    message = (
         "nor the hosts have; nor have they scipy (trainer/model.py:2): put them into the package, or into its requirements.txt"
     )
-    assert both in describe_missing(["pandas", "scipy"], imports, "trainer", files)
+    assert message in describe_missing(["pandas", "scipy"], imports, "trainer", files)
 
 
 def test_a_package_runs_by_its_main(tmp_path: Path) -> None:
-    root = make(tmp_path, {"task.py": ""})
+    root = make_package(tmp_path, {"task.py": ""})
     assert (
-        refused(root, "mine")
+        build_error(root, "mine")
         == "module 'mine' is a package without a __main__.py, which is what would run: name a module of it"
     )
     (root / "__main__.py").write_text("import far\n")

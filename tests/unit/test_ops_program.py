@@ -1,4 +1,4 @@
-"""Programs: a module, a script or a command; the checks before, and the hosts' command."""
+"""Check programs: a module, a script or a command; the checks before the start, and the hosts' command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRIPT = "import os\nimport helper\nimport parts.one\nfrom parts import two\nim
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write scripts and programs that are no package, as in a user's working directory."""
+    """Write scripts and executables that are no package, as in a user's working directory."""
     root = tmp_path / "work"
     (root / "parts").mkdir(parents=True)
     (root / "train.py").write_text(_SCRIPT)
@@ -36,87 +36,91 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def made(inventory: Inventory, found: JobProgram, *args: str, **flags: str) -> Plan:
-    source = found.source
-    told = JobFlags("j", more_args=args, **flags)  # type: ignore[arg-type]
-    return plan(inventory, build_job(told, inventory, source.name, source.files, found.command, found.folder), "")
+def make_plan(inventory: Inventory, job_program: JobProgram, *args: str, **flags: str) -> Plan:
+    source = job_program.source
+    job_flags = JobFlags("j", more_args=args, **flags)  # type: ignore[arg-type]
+    return plan(
+        inventory, build_job(job_flags, inventory, source.name, source.files, job_program.command, job_program.folder), ""
+    )
 
 
-def runs(made: Plan) -> tuple[Path, list[str]]:
+def start_of(job_plan: Plan) -> tuple[Path, list[str]]:
     """Return where a replica starts a program, and its command."""
-    job = Assignment(made, "master-0", Path("package") / made.folder, {}, "/venv/python", object())  # type: ignore[arg-type]
+    job = Assignment(job_plan, "master-0", Path("package") / job_plan.folder, {}, "/venv/python", object())  # type: ignore[arg-type]
     return job.directory, job.argv
 
 
-def test_a_script_of_a_folder(inventory: Inventory, folder: Path) -> None:
-    found = program.find(str(folder), None, "train.py", None)
-    assert set(found.source.files) >= {"work/train.py", "work/parts/one.py", "work/data.txt"}
-    told = made(inventory, found, "--x", "1")
-    passed = ["--job-dir", "/bucket/jobs/j/output"]  # as it knows the flag
-    assert runs(told) == (Path("package/work"), ["python", "train.py", "--x", "1", *passed])
-    assert (told.module, told.command) == ("", ["python", "train.py"])
-    built = package.build(found.source, "", found.script)
+def test_a_script_runs_in_its_folder(inventory: Inventory, folder: Path) -> None:
+    job_program = program.find(str(folder), None, "train.py", None)
+    assert set(job_program.source.files) >= {"work/train.py", "work/parts/one.py", "work/data.txt"}
+    job_plan = make_plan(inventory, job_program, "--x", "1")
+    job_dir_args = ["--job-dir", "/bucket/jobs/j/output"]  # the script has this flag
+    assert start_of(job_plan) == (Path("package/work"), ["python", "train.py", "--x", "1", *job_dir_args])
+    assert (job_plan.module, job_plan.command) == ("", ["python", "train.py"])
+    built = package.build(job_program.source, "", job_program.script)
     assert built.imports == {"numpy": "work/train.py:5", "pandas": "work/helper.py:1"}
-    again = package.unpack(built.archive, "work", set(built.files), "", found.script)
-    assert (again.imports, again.executables) == (built.imports, built.executables)
-    assert program.find(str(folder), None, str(folder / "train.py"), None) == found, "told with its folder"
+    unpacked = package.unpack(built.archive, "work", set(built.files), "", job_program.script)
+    assert (unpacked.imports, unpacked.executables) == (built.imports, built.executables)
+    assert program.find(str(folder), None, str(folder / "train.py"), None) == job_program, "the same by an absolute path"
 
 
-def test_a_script_is_not_passed_what_another_file_knows(inventory: Inventory, folder: Path) -> None:
-    found = program.find(str(folder), None, "helper.py", None)
-    assert runs(made(inventory, found))[1] == ["python", "helper.py"]
-    files = found.source.files
-    assert program.flag_sources(found.folder, found.command, files) == {"work/helper.py": files["work/helper.py"]}
+def test_job_dir_is_passed_only_if_the_script_itself_knows_it(inventory: Inventory, folder: Path) -> None:
+    job_program = program.find(str(folder), None, "helper.py", None)
+    assert start_of(make_plan(inventory, job_program))[1] == ["python", "helper.py"]
+    files = job_program.source.files
+    assert program.flag_sources(job_program.folder, job_program.command, files) == {"work/helper.py": files["work/helper.py"]}
     assert program.flag_sources("", (), files) == files
-    job = build_job(JobFlags("j"), inventory, "work", files, found.command, found.folder)
-    built = package.build(found.source, "", found.script)
-    again = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
-    assert (job.job_dir_flag, again.job_dir_flag, again.command) == (None, None, ("python", "helper.py"))
-    assert program.flag_sources(found.folder, ("./run.sh",), files) is None
+    job = build_job(JobFlags("j"), inventory, "work", files, job_program.command, job_program.folder)
+    built = package.build(job_program.source, "", job_program.script)
+    reproduced = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
+    assert (job.job_dir_flag, reproduced.job_dir_flag, reproduced.command) == (None, None, ("python", "helper.py"))
+    assert program.flag_sources(job_program.folder, ("./run.sh",), files) is None
 
 
-def test_a_script_alone_is_all_that_goes_to_the_hosts(inventory: Inventory, folder: Path) -> None:
-    found = program.find(None, None, str(folder / "helper.py"), None)
-    assert list(found.source.files) == ["helper/helper.py"]
-    assert runs(made(inventory, found)) == (Path("package/helper"), ["python", "helper.py"])
-    alone = program.find(None, None, str(folder / "train.py"), None)
-    assert set(package.build(alone.source, "", alone.script).imports) == {"helper", "parts", "numpy"}
+def test_a_script_without_a_package_is_sent_alone(inventory: Inventory, folder: Path) -> None:
+    job_program = program.find(None, None, str(folder / "helper.py"), None)
+    assert list(job_program.source.files) == ["helper/helper.py"]
+    assert start_of(make_plan(inventory, job_program)) == (Path("package/helper"), ["python", "helper.py"])
+    train_only = program.find(None, None, str(folder / "train.py"), None)
+    assert set(package.build(train_only.source, "", train_only.script).imports) == {"helper", "parts", "numpy"}
     broken = program.find(None, None, str(folder / "old.py"), None)
     with pytest.raises(UsageError, match=r"old/old\.py:1 does not compile"):
         package.build(broken.source, "", broken.script)
 
 
-def test_a_command_of_a_folder_alone_and_of_the_hosts(inventory: Inventory, folder: Path) -> None:
-    found = program.find(str(folder), None, None, "./run.sh 'two words'")
-    assert runs(made(inventory, found, "last")) == (Path("package/work"), ["./run.sh", "two words", "last"])
-    assert found.source.executables == {"work/run.sh"}
-    assert package.build(found.source, "", found.script).imports == {}
-    theirs = program.find(None, None, None, "hostname -I")
-    assert (theirs.source.name, theirs.source.files) == ("hostname", {})
-    assert runs(made(inventory, theirs)) == (Path("package"), ["hostname", "-I"])
+def test_a_command_is_of_the_folder_or_of_the_hosts(inventory: Inventory, folder: Path) -> None:
+    job_program = program.find(str(folder), None, None, "./run.sh 'two words'")
+    assert start_of(make_plan(inventory, job_program, "last")) == (Path("package/work"), ["./run.sh", "two words", "last"])
+    assert job_program.source.executables == {"work/run.sh"}
+    assert package.build(job_program.source, "", job_program.script).imports == {}
+    host_program = program.find(None, None, None, "hostname -I")
+    assert (host_program.source.name, host_program.source.files) == ("hostname", {})
+    assert start_of(make_plan(inventory, host_program)) == (Path("package"), ["hostname", "-I"])
     python = program.find(None, None, None, "python -c 1")
     assert (python.script, package.build(python.source, "", python.script).files) == (None, {})
 
 
-def test_a_file_alone_runs_in_a_folder_of_its_name(inventory: Inventory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_file_runs_in_a_folder_of_its_name(
+    inventory: Inventory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
-    found = program.find(None, None, None, "work/run.sh x")
-    assert (list(found.source.files), found.source.executables) == (["run/run.sh"], {"run/run.sh"})
-    assert runs(made(inventory, found)) == (Path("package/run"), ["./run.sh", "x"])
+    job_program = program.find(None, None, None, "work/run.sh x")
+    assert (list(job_program.source.files), job_program.source.executables) == (["run/run.sh"], {"run/run.sh"})
+    assert start_of(make_plan(inventory, job_program)) == (Path("package/run"), ["./run.sh", "x"])
 
 
-def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inventory, folder: Path) -> None:
-    found = program.find(str(folder), None, None, "./run.sh")
-    told = made(inventory, found, job_dir="/bucket/there")
-    assert runs(told)[1] == ["./run.sh"]
-    assert told.tasks["master-0"].environment["JOB_DIR"] == "/bucket/there"
-    job = build_job(JobFlags("j"), inventory, "work", found.source.files, found.command, found.folder)
+def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> None:
+    job_program = program.find(str(folder), None, None, "./run.sh")
+    job_plan = make_plan(inventory, job_program, job_dir="/bucket/there")
+    assert start_of(job_plan)[1] == ["./run.sh"]
+    assert job_plan.tasks["master-0"].environment["JOB_DIR"] == "/bucket/there"
+    job = build_job(JobFlags("j"), inventory, "work", job_program.source.files, job_program.command, job_program.folder)
     assert job.training_input["command"] == ["./run.sh"]
     assert "pythonModule" not in job.training_input
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ({"script": "nope.py"}, "there is no file nope.py in {folder}: give --script the path of one"),
         ({"script": "../outside.py"}, "--script ../outside.py is not in {folder}, or is left out of packages: give --package"),
@@ -145,30 +149,30 @@ def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inve
         ({"command": "ls", "folder": "{folder}/none"}, "package {folder}/none does not exist: give --package a directory"),
     ],
 )
-def test_what_cannot_run(folder: Path, flags: dict[str, str], says: str) -> None:
-    given = {"module": None, "script": None, "command": None, "folder": "{folder}"} | flags
+def test_an_invalid_program_is_refused(folder: Path, flags: dict[str, str], message: str) -> None:
+    arguments = {"module": None, "script": None, "command": None, "folder": "{folder}"} | flags
     with pytest.raises(UsageError) as error:
-        program.find(given.pop("folder").format(folder=folder), **given)  # type: ignore[union-attr,arg-type]
-    assert str(error.value).startswith(says.format(folder=folder))
+        program.find(arguments.pop("folder").format(folder=folder), **arguments)  # type: ignore[union-attr,arg-type]
+    assert str(error.value).startswith(message.format(folder=folder))
 
 
 @pytest.mark.parametrize(
-    ("words", "argv"),
+    ("text", "argv"),
     [
         ("python -u train.py", ["python", "-u", "train.py"]),
         ("python -m helper", ["python", "-m", "helper"]),
         ("python nofile.py", ["python", "nofile.py"]),
         ("python", ["python"]),
         ("python ./train.py", ["python", "./train.py"]),
-        ("{folder}/run.sh x", ["{folder}/run.sh", "x"]),  # a program of the hosts, by its path there
+        ("{folder}/run.sh x", ["{folder}/run.sh", "x"]),  # a program on the hosts, by its path
         ("parts/../run.sh", ["./run.sh"]),
     ],
 )
-def test_any_words_make_a_command(inventory: Inventory, folder: Path, words: str, argv: list[str]) -> None:
-    found = program.find(str(folder), None, None, words.format(folder=folder))
-    assert list(found.command) == [word.format(folder=folder) for word in argv]
-    assert package.build(found.source, "", found.script).files == found.source.files
-    assert (found.script == "work/train.py") == (words == "python ./train.py")
+def test_a_command_is_split_into_argv(inventory: Inventory, folder: Path, text: str, argv: list[str]) -> None:
+    job_program = program.find(str(folder), None, None, text.format(folder=folder))
+    assert list(job_program.command) == [word.format(folder=folder) for word in argv]
+    assert package.build(job_program.source, "", job_program.script).files == job_program.source.files
+    assert (job_program.script == "work/train.py") == (text == "python ./train.py")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,7 @@ def test_any_words_make_a_command(inventory: Inventory, folder: Path, words: str
         ("python t.py --x A=1 \\\n --y 2", ["python", "t.py", "--x", "A=1", "--y", "2"]),
     ],
 )
-def test_quoted_words_of_a_shell_are_the_programs(text: str, argv: list[str]) -> None:
+def test_quoted_shell_characters_are_allowed(text: str, argv: list[str]) -> None:
     assert list(program.find(None, None, None, text).command) == argv
 
 
@@ -193,7 +197,7 @@ def test_quoted_words_of_a_shell_are_the_programs(text: str, argv: list[str]) ->
         ("setup.py", 'setup(entry_points={"console_scripts": ["tool=mine.cli:main"]})\n'),
     ],
 )
-def test_a_script_that_a_project_declares_is_no_command(folder: Path, file: str, content: str) -> None:
+def test_a_console_script_of_a_project_is_refused_with_its_module(folder: Path, file: str, content: str) -> None:
     (folder / file).write_text(content)
     with pytest.raises(UsageError) as error:
         program.find(str(folder), None, None, "tool --x 1")
@@ -203,7 +207,7 @@ def test_a_script_that_a_project_declares_is_no_command(folder: Path, file: str,
     assert program.find(str(folder), None, None, "ool").command == ("ool",)
 
 
-def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_may_include_the_folder_and_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "link.py").symlink_to("helper.py")
     assert program.find("work", None, "link.py", None).script == "work/link.py"
@@ -215,15 +219,15 @@ def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pyt
     (folder.parent / "elsewhere").mkdir()
     (folder.parent / "elsewhere/there.py").write_text("")
     (folder / "outside").symlink_to("../elsewhere")
-    for told in ("../w/../work/train.py", "../work/train.py"):
+    for path in ("../w/../work/train.py", "../work/train.py"):
         (folder.parent / "w").mkdir(exist_ok=True)
         monkeypatch.chdir(folder.parent / "w")
-        assert program.find("../work", None, told, None).command == ("python", "train.py")
+        assert program.find("../work", None, path, None).command == ("python", "train.py")
     monkeypatch.chdir(folder.parent)
     assert program.find("work", None, "outside/there.py", None).command == ("python", "outside/there.py")
 
 
-def test_keys_of_the_stacks_are_no_part_of_a_package(folder: Path) -> None:
+def test_keys_of_stacks_are_not_packaged(folder: Path) -> None:
     for name in (".scaletier/local/id_ed25519", ".pulumi-state/passphrase", ".cache/x"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("secret")

@@ -1,4 +1,4 @@
-"""The push to a host: the exact commands, and a stream that unpacks to the right files."""
+"""Check the push to a host: the exact commands, and a stream that unpacks to the right files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ops.package import push
 ROOT = Path(push.__file__).parents[2]
 
 
-def test_the_command_that_takes_a_job_in() -> None:
+def test_the_install_command() -> None:
     assert push.install_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
     assert push.install_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
 
 
-def test_the_command_that_checks_a_host() -> None:
+def test_the_check_command() -> None:
     check = push.check_command(["/var/lib/scaletier", "/my bucket"])
     state, df = check.rsplit("; ", 1)
     assert df == "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
@@ -33,45 +33,45 @@ def test_the_command_that_checks_a_host() -> None:
     assert check == f"{state}; {df}; /opt/scaletier/venv/bin/python -c {code} numpy tensorflow"
 
 
-def _on_a_host(folder: Path, command: str) -> str:
+def run_on_this_machine(folder: Path, command: str) -> str:
     return command.replace(paths.PYTHON, sys.executable).replace("/run/", f"{folder}/").replace(PROGRAM, "/")
 
 
-@pytest.mark.parametrize("said", ["preparing: runtime", "failed: image: it has no curl"])
-def test_a_host_that_is_not_ready_says_so_and_nothing_else(tmp_path: Path, said: str) -> None:
-    (tmp_path / "scaletier-state").write_text(f"{said}\n")
-    command = _on_a_host(tmp_path, push.check_command(["/"], ["no_such_module"]))
-    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == f"{said}\n"
+@pytest.mark.parametrize("status", ["preparing: runtime", "failed: image: it has no curl"])
+def test_a_host_that_is_not_ready_prints_only_its_state(tmp_path: Path, status: str) -> None:
+    (tmp_path / "scaletier-state").write_text(f"{status}\n")
+    command = run_on_this_machine(tmp_path, push.check_command(["/"], ["no_such_module"]))
+    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == f"{status}\n"
 
 
-def test_a_host_without_its_python_prepares(tmp_path: Path) -> None:
+def test_a_host_without_its_python_is_preparing(tmp_path: Path) -> None:
     command = push.check_command(["/"]).replace(paths.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
     assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == "preparing\n"
 
 
-def test_a_host_without_a_launcher_is_made_anew(tmp_path: Path) -> None:
-    command = _on_a_host(tmp_path, push.check_command(["/"])).replace("[ -e / ]", f"[ -e {tmp_path}/none ]")
-    said = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
-    assert said == "older than this scaletier\n"
+def test_a_host_without_a_launcher_is_too_old(tmp_path: Path) -> None:
+    command = run_on_this_machine(tmp_path, push.check_command(["/"])).replace("[ -e / ]", f"[ -e {tmp_path}/none ]")
+    status = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    assert status == "older than this scaletier\n"
 
 
-def test_reading_what_the_check_says(tmp_path: Path) -> None:
-    command = _on_a_host(tmp_path, push.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"]))
-    ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert push.read_state(ran.stdout) == "ready"
-    free, missing = push.read_check(ran.stdout, [str(tmp_path), "/"])
+def test_the_output_of_the_check_is_read(tmp_path: Path) -> None:
+    command = run_on_this_machine(tmp_path, push.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"]))
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert push.read_state(result.stdout) == "ready"
+    free, missing = push.read_check(result.stdout, [str(tmp_path), "/"])
     assert free.keys() == {str(tmp_path), "/"}
-    assert all(room > 0 for room in free.values())
+    assert all(free_bytes > 0 for free_bytes in free.values())
     assert missing == ["no_such_module", "numpy_no"]
     with pytest.raises(ValueError, match="df printed nothing"):
         push.read_check("", ["/"])
 
 
-def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
+def test_both_streams_unpack_as_one(tmp_path: Path) -> None:
     code, package = {"hosts/agent/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
     shared = push.shared_stream(code, package, "ab12")
     own = push.host_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
-    # GNU tar takes it as well, through gzip's two members.
+    # GNU tar reads it too, through gzip's two members.
     subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path), "--no-same-owner"], input=shared + own, check=True)
     home = tmp_path / "opt/scaletier/.new"
     assert (home / "package/mine/task.py").read_text() == "x = 1\n"
@@ -88,44 +88,44 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
         "opt/scaletier/.new/package.sha256": (kind, "0o644", 0),
         "etc/scaletier/host.json": (kind, "0o644", 0),
     }
-    # Half a package has no mark, as that comes last.
+    # The hash comes last, so an incomplete package has none.
     assert list(entries).index("opt/scaletier/.new/package.sha256") > max(
         index for index, name in enumerate(entries) if "package/" in name
     )
     assert shared == push.shared_stream(code, package, "ab12")
 
 
-def test_a_job_that_waits_sends_no_package() -> None:
+def test_a_queued_job_sends_no_package() -> None:
     stream = push.shared_stream({"hosts/agent/__main__.py": b""}) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
         assert tar.getnames() == ["opt/scaletier/.new/hosts/agent/__main__.py"]
 
 
-def test_what_runs_on_hosts_is_all_that_goes_along() -> None:
-    sent, version = push.code(ROOT)
-    assert {name.partition("/")[0] for name in sent} == {"jobs", "hosts"}
-    assert {"jobs/__init__.py", "jobs/ledger.py", "hosts/agent/__init__.py", "hosts/agent/__main__.py"} <= sent.keys()
-    assert sent["hosts/VERSION"].decode() == version
-    assert len(push.shared_stream(sent)) < 120_000, "each host gets it with each job"
+def test_only_code_for_hosts_is_sent() -> None:
+    files, version = push.code(ROOT)
+    assert {name.partition("/")[0] for name in files} == {"jobs", "hosts"}
+    assert {"jobs/__init__.py", "jobs/ledger.py", "hosts/agent/__init__.py", "hosts/agent/__main__.py"} <= files.keys()
+    assert files["hosts/VERSION"].decode() == version
+    assert len(push.shared_stream(files)) < 120_000, "each host gets it for each job"
 
 
-def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
-    sent, _ = push.code(ROOT)
-    for name, content in sent.items():
+def test_the_sent_code_runs_by_itself(tmp_path: Path) -> None:
+    files, _ = push.code(ROOT)
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    say = "import hosts.agent.__main__, jobs.gcs, hosts.tuner.run; print(hosts.agent.__file__)"
-    ran = subprocess.run([sys.executable, "-c", say], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", ran.stderr
+    code = "import hosts.agent.__main__, jobs.gcs, hosts.tuner.run; print(hosts.agent.__file__)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", result.stderr
 
 
 def test_the_version_is_that_of_the_code(tmp_path: Path) -> None:
     for folder in push.CODE:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("1")
-    before = push.code(tmp_path)[1]
-    assert push.code(tmp_path)[1] == before
+    first_version = push.code(tmp_path)[1]
+    assert push.code(tmp_path)[1] == first_version
     (tmp_path / "jobs/a.py").write_text("2")
     changed = push.code(tmp_path)[1]
     (tmp_path / "jobs/a.py").rename(tmp_path / "jobs/b.py")
-    assert len({before, changed, push.code(tmp_path)[1]}) == 3
+    assert len({first_version, changed, push.code(tmp_path)[1]}) == 3

@@ -1,4 +1,4 @@
-"""The part of a cluster that a job asks for, in any form, and its candidate hosts."""
+"""Check the part of a cluster that a job requests, by flags or config.yaml, and its candidate hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ops.errors import UsageError
 from ops.submit.config import JobFlags, JobSpec, build_job
 from ops.submit.resources import candidate_hosts
 
-# Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
+# The cluster of the fixture: a parameter server, a master, two workers of one machine type, an evaluator.
 ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
 DECLARES = {
     "mine/__init__.py": b"",
@@ -26,7 +26,7 @@ def build(inventory: Inventory, config: str | None = None, **flags: str) -> JobS
     return build_job(JobFlags("j", config=config, **flags), inventory, "mine", DECLARES)  # type: ignore[arg-type]
 
 
-def asked(job: JobSpec) -> dict[str, int]:
+def counts_of(job: JobSpec) -> dict[str, int]:
     return {str(role): count for role, count in job.counts.items()}
 
 
@@ -45,8 +45,8 @@ def asked(job: JobSpec) -> dict[str, int]:
         ({"strategy": "peers", "replicas": "worker=1,ps"}, {"master": 1, "worker": 1, "ps": 1}),
     ],
 )
-def test_what_is_asked_for(inventory: Inventory, flags: dict[str, str], counts: dict[str, int]) -> None:
-    assert asked(build(inventory, **flags)) == counts
+def test_flags_and_strategies_set_the_counts(inventory: Inventory, flags: dict[str, str], counts: dict[str, int]) -> None:
+    assert counts_of(build(inventory, **flags)) == counts
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_what_is_asked_for(inventory: Inventory, flags: dict[str, str], counts: 
         ("{}", ALL),
     ],
 )
-def test_what_config_yaml_asks_for(inventory: Inventory, tmp_path: Path, text: str, counts: dict[str, int]) -> None:
+def test_config_sets_the_counts(inventory: Inventory, tmp_path: Path, text: str, counts: dict[str, int]) -> None:
     (tmp_path / "config.yaml").write_text(f"trainingInput: {text}")
     path = str(tmp_path / "config.yaml")
-    assert asked(build(inventory, path)) == counts
-    assert asked(build(inventory, path, replicas="worker=1")) == {"master": 1, "worker": 1}, "a flag wins"
+    assert counts_of(build(inventory, path)) == counts
+    assert counts_of(build(inventory, path, replicas="worker=1")) == {"master": 1, "worker": 1}, "a flag overrides config"
 
 
-def test_custom_as_a_flag_is_what_config_yaml_says(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_custom_tier_flag_uses_configs_counts(inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainingInput: {workerCount: 1}")
     path = str(tmp_path / "config.yaml")
-    assert asked(build(inventory, path, scale_tier="CUSTOM")) == {"master": 1, "worker": 1}
-    assert asked(build(inventory, path, scale_tier="BASIC")) == {"master": 1}
+    assert counts_of(build(inventory, path, scale_tier="CUSTOM")) == {"master": 1, "worker": 1}
+    assert counts_of(build(inventory, path, scale_tier="BASIC")) == {"master": 1}
 
 
-def test_roles_that_go_together(inventory: Inventory) -> None:
+def test_all_or_none_roles_are_requested_together(inventory: Inventory) -> None:
     files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {allOrNone: [ps, worker]}}}"}
     for replicas in ("master", "worker=1,ps=1"):
         assert build_job(JobFlags("j", replicas=replicas), inventory, "mine", files).counts
@@ -82,7 +82,7 @@ def test_roles_that_go_together(inventory: Inventory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ({"replicas": "worker=3"}, "--replicas worker=3 needs 3 workers, and stack test (CUSTOM) has 2: take no more"),
         ({"replicas": "boss"}, "--replicas 'boss' is no role; valid are ps, master, worker, evaluator, such as"),
@@ -101,50 +101,50 @@ def test_roles_that_go_together(inventory: Inventory) -> None:
         ({"replicas": "ps", "strategy": "peers"}, "--strategy peers needs a worker, and the job asks for none: --replicas"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_for(inventory: Inventory, flags: dict[str, str], says: str) -> None:
+def test_an_invalid_request_is_refused(inventory: Inventory, flags: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as error:
         build(inventory, **flags)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_role_that_the_cluster_lacks(inventory: Inventory) -> None:
-    alone = inventory.subset({Role.MASTER: 1})
+def test_a_role_that_the_cluster_lacks_is_refused(inventory: Inventory) -> None:
+    master_only = inventory.subset({Role.MASTER: 1})
     with pytest.raises(UsageError, match=r"--replicas evaluator needs 1 evaluator, and stack test \(CUSTOM\) has none"):
-        build(alone, replicas="evaluator")
+        build(master_only, replicas="evaluator")
     with pytest.raises(UsageError, match=r"--scale-tier CUSTOM does not say how many"):
-        build(replace(alone, scale_tier="BASIC"), scale_tier="custom")
+        build(replace(master_only, scale_tier="BASIC"), scale_tier="custom")
 
 
-def test_a_part_is_written_down_in_cloud_ml_s_names(inventory: Inventory) -> None:
-    def shown(job: JobSpec) -> dict[str, object]:
+def test_the_training_input_has_cloud_mls_names(inventory: Inventory) -> None:
+    def cluster_fields(job: JobSpec) -> dict[str, object]:
         return {key: value for key, value in job.training_input.items() if key not in ("pythonModule", "args", "jobDir")}
 
-    assert shown(build(inventory, replicas="master")) == {"scaleTier": "BASIC"}
-    assert shown(build(inventory, replicas="worker=1")) == {
+    assert cluster_fields(build(inventory, replicas="master")) == {"scaleTier": "BASIC"}
+    assert cluster_fields(build(inventory, replicas="worker=1")) == {
         "scaleTier": "CUSTOM",
         "masterType": "n1-highcpu-8",
         "workerType": "n1-highcpu-8",
         "workerCount": 1,
     }
     standard = replace(inventory, scale_tier="STANDARD_1")
-    assert shown(build(standard)) == {"scaleTier": "STANDARD_1"}
+    assert cluster_fields(build(standard)) == {"scaleTier": "STANDARD_1"}
     part = build(inventory, replicas="worker=1").subset(inventory)
     assert (part.names, part.scale_tier) == (("master-0", "worker-0"), "CUSTOM")
 
 
-def test_the_hosts_that_would_do(inventory: Inventory) -> None:
-    def by_name(inventory: Inventory, **counts: int) -> dict[str, list[str]]:
+def test_candidate_hosts_of_each_replica(inventory: Inventory) -> None:
+    def candidates(inventory: Inventory, **counts: int) -> dict[str, list[str]]:
         return candidate_hosts({Role(role): count for role, count in counts.items()}, inventory)
 
-    own = {name: [name] for name in inventory.replicas}
-    assert by_name(inventory) == by_name(inventory, **ALL) == own
-    assert list(by_name(inventory)) == list(inventory.replicas)
-    assert by_name(inventory, master=1) == {"master-0": ["master-0", "worker-0", "worker-1"]}
-    assert by_name(inventory, master=1, worker=1) == {
+    same_names = {name: [name] for name in inventory.replicas}
+    assert candidates(inventory) == candidates(inventory, **ALL) == same_names
+    assert list(candidates(inventory)) == list(inventory.replicas)
+    assert candidates(inventory, master=1) == {"master-0": ["master-0", "worker-0", "worker-1"]}
+    assert candidates(inventory, master=1, worker=1) == {
         "master-0": ["master-0", "worker-0", "worker-1"],
         "worker-0": ["worker-0", "worker-1"],
     }
-    assert by_name(inventory, master=1, worker=2) == {"master-0": ["master-0"], **{n: [n] for n in ("worker-0", "worker-1")}}
+    assert candidates(inventory, master=1, worker=2) == {"master-0": ["master-0"], **{n: [n] for n in ("worker-0", "worker-1")}}
     for changes in ({"machine_type": "n1-highmem-8"}, {"hourly_cost": 0.01}, {"accelerator": {"type": "t4", "count": 1}}):
         cheaper = tuple(replace(host, **changes) if host.role is Role.WORKER else host for host in inventory.hosts)  # type: ignore[arg-type]
-        assert by_name(replace(inventory, hosts=cheaper), master=1) == {"master-0": ["master-0"]}
+        assert candidates(replace(inventory, hosts=cheaper), master=1) == {"master-0": ["master-0"]}

@@ -1,4 +1,4 @@
-"""The files of a folder: links, ignore files, and builds that read their version from git."""
+"""Check the files of a folder: links, ignore files, and builds that read their version from git."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from opsdata import inventory_json
-from test_ops_dependencies import project
+from test_ops_dependencies import make_project
 
 from jobs.folder import open_bucket
 from ops.cluster.cluster import ClusterClient
@@ -32,13 +32,13 @@ def fill(root: Path, *paths: str) -> Path:
     return root
 
 
-def paths(root: Path, *ignore_files: str) -> list[str]:
+def walk_paths(root: Path, *ignore_files: str) -> list[str]:
     return list(tree.walk(root, ignore_files).files)
 
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """Return a package with links to a folder and a file elsewhere, to its own, in a circle, to nothing."""
+    """Return a package with links to a folder and a file outside, to its own folders, in cycles, and to nothing."""
     fill(tmp_path, "elsewhere/deep/b.py", "one.py")
     root = fill(tmp_path / "mine", "__init__.py", "task.py", "lib/a.py")
     for name, target in {
@@ -56,10 +56,10 @@ def linked(tmp_path: Path) -> Path:
     return root
 
 
-def test_links_are_followed_but_around_in_a_circle(linked: Path, tmp_path: Path) -> None:
-    found = tree.walk(linked)
-    assert [*found.files] == ["__init__.py", "again/a.py", "far/deep/b.py", "lib/a.py", "one.py", "task.py"]
-    outside, cycles, dangling = found.notes
+def test_links_are_followed_except_cycles(linked: Path, tmp_path: Path) -> None:
+    walked = tree.walk(linked)
+    assert [*walked.files] == ["__init__.py", "again/a.py", "far/deep/b.py", "lib/a.py", "one.py", "task.py"]
+    outside, cycles, dangling = walked.notes
     assert outside == f"links that leave the folder are followed: far -> ../elsewhere, one.py -> {tmp_path / 'one.py'}"
     assert cycles.startswith(
         "links to a folder that they are in are left out: again/here -> ., again/up -> .., far/back -> ../mine"
@@ -67,7 +67,7 @@ def test_links_are_followed_but_around_in_a_circle(linked: Path, tmp_path: Path)
     assert dangling == "links that lead nowhere are left out: gone -> ../nowhere, itself -> itself"
 
 
-def test_a_package_and_data_have_what_links_lead_to(linked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packages_and_data_include_link_targets(linked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (linked / "task.py").write_text("from mine.far.deep import b\nimport one\n")
     built = package.build(linked, "mine.task")
     assert "mine/far/deep/b.py" in built.files
@@ -84,9 +84,9 @@ def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.py", "sub/.scaletier/dev/id_ed25519", ".pulumi-state/passphrase", ".pulumi/x")
     (root / "keys").symlink_to("sub/.scaletier/dev")
     (root / "key").symlink_to("sub/.scaletier/dev/id_ed25519")
-    found = tree.walk(root)
-    assert [*found.files] == ["a.py"]
-    [note] = found.notes
+    walked = tree.walk(root)
+    assert [*walked.files] == ["a.py"]
+    [note] = walked.notes
     assert note == (
         "keys of stacks are left out: .pulumi/, .pulumi-state/, key -> sub/.scaletier/dev/id_ed25519, "
         "keys -> sub/.scaletier/dev, sub/.scaletier/"
@@ -94,14 +94,14 @@ def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["sub/.scaletier", "sub/.scaletier/dev/id_ed25519", "key"])
-def test_keys_of_a_stack_are_refused_by_their_own_path(tmp_path: Path, path: str) -> None:
+def test_a_path_to_keys_of_a_stack_is_refused(tmp_path: Path, path: str) -> None:
     fill(tmp_path, "sub/.scaletier/dev/id_ed25519")
     (tmp_path / "key").symlink_to("sub/.scaletier/dev/id_ed25519")
     with pytest.raises(UsageError, match=r"is in \.scaletier, which holds keys of stacks and is never sent: give another path"):
         tree.walk(tmp_path / path)
 
 
-def test_folders_that_link_to_one_another_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_links_between_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "_MOST_LINKED_FOLDERS", 100)
     names = [f"d{number}" for number in range(6)]
     for name in names:
@@ -112,7 +112,7 @@ def test_folders_that_link_to_one_another_end(tmp_path: Path, monkeypatch: pytes
         tree.walk(tmp_path)
 
 
-def test_ignore_files(tmp_path: Path) -> None:
+def test_ignore_files_leave_files_out(tmp_path: Path) -> None:
     fill(tmp_path, ".git/HEAD", "repo/mine/x")
     (tmp_path / ".gitignore").write_text("*.h5\n/repo/mine/top.txt\n")
     root = fill(
@@ -120,42 +120,42 @@ def test_ignore_files(tmp_path: Path) -> None:
     )
     (root / ".gitignore").write_text("data/\n*.log\n")
     (root / "sub/.gitignore").write_text("!keep.log\n")
-    assert paths(root, *_BOTH) == [".gitignore", "a.py", "sub/.gitignore", "sub/keep.log", "sub/top.txt", "x"]
+    assert walk_paths(root, *_BOTH) == [".gitignore", "a.py", "sub/.gitignore", "sub/keep.log", "sub/top.txt", "x"]
     (root / tree.IGNORE_FILE).write_text("# mine\n!b.h5\nsub\n")
-    found = tree.walk(root, _BOTH)
-    assert [*found.files] == [".gitignore", "a.py", "b.h5", "x"]
-    assert found.ignored == {".scaletierignore": ["sub/"], ".gitignore": ["c.log", "data/", "top.txt"]}
-    assert "data/big" in paths(root, tree.IGNORE_FILE), "of data .gitignore says nothing"
+    walked = tree.walk(root, _BOTH)
+    assert [*walked.files] == [".gitignore", "a.py", "b.h5", "x"]
+    assert walked.ignored == {".scaletierignore": ["sub/"], ".gitignore": ["c.log", "data/", "top.txt"]}
+    assert "data/big" in walk_paths(root, tree.IGNORE_FILE), ".gitignore does not apply to data"
 
 
 def test_a_folder_that_its_repository_ignores_is_still_sent(tmp_path: Path) -> None:
     fill(tmp_path, ".git/HEAD")
     (tmp_path / ".gitignore").write_text("mine/\n*.bin\n")
-    assert paths(fill(tmp_path / "mine", "a.py", "b.bin"), *_BOTH) == ["a.py", "b.bin"]
+    assert walk_paths(fill(tmp_path / "mine", "a.py", "b.bin"), *_BOTH) == ["a.py", "b.bin"]
 
 
-def test_files_that_git_has_go_along_though_a_gitignore_names_them(tmp_path: Path) -> None:
+def test_tracked_files_are_included_despite_gitignore(tmp_path: Path) -> None:
     root = fill(tmp_path / "repo/mine", "lib/deep/util.py", "lib/new.py", "model.h5", "far/x")
     (root / ".gitignore").write_text("lib/\n*.h5\nfar/\n")
     run_git(root.parent, "init", "--quiet")
     run_git(root.parent, "add", "--force", "mine/lib/deep/util.py", "mine/model.h5")
-    found = tree.walk(root, _BOTH)
-    assert [*found.files] == [".gitignore", "lib/deep/util.py", "model.h5"]
-    assert found.ignored == {".gitignore": ["far/", "lib/new.py"]}
+    walked = tree.walk(root, _BOTH)
+    assert [*walked.files] == [".gitignore", "lib/deep/util.py", "model.h5"]
+    assert walked.ignored == {".gitignore": ["far/", "lib/new.py"]}
     (root / tree.IGNORE_FILE).write_text("lib/\n")
-    assert paths(root, *_BOTH) == [".gitignore", "model.h5"], "an ignore file of ours wins"
+    assert walk_paths(root, *_BOTH) == [".gitignore", "model.h5"], ".scaletierignore wins"
 
 
-def test_what_a_gitignore_leaves_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_files_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = fill(tmp_path / "mine", "__init__.py", "task.py", "model.h5")
     (root / ".gitignore").write_text("*.h5\n")
     assert list(package.find(root).left_out) == ["model.h5"]
-    said = "mine: .gitignore leaves out model.h5; a line such as !model.h5 in .scaletierignore brings it along\n"
-    assert capsys.readouterr().err == said
+    message = "mine: .gitignore leaves out model.h5; a line such as !model.h5 in .scaletierignore brings it along\n"
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (
             "*\n",
@@ -165,33 +165,42 @@ def test_what_a_gitignore_leaves_out_is_said(tmp_path: Path, capsys: pytest.Capt
         ("\udcff", "cannot be read: 'utf-8' codec can't decode"),
     ],
 )
-def test_an_ignore_file_that_is_wrong(tmp_path: Path, content: str, says: str) -> None:
+def test_an_invalid_ignore_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
     root = fill(tmp_path / "mine", "__init__.py")
     (root / tree.IGNORE_FILE).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UsageError) as error:
         package.find(root)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
-def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0)
     with pytest.raises(UsageError, match="shut cannot be read: Permission denied"):
         tree.walk(tmp_path)
 
 
-def run_git(folder: Path, *words: str) -> None:
-    own = ["-c", "user.name=ann", "-c", "user.email=ann@example.org", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
-    subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True)
+def run_git(folder: Path, *args: str) -> None:
+    config = [
+        "-c",
+        "user.name=ann",
+        "-c",
+        "user.email=ann@example.org",
+        "-c",
+        "commit.gpgsign=false",
+        "-c",
+        "tag.gpgsign=false",
+    ]
+    subprocess.run(["git", *config, *args], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
 def versioned(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a project in a folder of a repository, which takes its version from there."""
+    """Return a project in a folder of a repository, which takes its version from git."""
     monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
     (repository := tmp_path / "repository").mkdir()
-    root = project(repository, before=_BEFORE)
+    root = make_project(repository, before=_BEFORE)
     fill(repository, "other/large.bin", "some-project/.gitignore", "some-project/run.sh")
     (root / ".gitignore").write_text("left.txt\n")
     (root / "run.sh").chmod(0o755)
@@ -204,56 +213,56 @@ def versioned(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return root
 
 
-def version(root: Path) -> str:
+def build_version(root: Path) -> str:
     return package.find(root).files["mine/version.py"].decode().strip("'")
 
 
-def test_a_version_from_git(versioned: Path) -> None:
+def test_a_version_is_read_from_git(versioned: Path) -> None:
     (versioned / "left.txt").write_text("not sent")
-    assert version(versioned) == "v1.2.3"
+    assert build_version(versioned) == "v1.2.3"
     run_git(versioned, "tag", "--force", "v2.0")
     run_git(versioned, "tag", "--delete", "v1.2.3")
-    assert version(versioned) == "v2.0", "a new tag is a new build"
+    assert build_version(versioned) == "v2.0", "a new tag is a new build"
     (versioned / "mine/task.py").write_text("from mine import version  # changed\n")
-    assert version(versioned) == "v2.0-dirty"
+    assert build_version(versioned) == "v2.0-dirty"
     run_git(versioned, "commit", "--quiet", "--all", "-m", "second")
-    assert version(versioned).startswith("v2.0-1-g")
+    assert build_version(versioned).startswith("v2.0-1-g")
     assert not (versioned / "mine/version.py").exists()
-    done = subprocess.run(["git", "status", "--porcelain"], cwd=versioned, capture_output=True, check=True)
-    assert done.stdout == b"", "the user's repository is as it was"
+    result = subprocess.run(["git", "status", "--porcelain"], cwd=versioned, capture_output=True, check=True)
+    assert result.stdout == b"", "the user's repository is unchanged"
 
 
-def test_a_version_from_git_of_a_worktree_and_a_shallow_clone(versioned: Path, tmp_path: Path) -> None:
+def test_a_version_is_read_from_a_worktree_and_a_shallow_clone(versioned: Path, tmp_path: Path) -> None:
     run_git(versioned, "worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"))
-    assert version(tmp_path / "tree/some-project") == "v1.2.3"
+    assert build_version(tmp_path / "tree/some-project") == "v1.2.3"
     subprocess.run(
         ["git", "clone", "--quiet", "--depth=1", f"file://{versioned.parent}", str(tmp_path / "shallow")], check=True
     )
-    assert version(tmp_path / "shallow/some-project") == "v1.2.3"
+    assert build_version(tmp_path / "shallow/some-project") == "v1.2.3"
 
 
-def test_a_version_from_git_without_a_tag_is_refused_with_gits_reason(versioned: Path) -> None:
+def test_a_version_without_a_tag_is_refused_with_gits_reason(versioned: Path) -> None:
     run_git(versioned, "tag", "--delete", "v1.2.3")
     with pytest.raises(UsageError) as error:
         package.find(versioned)
     assert "returned non-zero exit status" in str(error.value)
 
 
-def test_no_git_is_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git.find(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git.find(tmp_path) is None
 
 
-def test_a_requirements_file_that_is_passed_over_is_said(
+def test_an_ignored_requirements_file_is_noted(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dependencies, "CACHE", tmp_path / "cache")
-    root = project(tmp_path)
+    root = make_project(tmp_path)
     (root / "requirements.txt").write_text("far\n")
     package.find(root)
-    said = "requirements.txt is passed over, as what pyproject.toml names as dependencies goes along"
-    assert said in capsys.readouterr().err
+    message = "requirements.txt is passed over, as what pyproject.toml names as dependencies goes along"
+    assert message in capsys.readouterr().err
     (root / "pyproject.toml").write_text((root / "pyproject.toml").read_text() + "# dependencies of requirements.txt\n")
     package.find(root)
-    assert said not in capsys.readouterr().err
+    assert message not in capsys.readouterr().err
