@@ -89,11 +89,11 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_jobs_queue.py::test_jobs_are_ordered_by_priority_and_then_time"
         ),
         "test_truth.py::test_a_killed_submission_blocks_no_other_job": (
-            f"{_UNIT}test_ops_submit.py::test_what_a_killed_fab_train_left_behind_is_cleared_away"
+            f"{_UNIT}test_ops_submit.py::test_leftovers_of_a_killed_fab_train_are_cleared"
         ),
         "test_firewall.py::test_connections_match_the_firewall_table": f"{_STORY}test_connections_match_the_firewall_table",
         "test_part.py::test_a_job_avoids_a_stopped_host": (
-            f"{_UNIT}test_ops_submit.py::test_a_host_that_does_not_answer_is_done_without_where_another_would_do"
+            f"{_UNIT}test_ops_submit.py::test_an_unreachable_candidate_is_replaced_by_another"
         ),
         "test_part.py::test_shrinking_a_cluster_under_a_job_needs_consent": (
             f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels"
@@ -111,7 +111,7 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_ops_models.py::test_a_version_that_no_server_can_load_is_failed"
         ),
         "test_serving.py::test_a_stopped_host_delays_no_deployment_and_loads_it_later": (
-            f"{_UNIT}test_ops_models.py::test_a_server_that_is_down_is_named_and_holds_nobody_up"
+            f"{_UNIT}test_ops_models.py::test_an_unreachable_server_is_named_and_blocks_no_deployment"
         ),
     }.items()
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_submit import FakeFleet, on
+from test_ops_submit import FakeFleet, make_cluster
 from test_tuner_run import World
 
 from hosts.agent.job_files import JobFiles
@@ -143,8 +143,8 @@ def submission(inventory: Inventory, tmp_path: Path) -> Submission:
 def test_a_command_without_a_package_runs_from_an_empty_package(submission: Submission, tmp_path: Path) -> None:
     bucket = Path(submission.inventory.operator_bucket)
     ledger, fleet = Ledger(FolderBucket(bucket)), FakeFleet(submission.inventory)
-    submit(on(fleet, ledger), submission, may_wait=True)
-    commands = {command for name, command in fleet.told}
+    submit(make_cluster(fleet, ledger), submission, may_wait=True)
+    commands = {command for name, command in fleet.commands}
     assert not [command for command in commands if command.endswith(" job01")], (
         "a host refuses a push for a job without its package"
     )
@@ -162,7 +162,7 @@ def test_a_command_without_a_package_runs_from_an_empty_package(submission: Subm
 
 def test_logs_of_a_job_that_never_started_give_the_reason(submission: Submission, tmp_path: Path) -> None:
     bucket = submission.inventory.operator_bucket
-    cluster: Any = on(FakeFleet(submission.inventory), Ledger(FolderBucket(Path(bucket))))
+    cluster: Any = make_cluster(FakeFleet(submission.inventory), Ledger(FolderBucket(Path(bucket))))
     cluster.bucket = open_bucket(bucket)
     record = submission.record().ended("master-0 could not start its replica.\nmore")
     with pytest.raises(OpsError) as error:

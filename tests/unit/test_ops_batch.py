@@ -1,4 +1,4 @@
-"""`fab predict --batch`: the effect of its flags, and every call that is refused before the start."""
+"""Check `fab predict --batch`: the effect of its flags, and every call that is refused before the start."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
-    """Return one with a model `digits`, v1 the default, v2 on its way, v3 failed; and three data files."""
+    """Return a cluster with model `digits` (v1 the default, v2 being created, v3 failed) and three data files."""
     bucket = tmp_path / "bucket"
     for name in ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json"):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)
         (bucket / name).write_text("1\n")
-    here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
-    made = ClusterClient(here, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
-    catalog = catalog_of(made)
+    local_inventory = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
+    client = ClusterClient(local_inventory, None, open_bucket(str(bucket)), Ledger(FolderBucket(bucket)))
+    catalog = catalog_of(client)
     for name in ("v1", "v2", "v3"):
         version = Version(name, files=DIGITS, token=name)
         catalog.change("digits", lambda record, version=version: record.add_version(version), create=True)  # type: ignore[misc]
@@ -44,18 +44,24 @@ def cluster(inventory: Inventory, tmp_path: Path) -> ClusterClient:
     model = bucket / "models/digits/versions/v1/saved_model.pb"
     model.parent.mkdir(parents=True)
     model.write_bytes(MODEL_PB)
-    return made
+    return client
 
 
-def asked(cluster: ClusterClient, **given: str | None) -> BatchOptions:
+def make_options(cluster: ClusterClient, **changes: str | None) -> BatchOptions:
     bucket = cluster.inventory.bucket
-    named = {"model": None, "version": None, "pattern": f"{bucket}/data/in/*.json", "output": f"{bucket}/predicted", **given}
-    return BatchOptions(**{key: value.replace("BUCKET", bucket) if value else value for key, value in named.items()})
+    options = {
+        "model": None,
+        "version": None,
+        "pattern": f"{bucket}/data/in/*.json",
+        "output": f"{bucket}/predicted",
+        **changes,
+    }
+    return BatchOptions(**{key: value.replace("BUCKET", bucket) if value else value for key, value in options.items()})
 
 
-def test_what_the_job_is(cluster: ClusterClient) -> None:
+def test_the_submitted_job(cluster: ClusterClient) -> None:
     bucket = cluster.inventory.bucket
-    submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default", replicas="3"))
+    submission = prepare(cluster, make_options(cluster, job_id="batch1", signature="serving_default", replicas="3"))
     job = submission.job
     assert (job.id, job.module, job.job_dir) == ("batch1", "hosts.batch.task", f"{bucket}/predicted")
     assert list(job.args) == [
@@ -66,14 +72,14 @@ def test_what_the_job_is(cluster: ClusterClient) -> None:
     request = Request.from_json(submission.package.files[FILE])
     assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
-    served = {path for path in submission.package.files if path.startswith("hosts/serving/")}
-    assert served == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
-    assert submission.data == {}, "it trains on nothing"
-    assert re.fullmatch(r"predict_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
+    serving_files = {path for path in submission.package.files if path.startswith("hosts/serving/")}
+    assert serving_files == {f"hosts/serving/{name}.py" for name in ("__init__", "download", "rest", "saved", "signatures")}
+    assert submission.data == {}, "it has no training data"
+    assert re.fullmatch(r"predict_\d{8}_\d{6}", prepare(cluster, make_options(cluster)).job.id)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("changes", "message"),
     [
         ({"pattern": None}, "--input is missing: files in the bucket, such as BUCKET/data/digits/*.json"),
         ({"output": None}, "--output is missing: a folder in the bucket"),
@@ -100,22 +106,22 @@ def test_what_the_job_is(cluster: ClusterClient) -> None:
         ({"job_id": "1"}, "'1'"),
     ],
 )
-def test_calls_that_are_refused(cluster: ClusterClient, given: dict[str, Any], says: str) -> None:
+def test_invalid_calls_are_refused(cluster: ClusterClient, changes: dict[str, Any], message: str) -> None:
     bucket = Path(cluster.inventory.bucket)
     (bucket / "full").mkdir()
     (bucket / "full/x").write_text("1\n")
-    with pytest.raises(UsageError, match=re.escape(says.replace("BUCKET", str(bucket)))):
-        prepare(cluster, asked(cluster, **given))
+    with pytest.raises(UsageError, match=re.escape(message.replace("BUCKET", str(bucket)))):
+        prepare(cluster, make_options(cluster, **changes))
 
 
-def test_a_model_without_a_default(cluster: ClusterClient) -> None:
+def test_a_model_without_a_default_needs_a_version(cluster: ClusterClient) -> None:
     catalog_of(cluster).change("digits", lambda record: replace(record, default=""))
     with pytest.raises(UsageError, match="model digits has no default: say --version; READY are v1"):
-        prepare(cluster, asked(cluster))
+        prepare(cluster, make_options(cluster))
 
 
 @pytest.mark.parametrize(
-    ("size", "there", "shared", "count"),
+    ("size", "host_count", "shared_cpus", "count"),
     [
         (0, 5, None, 1),
         (8_420_000, 5, None, 1),
@@ -126,15 +132,19 @@ def test_a_model_without_a_default(cluster: ClusterClient) -> None:
         (8_000_000, 5, 2, 1),
     ],
 )
-def test_how_many_replicas_an_input_is_worth(size: int, there: int, shared: int | None, count: int) -> None:
-    assert count_replicas(size, there, shared) == count
+def test_replicas_are_limited_by_input_size_hosts_and_cpus(
+    size: int, host_count: int, shared_cpus: int | None, count: int
+) -> None:
+    assert count_replicas(size, host_count, shared_cpus) == count
 
 
 def replicas_of(cluster: ClusterClient, replicas: str | None = None) -> list[str]:
-    return list(prepare(cluster, asked(cluster, replicas=replicas)).subset.replicas)
+    return list(prepare(cluster, make_options(cluster, replicas=replicas)).subset.replicas)
 
 
-def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hosts_that_predict(
+    cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert replicas_of(cluster) == ["master-0"]
     assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
     assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
@@ -146,10 +156,12 @@ def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, c
     hosts = tuple(host for host in cluster.inventory.hosts if host.role is not Role.WORKER)
     cluster.inventory = replace(cluster.inventory, hosts=hosts)
     assert replicas_of(cluster) == ["master-0"]
-    assert capsys.readouterr().err == "", "the master alone is all that there is"
-    for wrong in ("0", "2", "worker=2"):
-        with pytest.raises(UsageError, match=re.escape(f"--replicas {wrong!r} is no number of the hosts that predict: stack")):
-            replicas_of(cluster, wrong)
+    assert capsys.readouterr().err == "", "the master is the only host"
+    for invalid in ("0", "2", "worker=2"):
+        with pytest.raises(
+            UsageError, match=re.escape(f"--replicas {invalid!r} is no number of the hosts that predict: stack")
+        ):
+            replicas_of(cluster, invalid)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +175,12 @@ def test_who_predicts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, c
         ("data/in/*/*", ["data/in/deep/c.json"]),
     ],
 )
-def test_what_a_pattern_means(cluster: ClusterClient, pattern: str, names: list[str]) -> None:
+def test_a_pattern_matches_files_of_the_bucket(cluster: ClusterClient, pattern: str, names: list[str]) -> None:
     bucket = cluster.inventory.bucket
     assert match_files(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
 
 
-def test_flags_that_do_not_go_together() -> None:
+def test_conflicting_flags_are_refused() -> None:
     check_flags(True, None, {"--input": "in", "--no-follow": True})
     check_flags(False, "request.json", {"--input": None, "--no-follow": False})
     with pytest.raises(UsageError, match="--json-instances is asked of the model server, and --batch is a job"):

@@ -1,4 +1,4 @@
-"""`fab export` with a bucket that is a directory: the model, its target, and the ways to have none."""
+"""Check `fab export` with a bucket that is a directory: the model, its target, and jobs without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ops.errors import OpsError, UsageError
 from ops.models import export as module
 from ops.package import package
 
-# A SavedModel as its protocol buffers are written: one graph, the signature that initializes, and one that serves.
+# A SavedModel in protocol buffers: one graph, the signature that initializes it, and one that serves.
 _FLOAT = b"\x10\x01" + b"\x1a\x12" + b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x03\x08\x90\x06"
 _TEXT = b"\x10\x07\x1a\x02\x18\x01"
 
@@ -42,25 +42,25 @@ def saved_model() -> bytes:
 
 MINE = {"package": {"name": "mine", "sha256": ""}}
 DECLARES = {"mine/__init__.py": b"", "mine/saved.py": b"", "mine/scaletier.yaml": b"export: mine.saved"}
-SHOWN = {"serve": {"inputs": {"x": "float32 [?, 784]"}, "outputs": {"y": "string of any shape"}}}
+SIGNATURES = {"serve": {"inputs": {"x": "float32 [?, 784]"}, "outputs": {"y": "string of any shape"}}}
 
 
 class FakeFleet:
-    """Hosts that do what they are asked by `must`."""
+    """Run commands given to `must`: each writes an exported model."""
 
     def __init__(self, inventory: Inventory) -> None:
-        self.inventory, self.asked = inventory, []
+        self.inventory, self.commands = inventory, []
 
     def any_connection(self) -> None:
         raise AssertionError("the bucket is a directory")
 
     def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
-        self.asked.append((name, command))
-        put(self.inventory, "export/Servo/1800000000/saved_model.pb", saved_model())
+        self.commands.append((name, command))
+        put_output(self.inventory, "export/Servo/1800000000/saved_model.pb", saved_model())
         return ""
 
 
-def put(inventory: Inventory, path: str, content: bytes) -> None:
+def put_output(inventory: Inventory, path: str, content: bytes) -> None:
     file = Path(inventory.operator_bucket) / "jobs/job01/output" / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
@@ -79,7 +79,7 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return cluster
 
 
-def run(cluster: ClusterClient, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
+def run_export(cluster: ClusterClient, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
     assert module.export(cluster, "job01", dest, as_json=True) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -89,62 +89,62 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
         "serve": Signature({"x": Tensor("float32", (None, 784))}, {"y": Tensor(None, None)}),
     }
     number_for_a_name = field(2, field(5, field(1, b"serve") + field(2, tensor(1, b"x", b"\x08\x01"))))
-    for wrong in (b"\xff", b"\x0f\x01", saved_model()[:-3], number_for_a_name):
+    for invalid in (b"\xff", b"\x0f\x01", saved_model()[:-3], number_for_a_name):
         with pytest.raises(ValueError, match="not a SavedModel"):
-            read_signatures(wrong)
+            read_signatures(invalid)
 
 
-def test_the_newest_whole_model_is_fetched_whole(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_complete_model_is_fetched(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in (("999", b"old"), ("1700000000", saved_model()), ("temp-1900000000", b"half")):
-        put(cluster.inventory, f"export/Servo/{name}/saved_model.pb", content)
-    put(cluster.inventory, "export/Servo/1700000000/variables/variables.index", b"i")
-    shown = run(cluster, capsys)
-    assert shown == {
+        put_output(cluster.inventory, f"export/Servo/{name}/saved_model.pb", content)
+    put_output(cluster.inventory, "export/Servo/1700000000/variables/variables.index", b"i")
+    output = run_export(cluster, capsys)
+    assert output == {
         "path": "export/job01/1700000000",
         "source": "/bucket/jobs/job01/output/export/Servo/1700000000",
-        "signatures": SHOWN,
+        "signatures": SIGNATURES,
     }
-    there = sorted(path.relative_to("export/job01").as_posix() for path in Path("export/job01").rglob("*") if path.is_file())
-    assert there == ["1700000000/saved_model.pb", "1700000000/variables/variables.index"]
+    files = sorted(path.relative_to("export/job01").as_posix() for path in Path("export/job01").rglob("*") if path.is_file())
+    assert files == ["1700000000/saved_model.pb", "1700000000/variables/variables.index"]
     with pytest.raises(UsageError, match=r"^export/job01/1700000000 is there already: remove it, or give another --dest$"):
         module.export(cluster, "job01", None, as_json=False)
 
 
-def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
-    put(cluster.inventory, "my model/saved_model.pb", saved_model())
+def test_any_saved_model_is_exported_to_an_empty_directory(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
+    put_output(cluster.inventory, "my model/saved_model.pb", saved_model())
     Path("empty").mkdir()
-    assert run(cluster, capsys, "empty")["source"] == "/bucket/jobs/job01/output/my model"
+    assert run_export(cluster, capsys, "empty")["source"] == "/bucket/jobs/job01/output/my model"
     assert Path("empty/saved_model.pb").read_bytes() == saved_model()
     Path("file").write_text("mine")
     with pytest.raises(UsageError, match=r"^file is there already"):
         module.export(cluster, "job01", "file", as_json=False)
 
 
-def test_a_model_that_is_none_is_one_line(cluster: ClusterClient) -> None:
-    put(cluster.inventory, "export/Servo/1/saved_model.pb", b"\xff")
+def test_an_invalid_model_is_one_line(cluster: ClusterClient) -> None:
+    put_output(cluster.inventory, "export/Servo/1/saved_model.pb", b"\xff")
     with pytest.raises(OpsError, match=r"^export/job01/1/saved_model.pb: not a SavedModel"):
         module.export(cluster, "job01", None, as_json=False)
 
 
-def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
+def test_checkpoints_are_exported_by_the_jobs_package(
     cluster: ClusterClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_packages_as_records(monkeypatch)
-    put(cluster.inventory, "anywhere/model-7.index", b"")
-    foreign = r"^job job01 \(FAILED\) exported no model, and its trainer declares no export in scaletier.yaml to make one"
-    with pytest.raises(OpsError, match=foreign):
+    put_output(cluster.inventory, "anywhere/model-7.index", b"")
+    message = r"^job job01 \(FAILED\) exported no model, and its trainer declares no export in scaletier.yaml to make one"
+    with pytest.raises(OpsError, match=message):
         module.export(cluster, "job01", None, as_json=False)
     cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
-    with pytest.raises(OpsError, match=foreign):
+    with pytest.raises(OpsError, match=message):
         module.export(cluster, "job01", None, as_json=False)
     cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack(DECLARES))
-    assert run(cluster, capsys)["path"] == "export/job01/1800000000"
-    ((host, command),) = cluster.fleet.asked
+    assert run_export(cluster, capsys)["path"] == "export/job01/1800000000"
+    ((host, command),) = cluster.fleet.commands
     assert host == "master-0"
     words = shlex.split(command)
-    share = str(int(cluster.inventory.chief.memory_bytes * 0.4))
+    memory_limit = str(int(cluster.inventory.chief.memory_bytes * 0.4))
     assert words[: words.index("--")] == [
-        *("sudo", "-n", "/usr/lib/scaletier/root-helper", "sandbox", "writing", share, "/bucket/jobs/job01/output")
+        *("sudo", "-n", "/usr/lib/scaletier/root-helper", "sandbox", "writing", memory_limit, "/bucket/jobs/job01/output")
     ]
     assert words[words.index("sh", words.index("-c")) :][:4] == ["sh", "/opt/scaletier/venv/bin/python", "-m", "mine.saved"]
     assert words[-4:] == ["--model", "cnn", "--job-dir", "/bucket/jobs/job01/output"]
@@ -152,13 +152,13 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
 
 
 @pytest.mark.parametrize(
-    ("state", "says"),
+    ("state", "message"),
     [
         ("FAILED", r"^job job01 \(FAILED\) has neither an exported model nor a checkpoint in /bucket/jobs/job01/output$"),
         ("RUNNING", r"^job job01 is RUNNING and exports at its end: wait for it, or fab cancel job01$"),
     ],
 )
-def test_nothing_to_export(cluster: ClusterClient, state: str, says: str) -> None:
+def test_a_job_without_a_model_is_an_error(cluster: ClusterClient, state: str, message: str) -> None:
     put_job(cluster.ledger, JobRecord("job01", state=JobState(state)))
-    with pytest.raises(OpsError, match=says):
+    with pytest.raises(OpsError, match=message):
         module.export(cluster, "job01", None, as_json=False)

@@ -1,4 +1,4 @@
-"""Hosts that serve models: no job, no tier and no plan counts them, however it is asked for."""
+"""Check that no job, tier or plan counts hosts that serve models."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def build(inventory: Inventory, **flags: str) -> JobSpec:
 
 
 @pytest.mark.parametrize("flags", [{}, {"replicas": "worker=1,ps"}, {"scale_tier": "BASIC"}, {"strategy": "any"}])
-def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: Inventory, flags: dict[str, str]) -> None:
-    without, beside = build(inventory, **flags), build(served, **flags)
-    assert plan(served, beside, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
-    assert candidate_hosts(beside.counts, served) == candidate_hosts(without.counts, inventory)
+def test_a_job_is_the_same_with_serving_hosts(inventory: Inventory, served: Inventory, flags: dict[str, str]) -> None:
+    without, with_serving = build(inventory, **flags), build(served, **flags)
+    assert plan(served, with_serving, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
+    assert candidate_hosts(with_serving.counts, served) == candidate_hosts(without.counts, inventory)
     assert candidate_hosts({}, served) == candidate_hosts({}, inventory)
     assert served.subset({}).hosts == inventory.hosts
-    assert cluster(beside.subset(served)) == cluster(without.subset(inventory))
-    assert beside.training_input == without.training_input
-    assert beside.subset(served).hosts == without.subset(inventory).hosts
+    assert cluster(with_serving.subset(served)) == cluster(without.subset(inventory))
+    assert with_serving.training_input == without.training_input
+    assert with_serving.subset(served).hosts == without.subset(inventory).hosts
 
 
-def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
+def test_no_tier_has_serving_hosts(inventory: Inventory, served: Inventory) -> None:
     assert counts(served) == counts(inventory)
     named = replace(served, scale_tier="STANDARD_1")
     assert describe_counts(counts(named), named) == {"scaleTier": "STANDARD_1"}
@@ -55,29 +55,32 @@ def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
     assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
 
 
-def test_they_get_nothing_of_a_job(inventory: Inventory, served: Inventory) -> None:
+def test_serving_hosts_get_no_files_of_a_job(inventory: Inventory, served: Inventory) -> None:
     assert list(render(served)) == list(inventory.names)
 
 
-@pytest.mark.parametrize("words", ["serving", "serving=1", "worker,serving"])
-def test_they_cannot_be_asked_for(served: Inventory, words: str) -> None:
+@pytest.mark.parametrize("replicas", ["serving", "serving=1", "worker,serving"])
+def test_serving_hosts_cannot_be_requested_by_a_job(served: Inventory, replicas: str) -> None:
     with pytest.raises(UsageError, match=r"'serving.*' is no role; valid are ps, master, worker, evaluator, such as"):
-        build(served, replicas=words)
+        build(served, replicas=replicas)
     with pytest.raises(UsageError, match=r"replicas.*serving.*valid are ps, master, worker, evaluator"):
         trainer_config.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
 
 
-def test_no_replica_is_theirs(inventory: Inventory, served: Inventory) -> None:
+def test_serving_hosts_have_no_replica(inventory: Inventory, served: Inventory) -> None:
     assert served.replicas == inventory.replicas
     assert select(served, "all") == inventory.hosts
     for word in ("serving", "serving-0"):
         with pytest.raises(UsageError, match=f"there is no replica '{word}'.*; valid are ps-0, .*, evaluator, all$"):
             select(served, word)
-    assert "serving-0" in argv(served, "serving-0"), "but one can log in there"
+    assert "serving-0" in argv(served, "serving-0"), "a login is possible"
 
 
-def test_they_cost_and_are_listed(served: Inventory) -> None:
+def test_serving_hosts_have_a_cost_and_are_listed(served: Inventory) -> None:
     assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
-    seen = overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
-    assert [host["name"] for host in json.loads(json.dumps(seen.to_dict()))["hosts"]][-2:] == ["serving-0", "serving-1"]
-    assert "0 of 5 hosts busy" in picture(seen)[0].plain, "what never trains is never busy"
+    snapshot_overview = overview(served, ClusterSnapshot(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
+    assert [host["name"] for host in json.loads(json.dumps(snapshot_overview.to_dict()))["hosts"]][-2:] == [
+        "serving-0",
+        "serving-1",
+    ]
+    assert "0 of 5 hosts busy" in picture(snapshot_overview)[0].plain, "a host without jobs is never busy"

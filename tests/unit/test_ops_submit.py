@@ -1,4 +1,4 @@
-"""A job's submission: the order of its writes, its waits, and that nothing is left behind."""
+"""Check a job's submission: the order of its writes, its waits, and that an abort leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
 
 class FakeFleet:
-    """Hosts that remember what they were told; `answers` says what becomes of a command."""
+    """Record commands and input of hosts; `answers` returns the result of a command."""
 
-    def __init__(self, inventory: Inventory, answers: Callable[[str, str], CommandResult | None] = lambda *_: None) -> None:
-        self.inventory, self.answers = inventory, answers
-        self.told: list[tuple[str, str]] = []
+    def __init__(self, inventory: Inventory, answer: Callable[[str, str], CommandResult | None] = lambda *_: None) -> None:
+        self.inventory, self.answers = inventory, answer
+        self.commands: list[tuple[str, str]] = []
         self.sent: dict[str, bytes] = {}
         self.parts: list[tuple[bytes, ...]] = []
         self._lock = threading.Lock()
 
     def run(self, name: str, command: str, stdin: bytes | tuple[bytes, ...] | None = None) -> CommandResult:
         with self._lock:
-            self.told.append((name, command))
+            self.commands.append((name, command))
             if stdin is not None:
                 self.parts.append((stdin,) if isinstance(stdin, bytes) else stdin)
                 self.sent[name] = b"".join(self.parts[-1])
         return self.answers(name, command) or CommandResult(name, 0, "")
 
     def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
-        ran = self.run(name, command, stdin)
+        result = self.run(name, command, stdin)
         if sent:
             sent(len(self.sent.get(name, b"")))
-        if ran.exit_code:
-            raise HostError(name, what, ran.exit_code, ran.output)
-        return ran.output
+        if result.exit_code:
+            raise HostError(name, what, result.exit_code, result.output)
+        return result.output
 
     def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
         return fan_out(names, work, seconds, done)
@@ -89,11 +89,11 @@ class FakeFleet:
     connection = any_connection
 
 
-class Watched:
-    """A store that says what is written, and may fail."""
+class WatchedStore:
+    """Call `on_write` before each write, which may fail."""
 
-    def __init__(self, store: RecordStore, wrote: Callable[[str, bytes], None]) -> None:
-        self._store, self._wrote = store, wrote
+    def __init__(self, store: RecordStore, on_write: Callable[[str, bytes], None]) -> None:
+        self._store, self._on_write = store, on_write
 
     def read(self, name: str) -> Item | None:
         return self._store.read(name)
@@ -105,11 +105,11 @@ class Watched:
         return self._store.scan(pattern)
 
     def create(self, name: str, content: bytes) -> str:
-        self._wrote(name, content)
+        self._on_write(name, content)
         return self._store.create(name, content)
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        self._wrote(name, content)
+        self._on_write(name, content)
         return self._store.replace(name, content, version)
 
 
@@ -131,79 +131,81 @@ def bucket(submission: Submission) -> Bucket:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew leases all the time."""
+def renew_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew leases continuously."""
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01)
 
 
-def on(fleet: FakeFleet, ledger: Ledger | None = None) -> ClusterClient:
+def make_cluster(fleet: FakeFleet, ledger: Ledger | None = None) -> ClusterClient:
     return ClusterClient(fleet.inventory, fleet, ledger=ledger)  # type: ignore[arg-type]
 
 
-def found(ledger: Ledger, job_id: str = "job01") -> JobRecord:
+def stored_job(ledger: Ledger, job_id: str = "job01") -> JobRecord:
     stored = ledger.job(job_id)
     assert stored is not None
     return stored.record
 
 
-def state(ledger: Ledger) -> tuple[str, str]:
-    return found(ledger).state, found(ledger).errorMessage
+def state_and_error(ledger: Ledger) -> tuple[str, str]:
+    return stored_job(ledger).state, stored_job(ledger).errorMessage
 
 
-def unpacked(stream: bytes) -> dict[str, bytes]:
+def unpack(stream: bytes) -> dict[str, bytes]:
     """Return the files in a host's stream."""
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
         return {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}  # type: ignore[union-attr]
 
 
-def content(bucket: Bucket, name: str) -> bytes:
+def read_content(bucket: Bucket, name: str) -> bytes:
     item = bucket.read(name)
     assert item is not None
     return item.content
 
 
-def named(submission: Submission, job_id: str, priority: int = 0) -> Submission:
+def with_id(submission: Submission, job_id: str, priority: int = 0) -> Submission:
     return replace(submission, job=replace(submission.job, id=job_id, priority=priority))
 
 
-def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
+def test_every_host_gets_one_command(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory)
-    assert submit(on(fleet, ledger), submission, may_wait=True) == []
+    assert submit(make_cluster(fleet, ledger), submission, may_wait=True) == []
     _, version = push.code(ROOT)
-    assert sorted(fleet.told) == sorted((name, push.install_command(version, "job01")) for name in submission.inventory.names)
-    record = found(ledger)
+    assert sorted(fleet.commands) == sorted(
+        (name, push.install_command(version, "job01")) for name in submission.inventory.names
+    )
+    record = stored_job(ledger)
     assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
-    assert record.lease.free, "the job is its replicas'"
+    assert record.lease.free, "the replicas own the job now"
     assert record.hosts[0] == "master-0"
-    assert content(bucket, "jobs/job01/package.tar.gz") == submission.package.archive
-    assert b'"module": "tiny.task"' in content(bucket, "jobs/job01/manifest.json")
+    assert read_content(bucket, "jobs/job01/package.tar.gz") == submission.package.archive
+    assert b'"module": "tiny.task"' in read_content(bucket, "jobs/job01/manifest.json")
     plan = ledger.plan("job01")
     assert plan is not None
     assert plan == render.plan(submission.inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     assert newest_job(ledger) == "job01"
     for name in submission.inventory.names:
-        files = unpacked(fleet.sent[name])
+        files = unpack(fleet.sent[name])
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
         assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
         assert files["opt/scaletier/.new/hosts/VERSION"].decode() == version
-    whole = [parts for parts in fleet.parts if len(parts) > 1]
-    assert len(whole) == len(submission.inventory.names)
-    assert len({id(shared) for shared, _ in whole}) == 1, "the package is in memory once, however many hosts there are"
+    with_package = [parts for parts in fleet.parts if len(parts) > 1]
+    assert len(with_package) == len(submission.inventory.names)
+    assert len({id(shared) for shared, _ in with_package}) == 1, "the package is in memory once for all hosts"
 
 
-def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host may start once the plan is there; the job is its replicas' once all that they may fetch is there."""
-    monkeypatch.setattr(module, "_RENEW_SECONDS", limit())  # none comes between
+def test_the_order_of_writes(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the plan before a host may start, and hand over once all files that replicas fetch are uploaded."""
+    monkeypatch.setattr(module, "_RENEW_SECONDS", limit())  # no renewal in between
     events: list[str] = []
 
-    def wrote(name: str, content: bytes) -> None:
+    def on_write(name: str, content: bytes) -> None:
         record = JobRecord.from_json(content) if name == paths.job("job01") else None
         free = " free" if record and record.lease.free else ""
         events.append(f"{name} {record.state}{free}" if record else name)
 
-    class Spied(FolderBucket):
+    class SpyBucket(FolderBucket):
         def upload(self, name: str, *args: Any) -> None:
-            time.sleep(0.1)  # longer than the hosts take
+            time.sleep(0.1)  # longer than the push to the hosts
             super().upload(name, *args)
             events.append(name)
 
@@ -212,8 +214,8 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
             return super().create(name, content)
 
     fleet = FakeFleet(submission.inventory, lambda name, _: events.append(name))
-    cluster = on(fleet, Ledger(Watched(ledger.store, wrote)))
-    cluster.bucket = Spied(Path(submission.inventory.operator_bucket))
+    cluster = make_cluster(fleet, Ledger(WatchedStore(ledger.store, on_write)))
+    cluster.bucket = SpyBucket(Path(submission.inventory.operator_bucket))
     submit(cluster, submission, may_wait=True)
     started = sorted(name for name in submission.inventory.names)
     assert events[:4] == [paths.QUEUE, "jobs/job01/job.json QUEUED", "jobs/job01/plan.json", "jobs/job01/job.json PREPARING"]
@@ -226,270 +228,278 @@ def with_data(submission: Submission, file: Path) -> Submission:
     return replace(submission, job=job, data={file.name: file})
 
 
-def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
+def test_data_is_uploaded_before_a_host_starts(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "train.tfrecord").write_bytes(b"12345")
     submission = with_data(submission, tmp_path / "train.tfrecord")
-    seen: list[int | None] = []
-    fleet = FakeFleet(submission.inventory, lambda *_: seen.append(bucket.sizes("data/digits").get("train.tfrecord")))
-    submit(on(fleet, ledger), submission, may_wait=True)
-    assert seen == [5] * 5
+    sizes: list[int | None] = []
+    fleet = FakeFleet(submission.inventory, lambda *_: sizes.append(bucket.sizes("data/digits").get("train.tfrecord")))
+    submit(make_cluster(fleet, ledger), submission, may_wait=True)
+    assert sizes == [5] * 5
 
 
-def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
+def test_old_shards_of_the_data_are_deleted(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     new = "train-00000-of-00001.tfrecord"
     (tmp_path / new).write_bytes(b"12345")
-    others = {"train-mine.tfrecord": 1, "test-00000-of-00002.tfrecord": 1}
-    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", *others):
+    kept = {"train-mine.tfrecord": 1, "test-00000-of-00002.tfrecord": 1}
+    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", *kept):
         bucket.upload(f"data/digits/{name}", b"1")
-    submit(on(FakeFleet(submission.inventory), ledger), with_data(submission, tmp_path / new), may_wait=True)
-    assert bucket.sizes("data/digits") == {new: 5, **others}
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), with_data(submission, tmp_path / new), may_wait=True)
+    assert bucket.sizes("data/digits") == {new: 5, **kept}
 
 
-def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
-    def answers(name: str, command: str) -> CommandResult | None:
+def test_a_failing_host_fails_the_job(submission: Submission, ledger: Ledger) -> None:
+    def answer(name: str, command: str) -> CommandResult | None:
         return CommandResult(name, 2, "noise\nfailed: No space left\n") if name == "worker-1" and "take-in" in command else None
 
-    fleet = FakeFleet(submission.inventory, answers)
+    fleet = FakeFleet(submission.inventory, answer)
     with pytest.raises(
         HostsError, match=r"worker-1 could not start its replica.*No space left: job job01 is FAILED, nothing runs"
     ):
-        submit(on(fleet, ledger), submission, may_wait=True)
-    assert state(ledger)[0] == JobState.FAILED
-    assert "No space left" in state(ledger)[1]
+        submit(make_cluster(fleet, ledger), submission, may_wait=True)
+    assert state_and_error(ledger)[0] == JobState.FAILED
+    assert "No space left" in state_and_error(ledger)[1]
     assert ledger.queue().entries == []
 
 
-class Interrupted(FakeFleet):
-    """Ctrl-C comes while the hosts are being told."""
+class InterruptedFleet(FakeFleet):
+    """Raise Ctrl-C during the push to the hosts."""
 
     def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
         raise KeyboardInterrupt
 
 
-def test_what_is_large_is_counted_by_bytes(
+def test_a_large_package_shows_progress_in_bytes(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
     assert re.match(r"job01: starting 5 hosts 5 of 5 \(", capsys.readouterr().err)
     monkeypatch.setattr(module, "_LARGE_BYTES", 1000)
     job = replace(submission.job, id="job02")
-    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
-    said = re.match(r"job02: \w+ 5 hosts (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
-    assert said
-    assert said[1] == said[2]
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
+    match = re.match(r"job02: \w+ 5 hosts (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
+    assert match
+    assert match[1] == match[2]
 
 
 def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        submit(on(Interrupted(submission.inventory), ledger), submission, may_wait=True)
-    assert state(ledger) == ("CANCELLED", "fab train was stopped before the job was handed over")
+        submit(make_cluster(InterruptedFleet(submission.inventory), ledger), submission, may_wait=True)
+    assert state_and_error(ledger) == ("CANCELLED", "fab train was stopped before the job was handed over")
     assert "job01 is CANCELLED, and nothing runs" in capsys.readouterr().err
     assert ledger.queue().entries == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["give_up", "end"])
-def test_another_interrupt_does_not_stop_the_undoing(
+def test_a_second_interrupt_does_not_stop_the_cleanup(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, when: str, number: signal.Signals
 ) -> None:
     kind: Any = module._Renewal if when == "end" else Submitter
     body = getattr(kind, when)
 
-    def again(*args: Any) -> Any:
+    def interrupt_again(*args: Any) -> Any:
         os.kill(os.getpid(), number)
         time.sleep(0.01)
         return body(*args)
 
-    monkeypatch.setattr(kind, when, again)
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(kind, when, interrupt_again)
+    handlers = {
+        signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
 
-    def raises(*_: object) -> None:
+    def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for each in before:
-        signal.signal(each, raises)  # as ops.cli does
+    for signal_number in handlers:
+        signal.signal(signal_number, raise_interrupt)  # as ops.cli does
     try:
-        if when == "end":  # it is called once more when all is undone
-            monkeypatch.setattr(kind, when, lambda *args: (again if ledger.queue().entries else body)(*args))
+        if when == "end":  # it is called again after the cleanup
+            monkeypatch.setattr(kind, when, lambda *args: (interrupt_again if ledger.queue().entries else body)(*args))
         with pytest.raises(KeyboardInterrupt):
-            submit(on(Interrupted(submission.inventory), ledger), submission, may_wait=True)
-        assert {signal.getsignal(each) for each in before} == {raises}
+            submit(make_cluster(InterruptedFleet(submission.inventory), ledger), submission, may_wait=True)
+        assert {signal.getsignal(signal_number) for signal_number in handlers} == {raise_interrupt}
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    assert state(ledger)[0] == "CANCELLED"
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
+    assert state_and_error(ledger)[0] == "CANCELLED"
     assert ledger.queue().entries == []
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledger: Ledger) -> None:
-    beats: list[int] = []
+@pytest.mark.usefixtures("renew_often")
+def test_the_lease_is_renewed_during_the_push(submission: Submission, ledger: Ledger) -> None:
+    heartbeats: list[int] = []
 
-    def answers(name: str, _: str) -> None:
+    def answer(name: str, _: str) -> None:
         if name == "ps-0":
-            wait_for(lambda: beats.append(found(ledger).lease.heartbeatSeq) or len(set(beats)) > 2, "renewals", poll=0.01)
+            wait_for(
+                lambda: heartbeats.append(stored_job(ledger).lease.heartbeatSeq) or len(set(heartbeats)) > 2,
+                "renewals",
+                poll=0.01,
+            )
 
-    submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
-    assert len(set(beats)) > 2
-    assert state(ledger)[0] == "PREPARING"
-    after = found(ledger).lease
+    submit(make_cluster(FakeFleet(submission.inventory, answer), ledger), submission, may_wait=True)
+    assert len(set(heartbeats)) > 2
+    assert state_and_error(ledger)[0] == "PREPARING"
+    after = stored_job(ledger).lease
     time.sleep(0.05)
-    assert found(ledger).lease == after, "a job that was handed over is renewed no more"
+    assert stored_job(ledger).lease == after, "no renewal after the hand-over"
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("renew_often")
 @pytest.mark.parametrize("error", [BucketError("away"), HostsError({}, "away"), RecordError("job.json is no JSON")])
-def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledger: Ledger, error: Exception) -> None:
-    failed: list[str] = []
+def test_a_bucket_that_fails_for_a_while_does_not_end_a_submission(
+    submission: Submission, ledger: Ledger, error: Exception
+) -> None:
+    failures: list[str] = []
 
-    def wrote(name: str, content: bytes) -> None:
+    def on_write(name: str, content: bytes) -> None:
         if threading.current_thread() is threading.main_thread():
-            return  # it is what renews the lease that is to meet the failures
-        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.heartbeatSeq > 1:
-            failed.append(name)
+            return  # the renewal thread is to meet the failures
+        if name == paths.job("job01") and len(failures) < 3 and JobRecord.from_json(content).lease.heartbeatSeq > 1:
+            failures.append(name)
             raise error
 
-    def answers(*_: object) -> None:
-        wait_for(lambda: len(failed) == 3, "failures", poll=0.01)
+    def answer(*_: object) -> None:
+        wait_for(lambda: len(failures) == 3, "failures", poll=0.01)
 
-    cluster = on(FakeFleet(submission.inventory, answers), Ledger(Watched(ledger.store, wrote)))
+    cluster = make_cluster(FakeFleet(submission.inventory, answer), Ledger(WatchedStore(ledger.store, on_write)))
     submit(cluster, submission, may_wait=True)
-    assert len(failed) == 3
-    assert state(ledger) == ("PREPARING", "")
+    assert len(failures) == 3
+    assert state_and_error(ledger) == ("PREPARING", "")
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_job_that_is_cancelled_while_it_is_submitted(
+@pytest.mark.usefixtures("renew_often")
+def test_a_job_cancelled_during_its_submission_ends(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended, run = threading.Event(), module._Renewal._run
+    renewal_ended, run = threading.Event(), module._Renewal._run
 
-    def watched(renewal: module._Renewal) -> None:
+    def run_watched(renewal: module._Renewal) -> None:
         run(renewal)
-        ended.set()
+        renewal_ended.set()
 
-    def answers(*_: object) -> None:
+    def answer(*_: object) -> None:
         ledger.request_cancel("job01", b"{}")
-        assert ended.wait(limit()), "nobody has noticed"
+        assert renewal_ended.wait(limit()), "the renewal did not end"
 
-    monkeypatch.setattr(module._Renewal, "_run", watched)
+    monkeypatch.setattr(module._Renewal, "_run", run_watched)
     with pytest.raises(OpsError, match=r"^job job01 was cancelled while it was being submitted$"):
-        submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
-    assert state(ledger) == ("CANCELLED", "")
+        submit(make_cluster(FakeFleet(submission.inventory, answer), ledger), submission, may_wait=True)
+    assert state_and_error(ledger) == ("CANCELLED", "")
     assert ledger.queue().entries == []
 
 
 @pytest.mark.parametrize("renewed", [True, False])
-def test_a_job_that_another_took_over_is_left_to_it(
+def test_a_job_that_another_process_took_over_is_left_alone(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01 if renewed else limit())
 
-    def answers(name: str, _: str) -> None:
+    def answer(name: str, _: str) -> None:
         while name == "ps-0":
             stored = ledger.job("job01")
             assert stored is not None
             try:
                 ledger.change_job(stored, stored.record.with_holder("bob@desk").ended(NOT_HANDED_OVER))
-            except Exception:  # noqa: BLE001  it was renewed in between
+            except Exception:  # noqa: BLE001  the lease was renewed in between
                 continue
             time.sleep(0.1)
             return
 
-    why = f"^job job01 continued without this fab train, and is FAILED: {NOT_HANDED_OVER}$"
-    with pytest.raises(OpsError, match=why):
-        submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
-    assert found(ledger).lease.holder == "bob@desk"
+    message = f"^job job01 continued without this fab train, and is FAILED: {NOT_HANDED_OVER}$"
+    with pytest.raises(OpsError, match=message):
+        submit(make_cluster(FakeFleet(submission.inventory, answer), ledger), submission, may_wait=True)
+    assert stored_job(ledger).lease.holder == "bob@desk"
     assert ledger.queue().entries == []
 
 
-def test_a_bucket_that_fails_is_one_line(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrote(name: str, _: bytes) -> None:
+def test_a_failing_bucket_is_one_line(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    def on_write(name: str, _: bytes) -> None:
         if name != paths.QUEUE and name != paths.job("job01"):
-            broken.append(name)
-        if broken:
+            failed_writes.append(name)
+        if failed_writes:
             raise BucketError("gs://b did not answer within 20 s")
 
-    broken: list[str] = []
+    failed_writes: list[str] = []
     fleet = FakeFleet(submission.inventory)
     with pytest.raises(BucketError) as error:
-        submit(on(fleet, Ledger(Watched(ledger.store, wrote))), submission, may_wait=True)
+        submit(make_cluster(fleet, Ledger(WatchedStore(ledger.store, on_write))), submission, may_wait=True)
     assert explain(error.value) == ("the bucket fails: gs://b did not answer within 20 s", 1)
-    assert capsys.readouterr().err == "", "the error says it"
-    assert fleet.told == []
+    assert capsys.readouterr().err == "", "only the error is printed"
+    assert fleet.commands == []
 
 
 def test_a_package_that_cannot_be_uploaded_ends_the_job(submission: Submission, ledger: Ledger) -> None:
-    class Full(FolderBucket):
+    class FullBucket(FolderBucket):
         def upload(self, *_: Any) -> None:
             raise BucketError("No space left on device")
 
-    cluster = on(FakeFleet(submission.inventory), ledger)
-    cluster.bucket = Full(Path(submission.inventory.operator_bucket))
-    why = "the package could not be put into the bucket: No space left on device"
-    with pytest.raises(OpsError, match=f"^{why}$"):
+    cluster = make_cluster(FakeFleet(submission.inventory), ledger)
+    cluster.bucket = FullBucket(Path(submission.inventory.operator_bucket))
+    message = "the package could not be put into the bucket: No space left on device"
+    with pytest.raises(OpsError, match=f"^{message}$"):
         submit(cluster, submission, may_wait=True)
-    assert state(ledger) == ("FAILED", why)
+    assert state_and_error(ledger) == ("FAILED", message)
     assert ledger.queue().entries == []
 
 
 def test_an_id_is_used_once(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory)
-    submit(on(fleet, ledger), submission, may_wait=True)
+    submit(make_cluster(fleet, ledger), submission, may_wait=True)
     before = ledger.job("job01")
-    for _ in range(2):  # while it has its hosts, and afterwards
+    for _ in range(2):  # while it holds its hosts, and afterwards
         with pytest.raises(UsageError, match="job id 'job01' was used before, and an id is used once"):
-            submit(on(fleet, ledger), submission, may_wait=True)
+            submit(make_cluster(fleet, ledger), submission, may_wait=True)
         assert ledger.job("job01") == before
         ledger.change_queue(lambda queue: replace(queue, entries=[]))
 
 
-def test_on_a_busy_cluster_it_waits_by_priority(
+def test_jobs_wait_on_a_busy_cluster_by_priority(
     submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = FakeFleet(submission.inventory, checks(10**10))
-    cluster = on(fleet, ledger)
+    fleet = FakeFleet(submission.inventory, ready_answer(10**10))
+    cluster = make_cluster(fleet, ledger)
     submit(cluster, submission, may_wait=True)
     fleet.sent.clear()
-    assert [e.jobId for e in submit(cluster, named(submission, "job02"), may_wait=True)] == ["job01"]
-    assert [e.jobId for e in submit(cluster, named(submission, "job03", 5), may_wait=True)] == ["job01"]
+    assert [e.jobId for e in submit(cluster, with_id(submission, "job02"), may_wait=True)] == ["job01"]
+    assert [e.jobId for e in submit(cluster, with_id(submission, "job03", 5), may_wait=True)] == ["job01"]
     assert [e.jobId for e in ledger.queue().ahead_of("job02")] == ["job01", "job03"]
-    files = unpacked(fleet.sent["ps-0"])
+    files = unpack(fleet.sent["ps-0"])
     assert {"etc/scaletier/host.json", "opt/scaletier/.new/hosts/VERSION"} <= files.keys()
-    assert not [name for name in files if "/jobs/job" in name], "its hosts take the package when its turn comes"
-    waits = found(ledger, "job02")
-    assert (waits.state, waits.lease.free) == (JobState.QUEUED, True), "whoever tends the queue starts it"
+    assert not [name for name in files if "/jobs/job" in name], "hosts fetch the package when its turn comes"
+    queued_job = stored_job(ledger, "job02")
+    assert (queued_job.state, queued_job.lease.free) == (JobState.QUEUED, True), "the queue monitor starts it"
     capsys.readouterr()
-    assert train.run(cluster, named(submission, "job04"), may_wait=True, follow=False) == 0
-    says = "job04 is QUEUED behind job01, job03, job02: fab logs all --job job04 --follow, fab describe job04\n"
-    assert capsys.readouterr().out == says
+    assert train.run(cluster, with_id(submission, "job04"), may_wait=True, follow=False) == 0
+    message = "job04 is QUEUED behind job01, job03, job02: fab logs all --job job04 --follow, fab describe job04\n"
+    assert capsys.readouterr().out == message
     ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
     assert [entry.jobId for entry in ledger.queue().entries if entry.held] == ["job03"]
 
 
-def test_the_longest_that_a_job_waits_is_in_the_queue(submission: Submission, ledger: Ledger) -> None:
-    limited = replace(submission, job=replace(submission.job, policy={**submission.job.policy, "maxWaitTime": 60.0}))
-    submit(on(FakeFleet(submission.inventory), ledger), limited, may_wait=True)
+def test_max_wait_time_is_in_the_queue_entry(submission: Submission, ledger: Ledger) -> None:
+    with_limit = replace(submission, job=replace(submission.job, policy={**submission.job.policy, "maxWaitTime": 60.0}))
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), with_limit, may_wait=True)
     assert ledger.queue().entries[0].maxWaitTime == 60.0
 
 
-def test_a_busy_cluster_is_left_alone_with_no_queue(submission: Submission, ledger: Ledger) -> None:
+def test_no_queue_changes_nothing_on_a_busy_cluster(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory)
-    submit(on(fleet, ledger), submission, may_wait=True)
-    fleet.told.clear()
+    submit(make_cluster(fleet, ledger), submission, may_wait=True)
+    fleet.commands.clear()
     before = ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")
-    says = (
+    message = (
         r"^hosts that it needs are job job01's, which is PREPARING \(started by \S+@\S+ at \S+\): "
         r"follow it with fab logs all --job job01 --follow; without --no-queue the job waits for its turn$"
     )
-    with pytest.raises(UsageError, match=says):
-        submit(on(fleet, ledger), named(submission, "job02"), may_wait=False)
-    assert fleet.told == []
+    with pytest.raises(UsageError, match=message):
+        submit(make_cluster(fleet, ledger), with_id(submission, "job02"), may_wait=False)
+    assert fleet.commands == []
     assert (ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")) == before
 
 
 class Clock:
-    """Time in which nothing waits; `tick` is what others do each second."""
+    """Replace time: `sleep` returns at once and calls `tick`, what others do each second."""
 
     def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
         self.now, self._tick = 100.0, tick
@@ -502,8 +512,8 @@ class Clock:
         self._tick()
 
 
-def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bool = True) -> Submitter:
-    """Write the leftovers of a fab train that is killed right after its claim, or in the midst of it."""
+def leave_claim(ledger: Ledger, submission: Submission, job_id: str, with_record: bool = True) -> Submitter:
+    """Write the leftovers of a fab train that was killed after its claim, or during it."""
     record = replace(submission.record(), jobId=job_id)
     submitter = Submitter(ledger, record, "ann@laptop/1")
     if with_record:
@@ -518,152 +528,152 @@ def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bo
 
 
 @pytest.mark.parametrize("with_record", [True, False])
-def test_what_a_killed_fab_train_left_behind_is_cleared_away(
+def test_leftovers_of_a_killed_fab_train_are_cleared(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, with_record: bool
 ) -> None:
-    claimed(ledger, submission, "job00", with_record)
+    leave_claim(ledger, submission, "job00", with_record)
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    assert submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False) == []
+    assert submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=False) == []
     assert 30 <= clock.now - 100 < 35
-    assert (found(ledger, "job00").state, found(ledger, "job00").errorMessage) == ("FAILED", NOT_HANDED_OVER)
+    assert (stored_job(ledger, "job00").state, stored_job(ledger, "job00").errorMessage) == ("FAILED", NOT_HANDED_OVER)
     assert [entry.jobId for entry in ledger.queue().entries] == ["job01"]
 
 
-def test_a_fab_train_that_lives_keeps_its_hosts(
-    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = claimed(ledger, submission, "job00")
+def test_a_live_fab_train_keeps_its_hosts(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = leave_claim(ledger, submission, "job00")
     clock = Clock(lambda: other.renew() if clock.now >= 103 else None)
     monkeypatch.setattr(module, "time", clock)
     with pytest.raises(UsageError, match=r"^hosts that it needs are job job00's, which is QUEUED"):
-        submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False)
+        submit(make_cluster(FakeFleet(submission.inventory), ledger), submission, may_wait=False)
     assert clock.now == 103
     assert ledger.job("job01") is None
     assert [entry.jobId for entry in ledger.queue().entries] == ["job00"]
 
 
-def checks(room: int, lacking: str = "") -> Callable[[str, str], CommandResult | None]:
-    return lambda name, command: CommandResult(name, 0, f"ready\n{room}\n{room}\n{lacking}\n") if "; df " in command else None
+def ready_answer(free_bytes: int, missing: str = "") -> Callable[[str, str], CommandResult | None]:
+    return lambda name, command: (
+        CommandResult(name, 0, f"ready\n{free_bytes}\n{free_bytes}\n{missing}\n") if "; df " in command else None
+    )
 
 
-def test_a_host_that_prepares_is_waited_for_with_a_word(
+def test_a_preparing_host_is_waited_for(
     submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(train, "_AGAIN_SECONDS", 0.0)
-    asked: list[str] = []
+    checks_of: list[str] = []
 
-    def answers(name: str, command: str) -> CommandResult | None:
+    def answer(name: str, command: str) -> CommandResult | None:
         if "; df " not in command:
             return None
-        asked.append(name)
-        early = name == "worker-0" and asked.count(name) < 3
-        return CommandResult(name, 0, "preparing: runtime\n") if early else checks(10**10)(name, command)
+        checks_of.append(name)
+        still_preparing = name == "worker-0" and checks_of.count(name) < 3
+        return CommandResult(name, 0, "preparing: runtime\n") if still_preparing else ready_answer(10**10)(name, command)
 
-    train.check_hosts(on(FakeFleet(submission.inventory, answers)), submission)
-    assert asked.count("worker-0") == 3
-    assert {asked.count(name) for name in submission.inventory.names if name != "worker-0"} == {1}
+    train.check_hosts(make_cluster(FakeFleet(submission.inventory, answer)), submission)
+    assert checks_of.count("worker-0") == 3
+    assert {checks_of.count(name) for name in submission.inventory.names if name != "worker-0"} == {1}
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("host_state", "message"),
     [
         ("failed: image: it has no curl", "worker-0 could not be set up: image: it has no curl"),
         ("older than this scaletier", "worker-0 is older than this scaletier: run pulumi up"),
         ("preparing: runtime", "worker-0 is not ready after 0 s: preparing: runtime"),
     ],
 )
-def test_a_host_that_is_none_is_named(submission: Submission, monkeypatch: pytest.MonkeyPatch, said: str, words: str) -> None:
+def test_an_unusable_host_is_named(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, host_state: str, message: str
+) -> None:
     monkeypatch.setattr(train, "_READY_SECONDS", 0.0)
 
-    def late(name: str, command: str) -> CommandResult | None:
-        mine = name == "worker-0" and "; df " in command
-        return CommandResult(name, 0, f"{said}\n") if mine else checks(10**10)(name, command)
+    def answer(name: str, command: str) -> CommandResult | None:
+        is_checked = name == "worker-0" and "; df " in command
+        return CommandResult(name, 0, f"{host_state}\n") if is_checked else ready_answer(10**10)(name, command)
 
-    with pytest.raises(HostsError, match=words):
-        train.check_hosts(on(FakeFleet(submission.inventory, late)), submission)
+    with pytest.raises(HostsError, match=message):
+        train.check_hosts(make_cluster(FakeFleet(submission.inventory, answer)), submission)
 
 
-def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
-    fleet = FakeFleet(submission.inventory, checks(10**10))
-    train.check_hosts(on(fleet), submission)
+def test_hosts_are_checked_before_any_change(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
+    fleet = FakeFleet(submission.inventory, ready_answer(10**10))
+    train.check_hosts(make_cluster(fleet), submission)
     assert bucket.walk("") == {}
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
-        train.check_hosts(on(FakeFleet(submission.inventory, checks(50_000_000))), submission)
-    wanting = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
+        train.check_hosts(make_cluster(FakeFleet(submission.inventory, ready_answer(50_000_000))), submission)
+    with_import = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
-        train.check_hosts(on(FakeFleet(submission.inventory, checks(10**10, "pandas"))), wanting)
+        train.check_hosts(make_cluster(FakeFleet(submission.inventory, ready_answer(10**10, "pandas"))), with_import)
     put_job(ledger, submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
-        train.check_hosts(on(fleet), submission)
+        train.check_hosts(make_cluster(fleet), submission)
 
 
-def part_of(submission: Submission) -> Submission:
-    """Return a job of one host, for which the master's or a worker's would do."""
+def master_only(submission: Submission) -> Submission:
+    """Return a job of one replica, for which the master's or a worker's host is a candidate."""
     return replace(submission, job=build_job(JobFlags("job01", scale_tier="BASIC"), submission.inventory, "tiny"))
 
 
-def test_a_part_of_the_cluster_concerns_no_other_host(submission: Submission, ledger: Ledger) -> None:
-    fleet, part = FakeFleet(submission.inventory), part_of(submission)
+def test_a_part_of_the_cluster_uses_no_other_host(submission: Submission, ledger: Ledger) -> None:
+    fleet, part = FakeFleet(submission.inventory), master_only(submission)
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job00", ["master-0"])))
-    assert submit(on(fleet, ledger), part, may_wait=False) == []
+    assert submit(make_cluster(fleet, ledger), part, may_wait=False) == []
     assert list(fleet.sent) == ["worker-0"]
-    assert (found(ledger).state, found(ledger).placement) == ("PREPARING", {"master-0": "worker-0"})
-    assert found(ledger).manifest["cluster"]["replicas"] == {"master": 1}
+    assert (stored_job(ledger).state, stored_job(ledger).placement) == ("PREPARING", {"master-0": "worker-0"})
+    assert stored_job(ledger).manifest["cluster"]["replicas"] == {"master": 1}
     plan = ledger.plan("job01")
     assert plan is not None
     assert plan.replicas == ["master-0"]
-    config = json.loads(plan.with_hosts(found(ledger).placement).tasks["master-0"].tfConfig)
+    config = json.loads(plan.with_hosts(stored_job(ledger).placement).tasks["master-0"].tfConfig)
     assert config["cluster"] == {"chief": ["10.0.0.64:2222"]}
 
 
-def test_a_part_that_waits_is_told_to_all_hosts_that_would_do(submission: Submission, ledger: Ledger) -> None:
-    fleet, part = FakeFleet(submission.inventory), part_of(submission)
+def test_a_queued_part_is_pushed_to_all_candidates(submission: Submission, ledger: Ledger) -> None:
+    fleet, part = FakeFleet(submission.inventory), master_only(submission)
     ledger.change_queue(lambda queue: queue.added(QueueEntry("job00", ["master-0", "worker-0", "worker-1"])))
-    assert [entry.jobId for entry in submit(on(fleet, ledger), part, may_wait=True)] == ["job00"]
+    assert [entry.jobId for entry in submit(make_cluster(fleet, ledger), part, may_wait=True)] == ["job00"]
     assert sorted(fleet.sent) == ["master-0", "worker-0", "worker-1"]
-    assert (found(ledger).state, found(ledger).placement) == ("QUEUED", {})
+    assert (stored_job(ledger).state, stored_job(ledger).placement) == ("QUEUED", {})
 
 
-def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
-    submission: Submission, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def away(*gone: str) -> Any:
-        checked = checks(10**10)
+def test_an_unreachable_candidate_is_replaced_by_another(submission: Submission, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer_without(*unreachable: str) -> Any:
+        ready = ready_answer(10**10)
 
         def answer(name: str, command: str) -> CommandResult | None:
-            if name in gone:
+            if name in unreachable:
                 raise HostError(name, "does not answer")
-            return None if command == "connect" else checked(name, command)
+            return None if command == "connect" else ready(name, command)
 
         return answer
 
-    part = part_of(submission)
-    checked = train.check_hosts(on(FakeFleet(submission.inventory, away("master-0", "ps-0"))), part)
-    assert checked.candidates == {"master-0": ["worker-0", "worker-1"]}
-    assert checked.record().candidates == checked.candidates
+    part = master_only(submission)
+    checked_submission = train.check_hosts(
+        make_cluster(FakeFleet(submission.inventory, answer_without("master-0", "ps-0"))), part
+    )
+    assert checked_submission.candidates == {"master-0": ["worker-0", "worker-1"]}
+    assert checked_submission.record().candidates == checked_submission.candidates
     assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
-    gone = away("master-0", "worker-0", "worker-1")
+    unreachable = answer_without("master-0", "worker-0", "worker-1")
     with pytest.raises(HostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
-        train.check_hosts(on(FakeFleet(submission.inventory, gone)), part)
+        train.check_hosts(make_cluster(FakeFleet(submission.inventory, unreachable)), part)
     with pytest.raises(HostsError, match="ps-0 does not answer"):
-        train.check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
+        train.check_hosts(make_cluster(FakeFleet(submission.inventory, answer_without("ps-0"))), submission)
 
 
-def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
-    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    off, started = {"ps-0", "worker-1"}, []
-    checked = checks(10**10)
+def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped_hosts, started = {"ps-0", "worker-1"}, []
+    ready = ready_answer(10**10)
 
     def answer(name: str, command: str) -> CommandResult | None:
-        if name in off:
+        if name in stopped_hosts:
             raise HostError(name, "does not answer")
-        return None if command == "connect" else checked(name, command)
+        return None if command == "connect" else ready(name, command)
 
     def start(name: str) -> str:
         started.append(name)
-        off.remove(name)
+        stopped_hosts.remove(name)
         return ""
 
     hosts = tuple(replace(host, start=f"{host.name}/start") for host in submission.inventory.hosts)
@@ -672,87 +682,91 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
         hosts=hosts,
         power=PowerAccess(url="http://x/", operator_url="http://y/", token="http://t", token_command="true", preempted=""),
     )
-    stopped = replace(submission, inventory=inventory)
+    startable = replace(submission, inventory=inventory)
     with pytest.raises(
         HostsError,
         match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
-        train.check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
+        train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), startable)
     monkeypatch.setattr(start_hosts, "_start", lambda _: start)
-    willing = replace(stopped, job=replace(submission.job, start_hosts=True))
-    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), willing).excluded == frozenset()
+    with_start = replace(startable, job=replace(submission.job, start_hosts=True))
+    assert train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
-    off.add("ps-0")
-    put_job(ledger, JobRecord(willing.job.id))
+    stopped_hosts.add("ps-0")
+    put_job(ledger, JobRecord(with_start.job.id))
     with pytest.raises(UsageError, match="was used before"):
-        train.check_hosts(on(FakeFleet(inventory, answer), ledger), willing)
-    assert len(started) == 2, "no host is started for a job that cannot be"
+        train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start)
+    assert len(started) == 2, "no host is started for an invalid job"
 
 
-def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, ledger: Ledger) -> None:
+def test_two_running_jobs_cannot_share_an_output(submission: Submission, ledger: Ledger) -> None:
     def job(job_id: str, job_dir: str, **flags: str) -> Submission:
-        told = JobFlags(job_id, job_dir=job_dir, **flags)  # type: ignore[arg-type]
-        return replace(submission, job=build_job(told, submission.inventory, "tiny"))
+        job_flags = JobFlags(job_id, job_dir=job_dir, **flags)  # type: ignore[arg-type]
+        return replace(submission, job=build_job(job_flags, submission.inventory, "tiny"))
 
-    fleet = FakeFleet(submission.inventory, checks(10**10))
+    fleet = FakeFleet(submission.inventory, ready_answer(10**10))
     first = job("job00", "/bucket/jobs/old/output", scale_tier="BASIC")
-    submit(on(FakeFleet(submission.inventory), ledger), first, may_wait=False)
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), first, may_wait=False)
     for folder in ("/bucket/jobs/old/output/", "/bucket/jobs/old/output/more", "/bucket/jobs/old"):
         with pytest.raises(
             UsageError, match="job job00, which is PREPARING, writes to /bucket/jobs/old/output, and this job would"
         ):
-            train.check_hosts(on(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
-    train.check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
-    # One that needs the same host comes after it, and may go on in its output.
-    train.check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
+            train.check_hosts(make_cluster(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
+    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
+    # A job that needs the same host runs after it, and may continue in its output.
+    train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "ROOT", tmp_path)
     (tmp_path / ".cache/mnist").mkdir(parents=True)
     inventory = replace(inventory, operator_bucket=str(tmp_path))
-    fleet = FakeFleet(inventory, checks(10**10))
+    fleet = FakeFleet(inventory, ready_answer(10**10))
     with pytest.raises(UsageError, match="there is no mnist to train on: run make data"):
-        train.check_hosts(on(fleet), train.prepare(inventory, JobFlags("job01"), str(SHIPPED)))
-    told = train.prepare(inventory, JobFlags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
-    assert told.data == {}
-    train.check_hosts(on(fleet), told)
+        train.check_hosts(make_cluster(fleet), train.prepare(inventory, JobFlags("job01"), str(SHIPPED)))
+    prepared = train.prepare(inventory, JobFlags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
+    assert prepared.data == {}
+    train.check_hosts(make_cluster(fleet), prepared)
     (tmp_path / ".cache/mnist/train-0.tfrecord").write_bytes(b"")
     assert list(train.prepare(inventory, JobFlags("job01"), None).data) == ["train-0.tfrecord"]
 
 
-def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(submission: Submission, ledger: Ledger) -> None:
-    made = build_job(JobFlags("job01", more_args=["\udcff"]), submission.inventory, "tiny")
-    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=made), may_wait=True)
-    assert found(ledger).trainingInput["args"] == ["\ufffd"]
+def test_arguments_that_are_no_utf_8_are_sent_unchanged(submission: Submission, ledger: Ledger) -> None:
+    job = build_job(JobFlags("job01", more_args=["\udcff"]), submission.inventory, "tiny")
+    submit(make_cluster(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
+    assert stored_job(ledger).trainingInput["args"] == ["\ufffd"]
     plan = ledger.plan("job01")
     assert plan is not None
     assert plan.args == ["\udcff"]
 
 
-@pytest.mark.parametrize("wanted", ["SUCCEEDED", "FAILED", "CANCELLED"])
+@pytest.mark.parametrize("final_state", ["SUCCEEDED", "FAILED", "CANCELLED"])
 def test_the_exit_code_of_a_followed_job(
-    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: str
+    submission: Submission,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    final_state: str,
 ) -> None:
     from ops.screen import logs
 
-    ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
-    monkeypatch.setattr(logs, "follow_plain", lambda *_: ended)
+    final_record = JobRecord("job01", JobState(final_state), errorMessage="worker-1 ran out of memory.\nmore")
+    monkeypatch.setattr(logs, "follow_plain", lambda *_: final_record)
     monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
     monkeypatch.setattr(train.outcome, "read_unsaved", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.watch(cluster, submission.record()) == (0 if wanted == "SUCCEEDED" else 1)
-    first, rest = capsys.readouterr().err.split("\n", 1)
-    err = f"{first}\n"
-    assert rest == "what is beside it\n"
-    if wanted == "SUCCEEDED":
-        assert err == "job01 SUCCEEDED: what is there\n"
+    assert train.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
+    first, following = capsys.readouterr().err.split("\n", 1)
+    first_line = f"{first}\n"
+    assert following == "what is beside it\n"
+    if final_state == "SUCCEEDED":
+        assert first_line == "job01 SUCCEEDED: what is there\n"
     else:
-        more = "; fab bundle job01 collects the evidence in one file" if wanted == "FAILED" else ""
-        assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01{more})\n"
+        hint = "; fab bundle job01 collects the evidence in one file" if final_state == "FAILED" else ""
+        assert first_line == f"error: job01 {final_state}: worker-1 ran out of memory (fab describe job01{hint})\n"
 
 
-def test_ctrl_c_leaves_a_job_to_itself(
+def test_ctrl_c_leaves_the_job_running(
     submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ops.screen import logs

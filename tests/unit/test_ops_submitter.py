@@ -1,4 +1,4 @@
-"""A submission, killed at any moment: with a folder, and a clock that stands still."""
+"""Check a submission that is killed at any moment: with a folder as bucket and a fake clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class Bucket:
-    """The bucket, who submits, and who tends."""
+    """The bucket, a submitter and a queue monitor."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,13 +40,15 @@ class Bucket:
         self.ledger = Ledger(FolderBucket(root), sleep=lambda _: None)
         self.monitor = QueueMonitor(self.ledger, ChangeTimer(self.clock), "monitor", LEASE)
 
-    def submitter(self, me: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object) -> Submitter:
+    def submitter(
+        self, holder: str = "fab 1", job_id: str = "job01", max_wait: float | None = None, **job: object
+    ) -> Submitter:
         self.store = Flaky(FolderBucket(self.root))
         record = JobRecord(job_id, hosts=HOSTS, createTime="2026-01-31T12:00:00Z", submittedBy="me", **job)  # type: ignore[arg-type]
-        return Submitter(Ledger(self.store, sleep=lambda _: None), record, me, max_wait)
+        return Submitter(Ledger(self.store, sleep=lambda _: None), record, holder, max_wait)
 
-    def claimed(self, me: str = "fab 1", job_id: str = "job01") -> Submitter:
-        submitter = self.submitter(me, job_id)
+    def claim(self, holder: str = "fab 1", job_id: str = "job01") -> Submitter:
+        submitter = self.submitter(holder, job_id)
         submitter.claim(may_wait=True)
         return submitter
 
@@ -68,8 +70,8 @@ class Bucket:
     def queue(self) -> list[tuple[str, bool]]:
         return [(entry.jobId, entry.held) for entry in self.ledger.queue().entries]
 
-    def tend(self, seconds: float) -> None:
-        """Look every second for so long."""
+    def monitor_for(self, seconds: float) -> None:
+        """Run the monitor every second for `seconds`."""
         for _ in range(int(seconds)):
             self.monitor.run_once()
             self.clock.pass_(1.0)
@@ -81,7 +83,7 @@ def bucket(tmp_path: Path) -> Bucket:
     return Bucket(tmp_path)
 
 
-def test_a_job_from_its_claim_until_it_is_handed_over(bucket: Bucket) -> None:
+def test_a_submission_from_claim_to_hand_over(bucket: Bucket) -> None:
     submitter = bucket.submitter(priority=3, max_wait=60.0)
     assert submitter.claim(may_wait=False) == []
     assert bucket.job().lease == Lease("fab 1", 1, 0, True)
@@ -97,20 +99,20 @@ def test_a_job_from_its_claim_until_it_is_handed_over(bucket: Bucket) -> None:
     assert (bucket.job().state, bucket.job().lease) == ("PREPARING", Lease("", 2))
 
 
-def test_an_id_that_was_used_before_changes_nothing(bucket: Bucket) -> None:
-    bucket.claimed()
+def test_a_used_id_changes_nothing(bucket: Bucket) -> None:
+    bucket.claim()
     before = bucket.job()
     with pytest.raises(UsedBeforeError):
-        bucket.claimed("fab 2")
-    bucket.submitter().give_up("no")  # of another life: it has nothing to give up
+        bucket.claim("fab 2")
+    bucket.submitter().give_up("no")  # of another process: it has nothing to give up
     assert bucket.job() == before
     assert bucket.queue() == []
     with pytest.raises(UsedBeforeError):
-        bucket.claimed("fab 2")
+        bucket.claim("fab 2")
     assert (bucket.job(), bucket.queue()) == (before, [])
 
 
-def test_who_may_not_wait_leaves_no_trace(bucket: Bucket) -> None:
+def test_a_refused_submission_leaves_no_trace(bucket: Bucket) -> None:
     bucket.submitter().claim(may_wait=False)
     with pytest.raises(BusyError, match="job01") as caught:
         bucket.submitter("fab 2", "job02").claim(may_wait=False)
@@ -119,7 +121,7 @@ def test_who_may_not_wait_leaves_no_trace(bucket: Bucket) -> None:
     assert bucket.ledger.job("job02") is None
 
 
-def test_who_may_wait_is_told_for_whom(bucket: Bucket) -> None:
+def test_a_queued_submission_gets_the_jobs_ahead(bucket: Bucket) -> None:
     first, second = bucket.submitter(), bucket.submitter("fab 2", "job02")
     first.claim(may_wait=True)
     assert [entry.jobId for entry in second.claim(may_wait=True)] == ["job01"]
@@ -135,15 +137,15 @@ STEPS = ("queue", "job", "renewed", "prepared")
 
 
 @pytest.mark.parametrize("last", STEPS)
-def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: Bucket, last: str) -> None:
+def test_a_submission_killed_at_any_step_ends_after_its_lease(bucket: Bucket, last: str) -> None:
     submitter = bucket.submitter()
 
-    def killed(method: str, name: str) -> None:
+    def kill_at(method: str, name: str) -> None:
         if last == "queue" and method == "create" and name == paths.job("job01"):
             raise Killed
 
     store = bucket.store
-    store.before = killed
+    store.before = kill_at
     with suppress(Killed):
         submitter.claim(may_wait=True)
         if last != "job":
@@ -154,14 +156,14 @@ def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: B
     other.claim(may_wait=True)
     other.give_up("")
     assert bucket.queue()[0] == ("job01", True)
-    bucket.tend(SUBMITTERS - 1)
+    bucket.monitor_for(SUBMITTERS - 1)
     assert ("job01", True) in bucket.queue()
     assert last == "queue" or not bucket.job().final
-    bucket.tend(1)
+    bucket.monitor_for(1)
     assert ("job01", True) not in bucket.queue()
     assert (bucket.job().state, bucket.job().errorMessage) == ("FAILED", NOT_HANDED_OVER)
     assert bucket.job().lease.holder == "monitor"
-    # It was only suspended, and goes on.
+    # The submitter was only suspended, and continues.
     store.before = lambda method, name: None
     if last == "queue":
         with pytest.raises(OvertakenError, match="FAILED"):
@@ -176,21 +178,21 @@ def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: B
         assert bucket.job() == before
 
 
-def test_signs_of_life_keep_it(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+def test_renewals_keep_a_submission_alive(bucket: Bucket) -> None:
+    submitter = bucket.claim()
     for _ in range(5):
-        bucket.tend(SUBMITTERS - 1)
+        bucket.monitor_for(SUBMITTERS - 1)
         submitter.renew()
     assert not bucket.job().final
     submitter.hand_over()
-    bucket.tend(10 * LEASE)
-    assert (bucket.job().state, bucket.queue()) == ("QUEUED", [("job01", True)])  # it is its hosts', which may take their time
+    bucket.monitor_for(10 * LEASE)
+    assert (bucket.job().state, bucket.queue()) == ("QUEUED", [("job01", True)])  # its hosts have it, without a limit
 
 
-def test_an_answer_that_was_lost_is_a_success_when_it_is_tried_again(bucket: Bucket) -> None:
+def test_a_retry_after_a_lost_answer_succeeds(bucket: Bucket) -> None:
     submitter = bucket.submitter()
-    for evil in (["after"], ["before"], ["after"]):  # of the queue, and then twice of the job
-        bucket.store.fail = evil
+    for failure in (["after"], ["before"], ["after"]):  # of the queue once, then of the job twice
+        bucket.store.fail = failure
         with pytest.raises(BucketError):
             submitter.claim(may_wait=False)
     assert submitter.claim(may_wait=False) == []
@@ -203,17 +205,17 @@ def test_an_answer_that_was_lost_is_a_success_when_it_is_tried_again(bucket: Buc
     assert (bucket.job().state, bucket.job().lease.free) == ("PREPARING", True)
 
 
-def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+def test_a_renewal_with_a_lost_answer_is_recognized(bucket: Bucket) -> None:
+    submitter = bucket.claim()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
         submitter.renew()
     submitter.prepare()
-    assert (bucket.job().state, bucket.job().lease.heartbeatSeq) == ("PREPARING", 2)  # each write is one
+    assert (bucket.job().state, bucket.job().lease.heartbeatSeq) == ("PREPARING", 2)  # each write counts
 
 
-def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+def test_a_hand_over_with_a_lost_answer_leaves_the_replicas_job(bucket: Bucket) -> None:
+    submitter = bucket.claim()
     submitter.prepare()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
@@ -226,12 +228,12 @@ def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bu
         submitter.prepare()
 
 
-def test_cancelled_while_it_is_submitted(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+def test_a_cancelled_submission_gives_up(bucket: Bucket) -> None:
+    submitter = bucket.claim()
     canceller = bucket.canceller()
-    seen = canceller.step()
-    assert seen is not None
-    assert seen.state == "QUEUED"  # its submitter lives, and is asked
+    record = canceller.step()
+    assert record is not None
+    assert record.state == "QUEUED"  # its submitter is alive, and must end it
     with pytest.raises(CancelledError):
         submitter.renew()
     submitter.give_up("", cancelled=True)
@@ -239,7 +241,7 @@ def test_cancelled_while_it_is_submitted(bucket: Bucket) -> None:
     assert canceller.step() == bucket.job()
 
 
-def test_the_canceller_ends_what_a_silent_submitter_left(bucket: Bucket) -> None:
+def test_the_canceller_ends_a_silent_submission(bucket: Bucket) -> None:
     submitter, canceller = bucket.submitter(), bucket.canceller()
     submitter.claim(may_wait=True)
     for _ in range(int(SUBMITTERS)):
@@ -254,8 +256,8 @@ def test_the_canceller_ends_what_a_silent_submitter_left(bucket: Bucket) -> None
         submitter.prepare()
 
 
-def test_the_canceller_ends_a_job_that_waits_at_once(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+def test_the_canceller_ends_a_queued_job_at_once(bucket: Bucket) -> None:
+    submitter = bucket.claim()
     submitter.hand_over()
     ended = bucket.canceller().step()
     assert ended == bucket.job()
@@ -263,7 +265,7 @@ def test_the_canceller_ends_a_job_that_waits_at_once(bucket: Bucket) -> None:
 
 
 def test_the_canceller_gives_replicas_three_leases(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+    submitter = bucket.claim()
     submitter.prepare()
     submitter.hand_over()
     bucket.change(lambda job: job.with_holder("master-0/1").to(JobState.RUNNING))
@@ -278,59 +280,59 @@ def test_the_canceller_gives_replicas_three_leases(bucket: Bucket) -> None:
     assert (bucket.job().lease.holder, bucket.queue()) == ("canceller", [])
 
 
-def test_what_is_not_there_or_over_is_not_cancelled(bucket: Bucket) -> None:
+def test_a_missing_or_ended_job_is_not_cancelled(bucket: Bucket) -> None:
     assert bucket.canceller().step() is None
     bucket.ledger.create_job(JobRecord("job02").ended("why"))
     before = bucket.job("job02")
     assert bucket.canceller("job02").step() == before == bucket.job("job02")
 
 
-def test_a_job_waits_for_its_hosts_only_so_long(bucket: Bucket) -> None:
+def test_a_job_waits_at_most_max_wait_time(bucket: Bucket) -> None:
     first, second = bucket.submitter(), bucket.submitter("fab 2", "job02", max_wait=40.0)
     for submitter in (first, second):
         submitter.claim(may_wait=True)
         submitter.hand_over()
-    bucket.tend(39)
+    bucket.monitor_for(39)
     assert not bucket.job("job02").final
-    bucket.tend(1)
-    said = "it waited for its hosts for longer than maxWaitTime, 40 s"
-    assert (bucket.job("job02").state, bucket.job("job02").errorMessage) == ("FAILED", said)
+    bucket.monitor_for(1)
+    message = "it waited for its hosts for longer than maxWaitTime, 40 s"
+    assert (bucket.job("job02").state, bucket.job("job02").errorMessage) == ("FAILED", message)
     assert bucket.queue() == [("job01", True)]
     assert not bucket.job().final
 
 
 def test_a_waiting_cancelled_job_is_ended_by_the_monitor(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+    submitter = bucket.claim()
     submitter.hand_over()
     bucket.ledger.request_cancel("job01", b"{}")
     bucket.monitor.run_once()
     assert (bucket.job().state, bucket.queue()) == ("CANCELLED", [])
 
 
-def test_hosts_of_a_job_that_is_over_are_given_to_the_next(bucket: Bucket) -> None:
-    bucket.claimed()
-    bucket.claimed("fab 2", "job02")
+def test_hosts_of_an_ended_job_go_to_the_next(bucket: Bucket) -> None:
+    bucket.claim()
+    bucket.claim("fab 2", "job02")
     bucket.change(lambda job: job.with_holder("").ended("why"))
-    beats = bucket.submitter("fab 2", "job02")
-    beats.claim(may_wait=True)
-    bucket.tend(LEASE - 1)
+    other_submitter = bucket.submitter("fab 2", "job02")
+    other_submitter.claim(may_wait=True)
+    bucket.monitor_for(LEASE - 1)
     assert bucket.queue()[0] == ("job01", True)
-    beats.renew()
-    bucket.tend(1)
+    other_submitter.renew()
+    bucket.monitor_for(1)
     assert bucket.queue() == [("job02", True)]
 
 
-def test_a_garbled_job_does_not_hold_its_hosts(bucket: Bucket) -> None:
-    bucket.claimed()
+def test_a_damaged_job_releases_its_hosts(bucket: Bucket) -> None:
+    bucket.claim()
     (bucket.root / paths.job("job01")).write_bytes(b"{")
-    bucket.tend(LEASE - 1)
+    bucket.monitor_for(LEASE - 1)
     assert bucket.queue() == [("job01", True)]
-    bucket.tend(1)
+    bucket.monitor_for(1)
     assert bucket.queue() == []
 
 
-def test_two_monitors_at_once_end_a_job_once(bucket: Bucket) -> None:
-    bucket.claimed()
+def test_two_concurrent_monitors_end_a_job_once(bucket: Bucket) -> None:
+    bucket.claim()
     store = Flaky(FolderBucket(bucket.root))
     other = QueueMonitor(Ledger(store, sleep=lambda _: None), ChangeTimer(bucket.clock), "other", LEASE)
     for _ in range(int(SUBMITTERS)):
@@ -338,18 +340,18 @@ def test_two_monitors_at_once_end_a_job_once(bucket: Bucket) -> None:
         other.run_once()
         bucket.clock.pass_(1.0)
 
-    def quicker(method: str, name: str) -> None:
+    def end_first(method: str, name: str) -> None:
         store.before = lambda method, name: None
         bucket.monitor.run_once()
 
-    store.before = lambda method, name: quicker(method, name) if method == "replace" else None
+    store.before = lambda method, name: end_first(method, name) if method == "replace" else None
     other.run_once()
     assert (bucket.job().lease.holder, bucket.job().lease.epoch, bucket.queue()) == ("monitor", 2, [])
     assert store.calls == []
 
 
 def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bucket) -> None:
-    submitter = bucket.claimed()
+    submitter = bucket.claim()
     submitter.prepare()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
@@ -361,9 +363,9 @@ def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bu
 
 
 @pytest.mark.parametrize("effect", ["before", "after"])
-def test_an_interrupt_while_the_job_is_made_ends_it_for_good(bucket: Bucket, effect: str) -> None:
+def test_an_interrupt_during_the_creation_ends_the_job(bucket: Bucket, effect: str) -> None:
     submitter = bucket.submitter()
-    bucket.store.fail = ["", effect]  # the queue is written, the job is not heard of
+    bucket.store.fail = ["", effect]  # the queue is written, the answer for the job is lost
     with pytest.raises(BucketError):
         submitter.claim(may_wait=True)
     record = submitter.give_up("stopped", cancelled=True)
@@ -373,7 +375,7 @@ def test_an_interrupt_while_the_job_is_made_ends_it_for_good(bucket: Bucket, eff
     assert bucket.queue() == []
 
 
-def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) -> None:
+def test_an_interrupt_before_the_creation_leaves_nothing(bucket: Bucket) -> None:
     submitter = bucket.submitter()
     bucket.store.fail = ["after"]
     with pytest.raises(BucketError):
@@ -384,63 +386,63 @@ def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) ->
     assert bucket.ledger.job("job01") is None
 
 
-def handed_over(bucket: Bucket, **limits: float) -> None:
-    submitter = bucket.claimed()
+def hand_over(bucket: Bucket, **limits: float) -> None:
+    submitter = bucket.claim()
     bucket.ledger.create_plan(Plan("job01", HOSTS, "m", [], {}, **limits))  # type: ignore[arg-type]
     submitter.hand_over()
 
 
 def test_a_job_whose_hosts_never_start_it_is_ended(bucket: Bucket) -> None:
-    handed_over(bucket, preparingSeconds=100.0)
-    bucket.tend(99)
+    hand_over(bucket, preparingSeconds=100.0)
+    bucket.monitor_for(99)
     assert not bucket.job().final
-    bucket.tend(1)
-    said = "its hosts (master-0, worker-0) did not start it, and count as lost: none of them sent a heartbeat for 100 s"
-    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
+    bucket.monitor_for(1)
+    message = "its hosts (master-0, worker-0) did not start it, and count as lost: none of them sent a heartbeat for 100 s"
+    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", message, [])
 
 
 def test_a_leaderless_job_is_ended_after_a_wait(bucket: Bucket) -> None:
-    handed_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
+    hand_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
     bucket.change(lambda job: job.to(JobState.PREPARING).with_holder("master-0/1").to(JobState.RUNNING))
-    bucket.tend(80)
-    bucket.change(lambda job: replace(job, lease=job.lease.renewed()))  # it was only away
-    bucket.tend(119)
+    bucket.monitor_for(80)
+    bucket.change(lambda job: replace(job, lease=job.lease.renewed()))  # the leader answers again
+    bucket.monitor_for(119)
     assert bucket.job().state == "RUNNING"
-    bucket.tend(1)
-    said = "its hosts (master-0, worker-0) are lost: none of them sent a heartbeat for 120 s"
-    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
+    bucket.monitor_for(1)
+    message = "its hosts (master-0, worker-0) are lost: none of them sent a heartbeat for 120 s"
+    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", message, [])
     assert (bucket.job().lease.holder, bucket.job().lostReplicas) == ("monitor", HOSTS)
 
 
 def test_the_hosts_of_a_leaderless_job_are_started(bucket: Bucket) -> None:
-    asked: list[str] = []
+    started: list[str] = []
 
     def start(host: str) -> str:
-        asked.append(host)
+        started.append(host)
         return ""
 
     starter = HostStarter(start, HOSTS, bucket.clock, lambda work: work())
     bucket.monitor = QueueMonitor(bucket.ledger, ChangeTimer(bucket.clock), "monitor", LEASE, starter)
-    submitter = bucket.claimed()
+    submitter = bucket.claim()
     bucket.ledger.create_plan(Plan("job01", HOSTS, "task", [], {}))
-    bucket.tend(29)
-    assert asked == [], "it is its submitter's"
+    bucket.monitor_for(29)
+    assert started == [], "the submitter still holds the job"
     submitter.renew()
     submitter.prepare()
     submitter.hand_over()
-    bucket.tend(29)
-    assert asked == [], "they may be about to take it up"
-    bucket.tend(2)
-    assert asked == HOSTS
+    bucket.monitor_for(29)
+    assert started == [], "the hosts may be about to claim it"
+    bucket.monitor_for(2)
+    assert started == HOSTS
     bucket.change(lambda job: job.with_holder("worker-0/1"))
-    bucket.tend(29)
-    assert asked == HOSTS, "one of them leads"
+    bucket.monitor_for(29)
+    assert started == HOSTS, "one of them is the leader"
     bucket.change(lambda job: job.to(JobState.CANCELLING))
-    bucket.tend(40)
+    bucket.monitor_for(40)
     bucket.change(lambda job: job.ended(""))
-    bucket.tend(40)
-    assert asked == HOSTS, "nobody wants them any more"
-    bucket.claimed("fab 2", "job02")
-    bucket.tend(40)
+    bucket.monitor_for(40)
+    assert started == HOSTS, "the job needs no hosts any more"
+    bucket.claim("fab 2", "job02")
+    bucket.monitor_for(40)
     assert bucket.job("job02").state == "FAILED"
-    assert asked == HOSTS, "what a dead submitter left is ended, and starts no host"
+    assert started == HOSTS, "a job of a dead submitter is ended, and starts no host"
