@@ -1,4 +1,4 @@
-"""The comparison of two runs of a job, as `fab reproduce` prints it."""
+"""Check the comparison of two runs of a job, as `fab reproduce` prints it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.submit import compare
 
 
 @pytest.mark.parametrize(
-    ("original", "again", "change"),
+    ("original", "repeated", "change"),
     [
         ("0.9", "0.9", "same"),
         ("0.90", "0.885", "-0.015"),
@@ -20,15 +20,15 @@ from ops.submit import compare
         ("a", None, "not known"),
     ],
 )
-def test_how_a_difference_is_told(original: str | None, again: str | None, change: str) -> None:
-    assert compare.Difference("x", [original, again]).change == change
+def test_a_difference_is_formatted(original: str | None, repeated: str | None, change: str) -> None:
+    assert compare.Difference("x", [original, repeated]).change == change
 
 
 def test_versions_data_and_replicas_are_compared_one_by_one() -> None:
     def record(job_id: str, workers: int, data: dict[str, Any], **versions: str) -> JobRecord:
         types = {"worker": "n1-highcpu-8"}
-        made = {"scaleTier": "CUSTOM", "replicas": {"worker": workers}, "machineTypes": types}
-        return JobRecord(job_id, manifest={"cluster": made, "versions": versions, "data": data})
+        cluster = {"scaleTier": "CUSTOM", "replicas": {"worker": workers}, "machineTypes": types}
+        return JobRecord(job_id, manifest={"cluster": cluster, "versions": versions, "data": data})
 
     hashed = {"sha256": "ab" * 32, "files": 1, "bytes": 1_000_000}
     rows = compare.rows(record("a", 2, hashed, python="3.11"), record("b", 4, {"notHashed": "gone"}, python="3.12"), ({}, {}))

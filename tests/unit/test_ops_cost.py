@@ -1,4 +1,4 @@
-"""The cost of hosts and jobs: sums by role, unknown prices, and a stack without prices."""
+"""Check the cost of hosts and jobs: sums by role, unknown prices, and a stack without prices."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ops.show import cost
 from ops.show.jobs import describe
 from ops.submit.submitter import Canceller
 
-MADE, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
+CREATED, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
 
 
 @pytest.fixture
 def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """Return hosts at 0.25 an hour, made 2.5 hours ago; worker-1 an hour later, in another time zone."""
+    """Return hosts at 0.25 an hour, created 2.5 hours ago; worker-1 an hour later, in another time zone."""
     monkeypatch.setattr(cost, "now", lambda: NOW)
-    hosts = [replace(host, hourly_cost=0.25, create_time=MADE) for host in inventory.hosts]
+    hosts = [replace(host, hourly_cost=0.25, create_time=CREATED) for host in inventory.hosts]
     (tmp_path / "bucket").mkdir()
     hosts[3] = replace(hosts[3], create_time="2026-01-31T05:00:00.000-08:00")
     return replace(inventory, hosts=tuple(hosts), operator_bucket=str(tmp_path / "bucket"))
@@ -37,22 +37,22 @@ def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def ledger(priced: Inventory) -> Ledger:
-    """Write two jobs: the older one has ended and cost 1.25, the newer one runs."""
+    """Write two jobs: the older one has ended and cost 1.25, the newer one is running."""
     ledger = Ledger(FolderBucket(Path(priced.operator_bucket)))
-    done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=priced.hourly_cost)
+    done = JobRecord("job01", state=JobState.RUNNING, createTime=CREATED, startTime=CREATED, hourlyCost=priced.hourly_cost)
     put_job(ledger, done.to(JobState.SUCCEEDED, endTime="2026-01-31T13:00:00.000Z"))
     put_job(ledger, JobRecord("job02", state=JobState.RUNNING, createTime=NOW, startTime=NOW))
     return ledger
 
 
-def test_the_hours_of_each_host_at_its_price(priced: Inventory) -> None:
+def test_a_share_is_hours_times_price(priced: Inventory) -> None:
     assert cost.share(priced.hosts[:1], NOW) == cost.CostShare(1, 0.25, 2.5, 0.625)
     assert cost.share(priced.hosts[2:4], NOW) == cost.CostShare(2, 0.5, 2.0, 1.0)
     assert cost.share(priced.hosts, NOW) == cost.CostShare(5, 1.25, 2.3, 2.875)
-    assert cost.share(priced.hosts[:1], "2026-01-31T11:00:00Z").accruedCost == 0  # by a clock that is behind
+    assert cost.share(priced.hosts[:1], "2026-01-31T11:00:00Z").accruedCost == 0  # the local clock is slow
 
 
-def test_a_sum_needs_every_host(priced: Inventory) -> None:
+def test_a_sum_needs_prices_and_times_of_all_hosts(priced: Inventory) -> None:
     ps, master, *_ = priced.hosts
     assert cost.share([master, replace(ps, create_time=None)], NOW) == cost.CostShare(2, 0.5, None, None)
     assert cost.share([master, replace(ps, hourly_cost=None)], NOW) == cost.CostShare(2, None, 2.5, None)
@@ -64,14 +64,14 @@ def test_an_inventory_without_creation_times_is_read(inventory: Inventory, tmp_p
     hosts = json.loads(inventory_json())["hosts"]
     old = [{key: value for key, value in host.items() if key != "createTime"} for host in hosts]
     assert parse(inventory_json(hosts=old), tmp_path) == inventory
-    new = [host | {"createTime": MADE} for host in hosts]
-    assert {host.create_time for host in parse(inventory_json(hosts=new), tmp_path).hosts} == {MADE}
+    new = [host | {"createTime": CREATED} for host in hosts]
+    assert {host.create_time for host in parse(inventory_json(hosts=new), tmp_path).hosts} == {CREATED}
 
 
 def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost.cost(ClusterClient(priced), as_json=False) == 0
-    shown = capsys.readouterr()
-    roles, jobs = shown.out.split("\n\n")
+    captured = capsys.readouterr()
+    roles, jobs = captured.out.split("\n\n")
     assert [line.split() for line in roles.splitlines()[1:]] == [
         ["ps", "1", "0.2500", "2.50", "0.6250"],
         ["master", "1", "0.2500", "2.50", "0.6250"],
@@ -84,54 +84,54 @@ def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixt
         ("job02", "-"),
         ("job01", "1.2500"),
     ]
-    assert shown.err.startswith("not counted: hosts that are gone, the network, traffic, the bucket; ")
+    assert captured.err.startswith("not counted: hosts that are gone, the network, traffic, the bucket; ")
 
 
-def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost.cost(ClusterClient(priced), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {key: found[key] for key in ("stack", "hosts", "hourlyCost", "hoursUp", "accruedCost")} == {
+    output = json.loads(capsys.readouterr().out)
+    assert {key: output[key] for key in ("stack", "hosts", "hourlyCost", "hoursUp", "accruedCost")} == {
         "stack": "test",
         "hosts": 5,
         "hourlyCost": 1.25,
         "hoursUp": 2.3,
         "accruedCost": 2.875,
     }
-    assert found["roles"][2] == {"role": "worker", "hosts": 2, "hourlyCost": 0.5, "hoursUp": 2.0, "accruedCost": 1.0}
-    assert [(job["jobId"], job["cost"]) for job in found["jobs"]] == [("job02", None), ("job01", 1.25)]
+    assert output["roles"][2] == {"role": "worker", "hosts": 2, "hourlyCost": 0.5, "hoursUp": 2.0, "accruedCost": 1.0}
+    assert [(job["jobId"], job["cost"]) for job in output["jobs"]] == [("job02", None), ("job01", 1.25)]
 
 
-def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_without_a_creation_time_have_no_accrued_cost(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tuple(replace(host, create_time=None) for host in priced.hosts)
     assert cost.cost(ClusterClient(replace(priced, hosts=hosts)), as_json=False) == 0
-    shown = capsys.readouterr()
-    assert shown.out.splitlines()[-1].split() == ["all", "5", "1.2500", "-", "-"]
-    assert "run pulumi up" in shown.err
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].split() == ["all", "5", "1.2500", "-", "-"]
+    assert "run pulumi up" in captured.err
 
 
-def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its bucket is not opened: none of its hosts is there."""
+def test_a_stack_without_prices_prints_one_line(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check also that its bucket is not opened, as none of its hosts exists."""
     assert cost.cost(ClusterClient(inventory), as_json=False) == 0
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert "stack test has no prices: local hosts have none" in shown.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert "stack test has no prices: local hosts have none" in captured.err
     assert cost.cost(ClusterClient(inventory), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [found[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4
-    assert found["roles"][0] == {"role": "ps", "hosts": 1, "hourlyCost": None, "hoursUp": None, "accruedCost": None}
+    output = json.loads(capsys.readouterr().out)
+    assert [output[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4
+    assert output["roles"][0] == {"role": "ps", "hosts": 1, "hourlyCost": None, "hoursUp": None, "accruedCost": None}
 
 
-def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
-    put_job(ledger, JobRecord("job03", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=1.25))
+def test_a_job_ended_by_the_canceller_has_a_cost(ledger: Ledger) -> None:
+    put_job(ledger, JobRecord("job03", state=JobState.RUNNING, createTime=CREATED, startTime=CREATED, hourlyCost=1.25))
     ended = Canceller(ledger, ChangeTimer(lambda: 0.0), "ann", "job03", b"{}", seconds=0.0).step()
     assert ended is not None
-    assert ended.cost == pytest.approx(1.25 * seconds_between(MADE, ended.endTime) / 3600, abs=1e-4)
+    assert ended.cost == pytest.approx(1.25 * seconds_between(CREATED, ended.endTime) / 3600, abs=1e-4)
     stored = ledger.job("job03")
     assert stored is not None
     assert stored.record == ended
 
 
-def test_describe_shows_it(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_shows_the_cost(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     describe(ClusterClient(priced), "job01", as_json=False)
     assert "cost:          1.2500 USD\n" in capsys.readouterr().out
     describe(ClusterClient(priced), "job02", as_json=False)

@@ -1,4 +1,4 @@
-"""`fab plan`: from a short run of a package to a stored plan, and from a job's log to its error."""
+"""Check `fab plan`: from a short run of a package to a stored plan, and from a job's log to its error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
 assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
 assert sys.argv[-2:] == ["--stop-at", "1000000000"], sys.argv
-assert "together" not in sys.argv, "one process trains by no such strategy"
+assert "together" not in sys.argv, "this strategy needs several processes"
 if "--fail" in sys.argv:
     raise SystemExit("the data is gone")
 for n in range(8):
@@ -52,7 +52,7 @@ if "1000000000" in sys.argv:
     raise SystemExit
 replicas = 1 + len(cluster.get("worker", []))
 assert ("ps" in cluster) == (replicas > 1 and "together" not in sys.argv), cluster
-assert replicas > 1 or "together" not in sys.argv, "one process trains by no such strategy"
+assert replicas > 1 or "together" not in sys.argv, "this strategy needs several processes"
 every = int(sys.argv[sys.argv.index("--look-every") + 1])
 assert every == (7 if "--look-every=7" in sys.argv else 5), sys.argv
 each = 200 + 100 * replicas
@@ -68,7 +68,7 @@ strategies:
 plan: {steps: --stop-at, period: --meet-every, evaluate: --look-every,
   defaultSyncPeriod: 5, parameterBits: 16, defaultSteps: 400}
 """
-NOBODY: Any = object()  # no host is needed to reach the bucket
+NO_FLEET: Any = object()  # the bucket needs no host
 LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"
 
 
@@ -81,7 +81,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def package_folder(tmp_path: Path) -> Path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text(TRAINER)
@@ -89,22 +89,22 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def call(folder: Path, args: str = "", **changes: Any) -> PlanRequest:
-    told = {"module": None, "config": None, "more_args": [], "seconds": 30.0, "parameters_mb": 40.0, **changes}
-    return PlanRequest(str(folder), args=args, **told)
+def make_request(folder: Path, args: str = "", **changes: Any) -> PlanRequest:
+    options = {"module": None, "config": None, "more_args": [], "seconds": 30.0, "parameters_mb": 40.0, **changes}
+    return PlanRequest(str(folder), args=args, **options)
 
 
-def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.plan(call(mine, "--meet-every 8 --job-dir /bucket/x"), True) == DONE
-    made = json.loads(capsys.readouterr().out)
+def test_a_plan_is_measured_printed_and_stored(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.plan(make_request(package_folder, "--meet-every 8 --job-dir /bucket/x"), True) == DONE
+    stored_plan = json.loads(capsys.readouterr().out)
     # 10 steps/s on 2 cpus of 2 vCPUs each.
-    assert made["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8, "share": 0.5}
-    assert set(made["predictions"]) == {"STANDARD_1", "PREMIUM_1"}
-    asynchronous = made["predictions"]["STANDARD_1"]["apart"]
+    assert stored_plan["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8, "share": 0.5}
+    assert set(stored_plan["predictions"]) == {"STANDARD_1", "PREMIUM_1"}
+    asynchronous = stored_plan["predictions"]["STANDARD_1"]["apart"]
     assert asynchronous["alone"] == pytest.approx(20)
     assert asynchronous["stepsPerSecond"] == pytest.approx(5 * 8 / (8 * 0.05 + 2 * 20e6 / 2e9), rel=0.01)
-    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= made.items()
-    assert plan.plan(call(mine, "--meet-every 8 --strategy together"), False) == DONE
+    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= stored_plan.items()
+    assert plan.plan(make_request(package_folder, "--meet-every 8 --strategy together"), False) == DONE
     out = capsys.readouterr().out
     assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, counted as" in out
     assert "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps" in out
@@ -118,27 +118,35 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert len(list(plan.PLANS.iterdir())) == 1
 
 
-def test_others_exchange_all_of_it_every_step_and_any_way_may_be_theirs(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (mine / "scaletier.yaml").unlink()
-    (mine / "task.py").write_text(re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER))
-    plan.plan(call(mine, "--strategy x"), False)
+def test_an_undeclared_package_exchanges_all_parameters_every_step(
+    package_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package_folder / "scaletier.yaml").unlink()
+    (package_folder / "task.py").write_text(
+        re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER)
+    )
+    plan.plan(make_request(package_folder, "--strategy x"), False)
     out = capsys.readouterr().out
     assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
     assert set(plan.MODELS) == set(get_args(Exchange))
 
 
-def test_where_no_period_is_told_the_usual_one_counts(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan.plan(call(mine, "--meet-every auto"), True)
+def test_the_default_sync_period_is_used(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.plan(make_request(package_folder, "--meet-every auto"), True)
     assert json.loads(capsys.readouterr().out)["work"]["period"] == 5
 
 
-def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_sets_module_and_args(package_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, args: [--meet-every, '3']}")
-    plan.plan(call(mine, "", config=str(tmp_path / "config.yaml")), True)
-    made = json.loads(capsys.readouterr().out)
-    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--meet-every", "3"], 3)
-    plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
+    plan.plan(make_request(package_folder, "", config=str(tmp_path / "config.yaml")), True)
+    stored_plan = json.loads(capsys.readouterr().out)
+    assert (stored_plan["module"], stored_plan["args"], stored_plan["work"]["period"]) == (
+        "mine.task",
+        ["--meet-every", "3"],
+        3,
+    )
+    plan.plan(make_request(package_folder, "--more", config=str(tmp_path / "config.yaml")), True)
     assert json.loads(capsys.readouterr().out)["args"] == ["--more"]
 
 
@@ -146,48 +154,53 @@ UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
 
 
 @pytest.fixture
-def learner(mine: Path) -> Path:
-    (mine / "task.py").write_text(LEARNER)
-    return mine
+def learning_package(package_folder: Path) -> Path:
+    (package_folder / "task.py").write_text(LEARNER)
+    return package_folder
 
 
-def test_time_to_a_target_is_of_the_steps_that_it_takes(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.plan(call(learner, until=UNTIL), True) == DONE
-    made = json.loads(capsys.readouterr().out)
-    until = made["until"]
+def test_time_to_a_target_is_steps_by_rate(learning_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.plan(make_request(learning_package, until=UNTIL), True) == DONE
+    stored_plan = json.loads(capsys.readouterr().out)
+    until = stored_plan["until"]
     assert [(run["replicas"], run["steps"]) for run in until["runs"]] == [(1, 300), (2, 400), (4, 600)]
     assert (until["metric"], until["value"], until["strategy"]) == ("accuracy", 0.5, "apart")
     assert (until["leastSteps"], until["noiseSteps"]) == (pytest.approx(100), pytest.approx(200))
     assert until["errorPercent"] == 0
-    standard = made["predictions"]["STANDARD_1"]
-    # 5 replicas on the tier take 700 steps, and one host alone takes 300.
+    standard = stored_plan["predictions"]["STANDARD_1"]
+    # 5 replicas of the tier take 700 steps; one host alone takes 300.
     seconds = 700 / standard["apart"]["stepsPerSecond"]
     assert standard["apart"]["untilSeconds"] == pytest.approx(seconds, rel=0.01)
     assert standard["apart"]["untilSpeedUp"] == pytest.approx(300 / standard["apart"]["alone"] / seconds, rel=0.01)
     assert standard["together"]["untilSeconds"] is standard["together"]["untilSpeedUp"] is None
-    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= made.items()
+    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= stored_plan.items()
 
 
-def test_time_to_a_target_is_shown_for_the_strategy_that_was_measured(
-    learner: Path, capsys: pytest.CaptureFixture[str]
+def test_time_to_a_target_is_shown_for_the_measured_strategy(
+    learning_package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.plan(call(learner, "--strategy together", until=plan.parse_target_flags("loss=0.5", "1,2", None)), False)
-    shown = capsys.readouterr()
-    assert "steps of all replicas to loss=0.5, by together: 300 with 1, 400 with 2\n" in shown.out
-    assert "model: 100 of each replica, and 200 shared by all; off by 0 % at most\n" in shown.out
-    assert "STANDARD_1 and PREMIUM_1 have more replicas than the 2 that were tried: extrapolated" in shown.err
-    assert "TO loss=0.5" in shown.out
-    assert "SPEED-UP TO IT" in shown.out
-    rows = [line.split() for line in shown.out.splitlines() if line.startswith("STANDARD_1")]
+    plan.plan(
+        make_request(learning_package, "--strategy together", until=plan.parse_target_flags("loss=0.5", "1,2", None)), False
+    )
+    output = capsys.readouterr()
+    assert "steps of all replicas to loss=0.5, by together: 300 with 1, 400 with 2\n" in output.out
+    assert "model: 100 of each replica, and 200 shared by all; off by 0 % at most\n" in output.out
+    assert "STANDARD_1 and PREMIUM_1 have more replicas than the 2 that were tried: extrapolated" in output.err
+    assert "TO loss=0.5" in output.out
+    assert "SPEED-UP TO IT" in output.out
+    rows = [line.split() for line in output.out.splitlines() if line.startswith("STANDARD_1")]
     assert [row[-1] == "-" for row in rows] == [True, False]
-    plan.plan(call(learner, until=plan.parse_target_flags("loss=0.5", "1,5", None)), False)
-    shown = capsys.readouterr()
-    assert "PREMIUM_1 has more replicas than the 5 that were tried: extrapolated" in shown.err
-    assert "of 5 replicas the last one began" not in shown.err
-    # 20 replicas take 20 * 100 + 200 steps, and 5 of them 700.
-    assert "PREMIUM_1 would take 2200 steps to loss=0.5, and the job has 400\n" in shown.err
-    assert "STANDARD_1 would take 700 steps to loss=0.5, and the job has 400\n" in shown.err
-    plan.plan(call(learner, "--stop-at 2000 --look-every 5", until=plan.parse_target_flags("loss=0.5", "1,5", None)), False)
+    plan.plan(make_request(learning_package, until=plan.parse_target_flags("loss=0.5", "1,5", None)), False)
+    output = capsys.readouterr()
+    assert "PREMIUM_1 has more replicas than the 5 that were tried: extrapolated" in output.err
+    assert "of 5 replicas the last one began" not in output.err
+    # 20 replicas take 20 * 100 + 200 steps; 5 of them take 700.
+    assert "PREMIUM_1 would take 2200 steps to loss=0.5, and the job has 400\n" in output.err
+    assert "STANDARD_1 would take 700 steps to loss=0.5, and the job has 400\n" in output.err
+    plan.plan(
+        make_request(learning_package, "--stop-at 2000 --look-every 5", until=plan.parse_target_flags("loss=0.5", "1,5", None)),
+        False,
+    )
     assert re.findall("(\\w+) would take", capsys.readouterr().err) == ["PREMIUM_1"]
 
 
@@ -195,45 +208,45 @@ def test_times_below_a_second_have_two_digits() -> None:
     assert [show.time_to(seconds) for seconds in (0.0341, 0.5, 0.999, 75)] == ["0.034 s", "0.5 s", "1.0 s", "1 min 15 s"]
 
 
-def test_a_run_that_was_hardly_one_of_so_many_replicas_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
-    show._note_late({"runs": [{**found, "lateSteps": 99}, found]})
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["of 2 replicas the last one began at step 101: a target that takes more steps is measured better"]
+def test_a_run_with_a_late_replica_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    run_record = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
+    show._note_late({"runs": [{**run_record, "lateSteps": 99}, run_record]})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["of 2 replicas the last one began at step 101: a target that takes more steps is measured better"]
 
 
-def test_who_says_how_often_to_evaluate_is_heard(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_own_evaluation_interval_is_kept(learning_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = LEARNER.replace('int(sys.argv[sys.argv.index("--look-every") + 1])', "7")
-    (learner / "task.py").write_text(code.replace("every ==", "'--look-every' not in sys.argv and every =="))
-    plan.plan(call(learner, "--look-every=7", until=UNTIL), True)
+    (learning_package / "task.py").write_text(code.replace("every ==", "'--look-every' not in sys.argv and every =="))
+    plan.plan(make_request(learning_package, "--look-every=7", until=UNTIL), True)
     assert json.loads(capsys.readouterr().out)["until"]["runs"][0]["after"]["step"] == 301
 
 
-def test_a_target_is_refused_before_anything_runs(mine: Path) -> None:
-    (mine / "task.py").write_text("raise SystemExit('it ran')")
+def test_an_impossible_target_is_refused_before_any_run(package_folder: Path) -> None:
+    (package_folder / "task.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
-        plan.plan(call(mine, "--strategy layers", until=UNTIL), False)
-    (mine / "scaletier.yaml").write_text(DECLARES.replace(", evaluate: --look-every", ""))
-    says = (
+        plan.plan(make_request(package_folder, "--strategy layers", until=UNTIL), False)
+    (package_folder / "scaletier.yaml").write_text(DECLARES.replace(", evaluate: --look-every", ""))
+    message = (
         "--until: package mine declares no flag for the steps between two evaluations: say it as plan.evaluate in its scaletier"
     )
-    with pytest.raises(UsageError, match=says):
-        plan.plan(call(mine, until=UNTIL), False)
+    with pytest.raises(UsageError, match=message):
+        plan.plan(make_request(package_folder, until=UNTIL), False)
 
 
-def test_what_a_target_is_asked_by() -> None:
+def test_target_flags_are_parsed() -> None:
     assert plan.parse_target_flags(None, None, None) is None
-    usual = plan.parse_target_flags("accuracy=0.9", None, None)
-    assert usual == plan.TargetRuns(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
+    default_runs = plan.parse_target_flags("accuracy=0.9", None, None)
+    assert default_runs == plan.TargetRuns(AccuracyTarget("accuracy", 0.9), [1, 2, 5], 300)
     with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
         plan.parse_target_flags("accuracy=0.9", None, "x")
-    for given in (("1,2", None), (None, "5")):
+    for flags in (("1,2", None), (None, "5")):
         with pytest.raises(UsageError, match=r"^--(replicas|until-seconds) needs a target: give --until"):
-            plan.parse_target_flags(None, *given)
+            plan.parse_target_flags(None, *flags)
 
 
 @pytest.mark.parametrize(
-    ("args", "changes", "says", "kind"),
+    ("args", "changes", "message", "kind"),
     [
         ("--fail", {}, r"mine.task ended with 1 after .* here: the data is gone", OpsError),
         ("", {"seconds": 1.0}, "--seconds 1 is too short to see a step; valid are 5 and above", UsageError),
@@ -242,30 +255,30 @@ def test_what_a_target_is_asked_by() -> None:
         ("", {"parameters_mb": None}, "no checkpoint .*: give --parameters-mb", UsageError),
     ],
 )
-def test_bad_input_is_one_line_and_keeps_nothing(
-    mine: Path, args: str, changes: dict[str, Any], says: str, kind: type[OpsError]
+def test_bad_input_is_one_line_and_stores_nothing(
+    package_folder: Path, args: str, changes: dict[str, Any], message: str, kind: type[OpsError]
 ) -> None:
-    with pytest.raises(OpsError, match=says) as error:
-        plan.plan(call(mine, args, **changes), False)
+    with pytest.raises(OpsError, match=message) as error:
+        plan.plan(make_request(package_folder, args, **changes), False)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert not plan.PLANS.exists()
 
 
-def test_no_data_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "ROOT", tmp_path)
     with pytest.raises(UsageError, match="there is no mnist to train on: run make data, or name other data with --train-data"):
-        plan.plan(call(SHIPPED), False)
+        plan.plan(make_request(SHIPPED), False)
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "inf", "nan"])
-def test_numbers(text: str) -> None:
+def test_numbers_must_be_positive(text: str) -> None:
     assert plan.number("1.5", "--seconds") == 1.5
     with pytest.raises(UsageError, match=f"--seconds '{text}' is no number above 0"):
         plan.number(text, "--seconds")
 
 
-def test_the_same_work_has_one_plan() -> None:
+def test_a_plans_path_depends_on_the_work() -> None:
     def path(module: str, *args: str) -> Path:
         return plan.path(module, args, declared)
 
@@ -276,77 +289,85 @@ def test_the_same_work_has_one_plan() -> None:
     assert same != plan.path("m.task", ["--model", "cnn", "--stop-at", "5"], TrainerConfig())
 
 
-def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inventory: Inventory) -> None:
-    here = planned.shape(replace(inventory, shared_cpus=2), 2)
-    assert here == Shape([PlannedMachine(2)] * 3, [PlannedMachine(2)], 4)
+def test_local_hosts_share_cpus_and_cloud_hosts_do_not(inventory: Inventory) -> None:
+    local_shape = planned.shape(replace(inventory, shared_cpus=2), 2)
+    assert local_shape == Shape([PlannedMachine(2)] * 3, [PlannedMachine(2)], 4)
     assert planned.shape(inventory, 2) == Shape([PlannedMachine(1, 2e9)] * 3, [PlannedMachine(1, 1.25e9)])
     odd = replace(inventory, hosts=tuple(replace(host, machine_type="odd") for host in inventory.hosts))
-    assert planned.shape(replace(odd, shared_cpus=2), 2) == here
+    assert planned.shape(replace(odd, shared_cpus=2), 2) == local_shape
     with pytest.raises(SpecError, match="machine type 'odd'"):
         planned.shape(odd, 2)
 
 
-def ran(inventory: Inventory, folder: Path, *args: str) -> None:
+def write_job(inventory: Inventory, folder: Path, *args: str) -> None:
     """Write a job that ended to the bucket."""
-    made = Submission(
+    submission = Submission(
         inventory, build_job(JobFlags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {}
     )
     bucket = open_bucket(inventory.operator_bucket)
     Path(inventory.operator_bucket).mkdir(exist_ok=True)
-    put_job(Ledger(open_bucket(inventory.operator_bucket)), made.record())
-    bucket.upload("jobs/job01/manifest.json", manifest.to_json(made.manifest()))
+    put_job(Ledger(open_bucket(inventory.operator_bucket)), submission.record())
+    bucket.upload("jobs/job01/manifest.json", manifest.to_json(submission.manifest()))
 
 
-def log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
+def set_log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
     lines = [type("Line", (), {"message": message}) for message in messages]
     monkeypatch.setattr(planned, "read_logs", lambda *_: {"master-0": lines})
 
 
 def test_a_job_is_compared_with_its_plan(
-    inventory: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inventory: Inventory,
+    package_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
-    plan.plan(call(mine, parameters_mb=1e-9), True)
-    ran(here, mine, "--stop-at", "9")
-    log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
+    local_inventory = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
+    plan.plan(make_request(package_folder, parameters_mb=1e-9), True)
+    write_job(local_inventory, package_folder, "--stop-at", "9")
+    set_log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(ClusterClient(here, NOBODY), "job01", True) == DONE
-    told = json.loads(capsys.readouterr().out)
-    # One process had 10 steps/s of the two processors, and so have three that share them; the job had 9.
-    assert told["measured"] == 9
-    assert told["predicted"]["stepsPerSecond"] == pytest.approx(10)
-    assert told["predicted"]["bound"] == "shared cpus"
-    assert told["errorPercent"] == pytest.approx(11.1)
-    planned.check(ClusterClient(here, NOBODY), "job01", False)
+    assert planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", True) == DONE
+    output = json.loads(capsys.readouterr().out)
+    # One process reached 10 steps/s on the two CPUs, and so do three that share them; the job reached 9.
+    assert output["measured"] == 9
+    assert output["predicted"]["stepsPerSecond"] == pytest.approx(10)
+    assert output["predicted"]["bound"] == "shared cpus"
+    assert output["errorPercent"] == pytest.approx(11.1)
+    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
     assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
 
 
 EVAL = "Eval, step {}: loss: 1, accuracy: {}"
 
 
-def test_the_way_to_a_target_is_compared_too(
-    inventory: Inventory, learner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_time_to_a_target_is_compared_too(
+    inventory: Inventory,
+    learning_package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
-    plan.plan(call(learner, "--width 3", parameters_mb=1e-9, until=UNTIL), True)
-    ran(here, learner, "--width", "3", "--look-every", "9")
-    told = [LINE.format(50 * n, 2 * n) for n in range(9)]
-    told[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
-    log(monkeypatch, "Exchange every 2 steps: x", *told)
+    local_inventory = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
+    plan.plan(make_request(learning_package, "--width 3", parameters_mb=1e-9, until=UNTIL), True)
+    write_job(local_inventory, learning_package, "--width", "3", "--look-every", "9")
+    messages = [LINE.format(50 * n, 2 * n) for n in range(9)]
+    messages[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
+    set_log(monkeypatch, "Exchange every 2 steps: x", *messages)
     capsys.readouterr()
-    planned.check(ClusterClient(here, NOBODY), "job01", True)
-    found = json.loads(capsys.readouterr().out)
-    # Three replicas take 500 steps, at 10 steps/s; the job was there after 150 + 2/3 * 40 steps of 25 steps/s.
-    assert found["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
-    assert found["untilSeconds"] == pytest.approx((150 + 40 * 2 / 3) / 25, rel=0.01)
-    planned.check(ClusterClient(here, NOBODY), "job01", False)
-    shown = capsys.readouterr().out
-    assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", shown, re.MULTILINE)
-    assert re.search(r"^predicted .* 50\.\d s$", shown, re.MULTILINE)
-    assert re.search(r"^measured .* 7\.1 s$", shown, re.MULTILINE)
+    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", True)
+    data = json.loads(capsys.readouterr().out)
+    # Three replicas take 500 steps, at 10 steps/s; the job reached the target after 150 + 2/3 * 40 steps at 25 steps/s.
+    assert data["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
+    assert data["untilSeconds"] == pytest.approx((150 + 40 * 2 / 3) / 25, rel=0.01)
+    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+    output = capsys.readouterr().out
+    assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", output, re.MULTILINE)
+    assert re.search(r"^predicted .* 50\.\d s$", output, re.MULTILINE)
+    assert re.search(r"^measured .* 7\.1 s$", output, re.MULTILINE)
 
 
-def test_a_job_that_learns_otherwise_or_never_came_there_is_not_compared() -> None:
+def test_a_job_with_other_args_or_without_the_target_is_not_compared() -> None:
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     until = {
         "metric": "accuracy",
@@ -356,39 +377,39 @@ def test_a_job_that_learns_otherwise_or_never_came_there_is_not_compared() -> No
         "noiseSteps": 1,
         "runs": [{"replicas": 2}],
     }
-    made = {"args": ["--width", "3", "--look-every", "2"], "until": until}
-    learned = planned.find_target_model(made, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
-    assert learned
+    stored_plan = {"args": ["--width", "3", "--look-every", "2"], "until": until}
+    model = planned.find_target_model(stored_plan, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
+    assert model
     for args in (["--width", "3", "--stop-at", "9"], ["--width", "3", "--strategy", "together"], ["--width", "4"]):
-        assert planned.find_target_model(made, args, declared) is None
+        assert planned.find_target_model(stored_plan, args, declared) is None
     assert planned.find_target_model({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
-    there = [EVAL.format(10, 0.25), EVAL.format(20, 0.75)]
-    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(20, 2), *there]) == pytest.approx(1.5)
-    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
-    assert planned.seconds_to_target(learned, [LINE.format(10, 1), LINE.format(12, 2), *there]) is None
-    assert planned.seconds_to_target(learned, [LINE.format(10, 3), LINE.format(11, 1), LINE.format(20, 2), *there]) is None
+    evals = [EVAL.format(10, 0.25), EVAL.format(20, 0.75)]
+    assert planned.seconds_to_target(model, [LINE.format(10, 1), LINE.format(20, 2), *evals]) == pytest.approx(1.5)
+    assert planned.seconds_to_target(model, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
+    assert planned.seconds_to_target(model, [LINE.format(10, 1), LINE.format(12, 2), *evals]) is None
+    assert planned.seconds_to_target(model, [LINE.format(10, 3), LINE.format(11, 1), LINE.format(20, 2), *evals]) is None
 
 
-def test_what_cannot_be_compared_is_one_line(
-    inventory: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_impossible_comparison_is_one_line(
+    inventory: Inventory, package_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+    local_inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     (tmp_path / "bucket").mkdir()
-    log(monkeypatch, LINE.format(1, 1))
+    set_log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(ClusterClient(here, NOBODY), "job01", False)
-    ran(here, mine)
+        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+    write_job(local_inventory, package_folder)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(ClusterClient(here, NOBODY), "job01", False)
-    plan.plan(call(mine), True)
+        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
+    plan.plan(make_request(package_folder), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to measure its speed"):
-        planned.check(ClusterClient(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: .*2 worker .* - now it is .*1 worker "):
-        fewer = tuple(host for host in here.hosts if host.name != "worker-1")
-        planned.check(ClusterClient(replace(here, hosts=fewer), NOBODY), "job01", False)
+        fewer = tuple(host for host in local_inventory.hosts if host.name != "worker-1")
+        planned.check(ClusterClient(replace(local_inventory, hosts=fewer), NO_FLEET), "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
-        planned.predict(Work(1, 1), here, "layers", 1, declared)
+        planned.predict(Work(1, 1), local_inventory, "layers", 1, declared)
 
 
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
@@ -401,7 +422,7 @@ def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         "{",
         "[]",
@@ -411,15 +432,15 @@ def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
         '{"trainer": {"x": 1}}',
     ],
 )
-def test_a_plan_that_is_no_plan_is_one_line(mine: Path, wrong: str) -> None:
-    plan.plan(call(mine, parameters_mb=1e-9), True)
+def test_an_invalid_plan_is_one_line(package_folder: Path, invalid: str) -> None:
+    plan.plan(make_request(package_folder, parameters_mb=1e-9), True)
     (file,) = plan.PLANS.iterdir()
     args = json.loads(file.read_text())["args"]
     other = plan.PLANS / "mine.task-00000000.json"
-    other.write_text(wrong)
+    other.write_text(invalid)
     assert plan.read("mine.task", args)[0]["module"] == "mine.task"
     other.unlink()
-    file.write_text(wrong)
+    file.write_text(invalid)
     with pytest.raises(UsageError, match=rf"^the plan {file} is invalid: .* Run fab plan again$"):
         plan.read("mine.task", args)
 
@@ -427,10 +448,10 @@ def test_a_plan_that_is_no_plan_is_one_line(mine: Path, wrong: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"args": 7}, {"args": [7]}, {"package": {}}, {"cluster": []}, {"cluster": {"replicas": {"worker": "x"}}}]
 )
-def test_a_manifest_that_a_job_damaged_is_one_line(inventory: Inventory, mine: Path, tmp_path: Path, change: Any) -> None:
-    here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
-    ran(here, mine)
+def test_a_damaged_manifest_is_one_line(inventory: Inventory, package_folder: Path, tmp_path: Path, change: Any) -> None:
+    local_inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+    write_job(local_inventory, package_folder)
     file = tmp_path / "bucket/jobs/job01/manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match="job job01 has a manifest of an older version"):
-        planned.check(ClusterClient(here, NOBODY), "job01", False)
+        planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)

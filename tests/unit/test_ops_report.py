@@ -1,4 +1,4 @@
-"""A report as it is made of records, logs and a trainer's own files; literals on one side."""
+"""Check a report made of records, logs and a trainer's own files, against literal values."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
 
 
-def lines(replica: str, *told: tuple[float, str], severity: str = "INFO") -> list[LogLine]:
-    return [LogLine(DAY.format(second), severity, replica, message) for second, message in told]
+def log_lines(replica: str, *messages: tuple[float, str], severity: str = "INFO") -> list[LogLine]:
+    return [LogLine(DAY.format(second), severity, replica, message) for second, message in messages]
 
 
-def train(name: str, step: int, loss: float, seconds: float, local: float | None) -> str:
+def train_line(name: str, step: int, loss: float, seconds: float, local: float | None) -> str:
     rate = "" if local is None else f" 9.0 global steps/s, {local} local steps/s"
     return f"Train [{name}], step {step}: loss: {loss}, accuracy: 0.5 ({seconds:.3f} sec){rate}"
 
@@ -86,32 +86,32 @@ REPLICAS = [
     ),
 ]
 LOGS = {
-    "master-0": lines(
+    "master-0": log_lines(
         "master-0",
-        (3, train("master/0", 10, 2.0, 1.0, 5.0)),
+        (3, train_line("master/0", 10, 2.0, 1.0, 5.0)),
         (4, "Eval, step 15: loss: 1.500, accuracy: 0.700"),
-        (5, train("master/0", 30, 1.0, 2.0, 6.0)),
+        (5, train_line("master/0", 30, 1.0, 2.0, 6.0)),
         (37, "Final metrics after 40 steps, loss: 0.500, accuracy: 0.900"),
     ),
     "worker-0": [
-        *lines("worker-0", (3, train("worker/0", 11, 2.5, 1.0, 7.0)), (25, train("worker/0", 33, 1.5, 2.0, 8.0))),
-        *lines("worker-0", (26, "out of memory"), severity="ERROR"),
+        *log_lines("worker-0", (3, train_line("worker/0", 11, 2.5, 1.0, 7.0)), (25, train_line("worker/0", 33, 1.5, 2.0, 8.0))),
+        *log_lines("worker-0", (26, "out of memory"), severity="ERROR"),
     ],
 }
 MANIFEST = {"args": ["--a", "1"], "module": "mine.task", "secrets": ["TOKEN"], "environment": {"X": "y"}, "config": {}}
 
 
-def evidence(**parts: Any) -> JobEvidence:
-    """Return what was read of JOB."""
-    job = object.__new__(JobEvidence)
-    read = {"logs": LOGS, "metrics": {"steps": "40", "loss": "0.500"}, "manifest": MANIFEST, "scalars": {}, "notes": []}
+def make_evidence(**parts: Any) -> JobEvidence:
+    """Return the evidence of JOB."""
+    job_evidence = object.__new__(JobEvidence)
+    defaults = {"logs": LOGS, "metrics": {"steps": "40", "loss": "0.500"}, "manifest": MANIFEST, "scalars": {}, "notes": []}
     absent = dict.fromkeys(("tuned", "evaluation", "planned"))
-    vars(job).update({"record": JOB, "replicas": REPLICAS, "time": DAY.format(50), **read, **absent, **parts})
-    return job
+    vars(job_evidence).update({"record": JOB, "replicas": REPLICAS, "time": DAY.format(50), **defaults, **absent, **parts})
+    return job_evidence
 
 
-def test_a_whole_report() -> None:
-    assert make.make(evidence()) == Report(
+def test_a_complete_report() -> None:
+    assert make.make(make_evidence()) == Report(
         job="job01",
         state="SUCCEEDED",
         running=False,
@@ -167,15 +167,15 @@ def test_a_whole_report() -> None:
     )
 
 
-def test_a_running_job_is_told_so_far() -> None:
+def test_a_running_job_is_reported_so_far() -> None:
     record = replace(JOB, state=JobState.RUNNING, endTime=None, cost=None)
     replicas = [
         replace(REPLICAS[0], endTime=None),
         replace(REPLICAS[1], endTime=None, events=[Event(DAY.format(20), "killed")]),
     ]
-    made = make.make(evidence(record=record, replicas=replicas))
-    assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, JobCost(100.0, 1.3333))
-    assert made.timeline[1:] == [
+    report = make.make(make_evidence(record=record, replicas=replicas))
+    assert (report.running, report.endTime, report.seconds, report.cost) == (True, None, 48.0, JobCost(100.0, 1.3333))
+    assert report.timeline[1:] == [
         TimelineSegment("job", "RUNNING", 2.0, 50.0),
         TimelineSegment("master-0", "RUNNING", 1.0, 50.0),
         TimelineSegment("worker-0", "RUNNING", 1.0, 20.0),
@@ -183,22 +183,26 @@ def test_a_running_job_is_told_so_far() -> None:
     ]
 
 
-def test_one_that_failed_before_it_ran_tells_why() -> None:
+def test_a_job_that_failed_before_its_start_reports_errors() -> None:
     record = replace(
         JOB, state=JobState.FAILED, startTime=None, hourlyCost=None, cost=None, errorMessage="exit code 1\nlast line\n"
     )
     replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
-    made = make.make(evidence(record=record, replicas=replicas, logs={}))
-    assert (made.seconds, made.cost, made.charts, made.throughput) == (None, None, [], [])
-    assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
-    assert made.timeline[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
+    report = make.make(make_evidence(record=record, replicas=replicas, logs={}))
+    assert (report.seconds, report.cost, report.charts, report.throughput) == (None, None, [], [])
+    assert report.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
+    assert report.timeline[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
 
 
-def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_is_shown() -> None:
+def test_charts_have_the_first_trainer_and_each_evaluator() -> None:
     logs = {
-        "evaluator-0": lines("evaluator-0", (1, "Eval, step 1: f1: 0.5"), (2, "Eval, step 2: f1: 0.6, loss: nan, x: y")),
-        "worker-0": lines("worker-0", (1, train("worker/0", 1, 2.0, 1.0, 1.0)), (2, train("worker/0", 2, 1.0, 2.0, 1.0))),
-        "worker-1": lines("worker-1", (1, train("worker/1", 1, 9.0, 1.0, 1.0)), (2, train("worker/1", 2, 9.0, 2.0, 1.0))),
+        "evaluator-0": log_lines("evaluator-0", (1, "Eval, step 1: f1: 0.5"), (2, "Eval, step 2: f1: 0.6, loss: nan, x: y")),
+        "worker-0": log_lines(
+            "worker-0", (1, train_line("worker/0", 1, 2.0, 1.0, 1.0)), (2, train_line("worker/0", 2, 1.0, 2.0, 1.0))
+        ),
+        "worker-1": log_lines(
+            "worker-1", (1, train_line("worker/1", 1, 9.0, 1.0, 1.0)), (2, train_line("worker/1", 2, 9.0, 2.0, 1.0))
+        ),
     }
     assert make.from_logs(logs, ["master-0", "worker-0", "worker-1", "evaluator-0"]) == [
         Chart("loss", [Curve("train, worker-0", [(1, 2.0), (2, 1.0)])]),
@@ -207,8 +211,8 @@ def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_i
     ]
 
 
-def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged() -> None:
-    given = {
+def test_a_tuning_job_is_reported_by_its_trials() -> None:
+    hyperparameters = {
         "goal": "MINIMIZE",
         "hyperparameterMetricTag": "loss",
         "maxTrials": 4,
@@ -218,19 +222,19 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
             {"parameterName": "size", "type": "DISCRETE", "discreteValues": [1, 2]},
         ],
     }
-    tried = {"rate": "0.5", "kind": "a", "size": "2"}
+    values = {"rate": "0.5", "kind": "a", "size": "2"}
     points = [Measurement(1, 0.9), Measurement(2, 0.4)]
-    made_of = {"startTime": DAY.format(1), "hyperparameters": tried}
+    common = {"startTime": DAY.format(1), "hyperparameters": values}
     trials = [
-        Trial(1, replica="master-0", state=TrialState.SUCCEEDED, endTime=DAY.format(11), finalMetric=points[0], **made_of),
+        Trial(1, replica="master-0", state=TrialState.SUCCEEDED, endTime=DAY.format(11), finalMetric=points[0], **common),
         Trial(2, replica="worker-0", state=TrialState.SUCCEEDED, endTime=DAY.format(9), restarts=1, allMetrics=points,
-              finalMetric=points[1], **made_of),
-        Trial(3, replica="master-0", state=TrialState.FAILED, endTime=DAY.format(12), **made_of),
+              finalMetric=points[1], **common),
+        Trial(3, replica="master-0", state=TrialState.FAILED, endTime=DAY.format(12), **common),
         Trial(4, {"rate": "far", "kind": "a"}, "not ours"),
     ]  # fmt: skip
-    record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": given})
-    study = build_study(check_hyperparameters(given, "hyperparameters"), (), "", None)
-    report = make.make(evidence(record=record, tuned=TuningResult(record, study, trials)))
+    record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": hyperparameters})
+    study = build_study(check_hyperparameters(hyperparameters, "hyperparameters"), (), "", None)
+    report = make.make(make_evidence(record=record, tuned=TuningResult(record, study, trials)))
     assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
     assert (report.chartsFrom, report.throughput) == ("trials", [])
     assert report.tuning == Tuning(
@@ -239,49 +243,49 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
         4,
         [TunedParameter("rate", "log"), TunedParameter("kind", "words"), TunedParameter("size", "linear")],
         [
-            TrialRow(2, "SUCCEEDED", 0.4, tried, "worker-0", 1, 8.0),
-            TrialRow(1, "SUCCEEDED", 0.9, tried, "master-0", 0, 10.0),
-            TrialRow(3, "FAILED", None, tried, "master-0", 0, 11.0),
+            TrialRow(2, "SUCCEEDED", 0.4, values, "worker-0", 1, 8.0),
+            TrialRow(1, "SUCCEEDED", 0.9, values, "master-0", 0, 10.0),
+            TrialRow(3, "FAILED", None, values, "master-0", 0, 11.0),
         ],
     )
-    assert make.make(evidence()).tuning is None
+    assert make.make(make_evidence()).tuning is None
 
 
-def test_a_single_point_is_no_chart() -> None:
-    logs = {"master-0": lines("master-0", (1, "Final metrics after 9 steps, loss: 0.5, mean error: 2"))}
+def test_a_single_point_makes_no_chart() -> None:
+    logs = {"master-0": log_lines("master-0", (1, "Final metrics after 9 steps, loss: 0.5, mean error: 2"))}
     assert make.from_logs(logs, ["master-0"]) == []
 
 
-def test_summaries_stand_in_for_a_log_that_tells_nothing() -> None:
+def test_summaries_are_used_without_metrics_in_the_log() -> None:
     scalars = {
         "train/loss": [(1, 2.0), (2, 1.0)],
         "validation/loss": [(2, 1.5), (3, float("nan"))],
         "rate": [(1, 5.0), (2, 6.0)],
     }
-    made = make.make(evidence(logs={}, scalars=scalars))
-    assert made.chartsFrom == "summaries"
-    assert made.charts == [
+    report = make.make(make_evidence(logs={}, scalars=scalars))
+    assert report.chartsFrom == "summaries"
+    assert report.charts == [
         Chart("loss", [Curve("train", [(1, 2.0), (2, 1.0)]), Curve("validation", [(2, 1.5)])]),
         Chart("rate", [Curve("rate", [(1, 5.0), (2, 6.0)])]),
     ]
 
 
-def test_more_curves_than_anybody_reads_are_counted() -> None:
+def test_too_many_curves_are_counted_in_a_note() -> None:
     scalars = {f"tag{number}": [(1, 1.0), (2, 2.0)] for number in range(15)}
-    made = make.make(evidence(logs={}, scalars=scalars))
-    assert len(made.charts) == 12
-    assert made.notes == ["3 more curves not shown: fab tensorboard job01 has all"]
+    report = make.make(make_evidence(logs={}, scalars=scalars))
+    assert len(report.charts) == 12
+    assert report.notes == ["3 more curves not shown: fab tensorboard job01 has all"]
 
 
-def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
+def test_rates_are_computed_from_global_steps_if_not_logged() -> None:
     logs = {
-        "master-0": lines(
+        "master-0": log_lines(
             "master-0",
-            (10, train("master/0", 10, 1.0, 1.0, None)),
-            (12, train("master/0", 40, 1.0, 3.0, None)),
-            (20, train("master/0", 30, 1.0, 0.5, None)),  # it was started again, from a checkpoint
-            (21, train("master/0", 36, 1.0, 1.5, None)),
-            (40, train("master/0", 20, 1.0, 9.0, None)),  # and again
+            (10, train_line("master/0", 10, 1.0, 1.0, None)),
+            (12, train_line("master/0", 40, 1.0, 3.0, None)),
+            (20, train_line("master/0", 30, 1.0, 0.5, None)),  # restarted from a checkpoint
+            (21, train_line("master/0", 36, 1.0, 1.5, None)),
+            (40, train_line("master/0", 20, 1.0, 9.0, None)),  # restarted again
         )
     }
     assert make.replica_throughput(JOB, REPLICAS, logs) == [
@@ -290,7 +294,7 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "says"),
+    ("state", "error", "message"),
     [
         (JobState.QUEUED, "", "job job01 is QUEUED: there is nothing to report yet"),
         (JobState.PREPARING, "", "job job01 is PREPARING: there is nothing to report yet"),
@@ -298,23 +302,23 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
         (JobState.FAILED, "no host\nmore", "job job01 is FAILED and never started: there is nothing to report (no host)"),
     ],
 )
-def test_a_job_that_never_started(state: JobState, error: str, says: str) -> None:
+def test_a_job_that_never_started_has_no_report(state: JobState, error: str, message: str) -> None:
     with pytest.raises(OpsError) as caught:
         make.check_started(JobRecord("job01", state, errorMessage=error), [ReplicaRecord("master-0")])
-    assert str(caught.value) == says
+    assert str(caught.value) == message
     make.check_started(JobRecord("job01", state), [ReplicaRecord("master-0", startTime=DAY.format(1))])
     make.check_started(JobRecord("job01", state, startTime=DAY.format(1)), [])
 
 
 def test_an_evaluation_is_read() -> None:
-    told = {"step": 40, "classes": ["cat", "dog"], "confusion": [[3, 1], [0, 4]], "more": 1}
-    told["mistakes"] = [{"label": 0, "predicted": 1, "image": PNG}] * 25
-    assert parse(json.dumps(told).encode()) == Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, PNG)] * 20)
+    evaluation = {"step": 40, "classes": ["cat", "dog"], "confusion": [[3, 1], [0, 4]], "more": 1}
+    evaluation["mistakes"] = [{"label": 0, "predicted": 1, "image": PNG}] * 25
+    assert parse(json.dumps(evaluation).encode()) == Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, PNG)] * 20)
     assert parse(b'{"confusion": [[1, 0], [0, 1]]}') == Evaluation(None, ["0", "1"], [[1, 0], [0, 1]], [])
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"confusion": None}, "confusion must be a list of 2 to 50 rows"),
         ({"confusion": [[1]]}, "confusion must be a list of 2 to 50 rows"),
@@ -344,34 +348,42 @@ def test_an_evaluation_is_read() -> None:
         ),
     ],
 )
-def test_an_evaluation_that_is_none(change: dict[str, Any], says: str) -> None:
+def test_an_invalid_evaluation_is_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         parse(json.dumps({"classes": ["a", "b"], "confusion": [[1, 0], [0, 1]], "mistakes": [], **change}).encode())
-    assert str(caught.value) == says
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"{", "it is no JSON"), (b"[1]", "it is no JSON object"), (b"\xff", "it is no JSON")]
+    ("content", "message"), [(b"{", "it is no JSON"), (b"[1]", "it is no JSON object"), (b"\xff", "it is no JSON")]
 )
-def test_a_file_that_is_no_evaluation(content: bytes, says: str) -> None:
-    with pytest.raises(EvaluationError, match=f"^{says}$"):
+def test_an_evaluation_file_without_json_is_one_line(content: bytes, message: str) -> None:
+    with pytest.raises(EvaluationError, match=f"^{message}$"):
         parse(content)
 
 
-def test_differences_go_flag_by_flag() -> None:
-    one = make.make(evidence())
-    other = replace(one, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04)
-    other = replace(other, inputs={**one.inputs, "env X": "z", "output": "elsewhere"}, cost=None)
-    found = {row.what: (row.values, row.same) for row in differences([make.compared_inputs(one), make.compared_inputs(other)])}
-    assert {what: values for what, (values, same) in found.items() if not same} == {
+def test_differences_are_compared_flag_by_flag() -> None:
+    first_report = make.make(make_evidence())
+    second_report = replace(
+        first_report, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04
+    )
+    second_report = replace(second_report, inputs={**first_report.inputs, "env X": "z", "output": "elsewhere"}, cost=None)
+    rows = {
+        row.what: (row.values, row.same)
+        for row in differences([make.compared_inputs(first_report), make.compared_inputs(second_report)])
+    }
+    assert {what: values for what, (values, same) in rows.items() if not same} == {
         "env X": ["y", "z"],
         "--a": ["1", "2"],
         "--fast": [None, "x"],
         "label owner": ["ann", None],
     }
-    assert found["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
-    assert "output" not in found
-    assert [(row.what, row.values) for row in differences([make.compared_results(one), make.compared_results(other)])] == [
+    assert rows["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
+    assert "output" not in rows
+    assert [
+        (row.what, row.values)
+        for row in differences([make.compared_results(first_report), make.compared_results(second_report)])
+    ] == [
         ("state", ["SUCCEEDED", "SUCCEEDED"]),
         ("steps", ["40", None]),
         ("loss", ["0.500", "0.4"]),
@@ -380,9 +392,9 @@ def test_differences_go_flag_by_flag() -> None:
     ]
 
 
-def test_flags_of_a_command_line() -> None:
-    words = ["train.py", "--lr", "-1e-3", "--tag", "b", "--debug", "-n", "3", "--tag=a", "rest"]
-    assert make.flags(words) == {
+def test_flags_are_parsed_from_a_command_line() -> None:
+    args = ["train.py", "--lr", "-1e-3", "--tag", "b", "--debug", "-n", "3", "--tag=a", "rest"]
+    assert make.flags(args) == {
         "other arguments": "train.py, rest",
         "--lr": "-1e-3",
         "--tag": "b, a",

@@ -1,4 +1,4 @@
-"""`fab report` as a command: its reads of a bucket, its target, and its one-line errors."""
+"""Check `fab report` as a command: its reads of a bucket, its target, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOG = [
 
 
 class NoHost:
-    """A fleet of which no host has a log."""
+    """A fleet whose hosts have no logs."""
 
     def each(self, names: list[str], *_: Any) -> Outcome[Any]:
         return Outcome({}, {})
@@ -50,7 +50,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
-    """Return one with the job `job01`, which ended, and `waits`, which is QUEUED."""
+    """Return a cluster with the jobs `job01` and `job02`, which ended, and `waits`, which is QUEUED."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
@@ -65,9 +65,9 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
         ledger.write_replica(job_id, replica, None)
         put_log(
             bucket / paths.log(job_id, "master-0"),
-            [LogLine(NOON.format(n + 2), "INFO", "master-0", said) for n, said in enumerate(LOG)],
+            [LogLine(NOON.format(n + 2), "INFO", "master-0", message) for n, message in enumerate(LOG)],
         )
-        put(
+        write_object(
             bucket,
             paths.manifest(job_id),
             json.dumps({**MANIFEST, "args": ["--x", job_id]}).encode(),
@@ -75,70 +75,72 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     return ClusterClient(inventory, NoHost(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
-def put(bucket: Path, name: str, content: bytes) -> None:
+def write_object(bucket: Path, name: str, content: bytes) -> None:
     path = bucket / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
 
-def test_a_page_is_written_and_made_anew(cluster: ClusterClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_and_replaced(cluster: ClusterClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(cluster, ["job01"], None, json=False) == 0
     page = tmp_path / "report-job01.html"
     assert MARK in page.read_text()
     assert "Final metrics" not in page.read_text()
     assert capsys.readouterr().out == f"report-job01.html: {page.stat().st_size / 1000:.1f} kB\n"
-    assert report(cluster, ["job01"], str(page), json=False) == 0, "one of its own is replaced"
+    assert report(cluster, ["job01"], str(page), json=False) == 0, "a page of fab report is replaced"
     assert report(cluster, ["job01", "job02"], None, json=False) == 0
     assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report-job01-job02.html", "report-job01.html"]
 
 
-def test_what_it_is_made_of_is_printed(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    put(bucket, paths.output("job01") + "/evaluation.json", b'{"confusion": [[9, 1], [0, 10]]}')
+def test_the_json_output(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_object(bucket, paths.output("job01") + "/evaluation.json", b'{"confusion": [[9, 1], [0, 10]]}')
     assert report(cluster, ["job01"], None, json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["charts"] == [
+    output = json.loads(capsys.readouterr().out)
+    assert output["charts"] == [
         {
             "name": "loss",
             "curves": [{"name": "train", "points": [[10, 2.0], [20, 1.0]]}, {"name": "eval", "points": [[20, 0.5]]}],
         }
     ]
-    assert told["evaluation"] == {"step": None, "classes": ["0", "1"], "confusion": [[9, 1], [0, 10]], "mistakes": []}
-    assert (told["metrics"], told["arguments"], told["notes"]) == ({"steps": "20", "loss": "0.500"}, ["--x", "job01"], [])
+    assert output["evaluation"] == {"step": None, "classes": ["0", "1"], "confusion": [[9, 1], [0, 10]], "mistakes": []}
+    assert (output["metrics"], output["arguments"], output["notes"]) == ({"steps": "20", "loss": "0.500"}, ["--x", "job01"], [])
     assert report(cluster, ["job01", "job02"], None, json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["what"] for row in told["compared"] if not row["same"]] == ["--x"]
+    output = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in output["compared"] if not row["same"]] == ["--x"]
 
 
-def test_what_a_plan_had_said(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def told() -> Any:
+def test_the_report_has_the_plans_prediction(
+    cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def planned_of_report() -> Any:
         assert report(cluster, ["job01"], None, json=True) == 0
         return json.loads(capsys.readouterr().out)["planned"]
 
-    checked = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
-    monkeypatch.setattr(planned, "compare", lambda *_: checked)
-    assert told() is None, "no plan was ever made here"
+    check = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
+    monkeypatch.setattr(planned, "compare", lambda *_: check)
+    assert planned_of_report() is None, "there is no plan"
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "trainer.task-0.json").touch()
-    figures = {"stepsPerSecond": 30.0, "measured": 24.0, "errorPercent": 25.0, "speedUp": 3.0, "bound": "processors"}
-    assert told() == {"createTime": NOON.format(0), **figures}
+    expected = {"stepsPerSecond": 30.0, "measured": 24.0, "errorPercent": 25.0, "speedUp": 3.0, "bound": "processors"}
+    assert planned_of_report() == {"createTime": NOON.format(0), **expected}
 
-    def none(*_: Any) -> None:
+    def raise_no_plan(*_: Any) -> None:
         raise UsageError("no plan was made of trainer.task")
 
-    monkeypatch.setattr(planned, "compare", none)
-    assert told() is None
+    monkeypatch.setattr(planned, "compare", raise_no_plan)
+    assert planned_of_report() is None
 
-    def faulty(*_: Any) -> None:
+    def raise_fault(*_: Any) -> None:
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(planned, "compare", faulty)
+    monkeypatch.setattr(planned, "compare", raise_fault)
     with pytest.raises(KeyError, match="a fault of the program"):
-        told()
+        planned_of_report()
 
 
-def test_what_cannot_be_read_is_a_note(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    put(bucket, paths.output("job01") + "/evaluation.json", b"{}")
-    put(bucket, paths.manifest("job01"), b"{")
+def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_object(bucket, paths.output("job01") + "/evaluation.json", b"{}")
+    write_object(bucket, paths.manifest("job01"), b"{")
     shutil.rmtree(bucket / paths.log("job01", "master-0"))
     assert report(cluster, ["job01"], None, json=True) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [
@@ -146,16 +148,16 @@ def test_what_cannot_be_read_is_a_note(cluster: ClusterClient, bucket: Path, cap
         "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
         "the manifest was not read: it is no JSON",
     ]
-    put(bucket, paths.output("job01") + "/evaluation.json", b" " * (1 << 20) + b"{}")
+    write_object(bucket, paths.output("job01") + "/evaluation.json", b" " * (1 << 20) + b"{}")
     assert report(cluster, ["job01"], None, json=True) == 0
-    said = "evaluation.json was not used: it has 1.0 MB; 1.0 MB is the most"
-    assert said in json.loads(capsys.readouterr().out)["notes"]
+    note = "evaluation.json was not used: it has 1.0 MB; 1.0 MB is the most"
+    assert note in json.loads(capsys.readouterr().out)["notes"]
 
 
-def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.html"
-    mine.write_text("<p>mine</p>")
-    for ids, output, as_json, kind, says in [
+def test_an_invalid_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp_path: Path) -> None:
+    own_file = tmp_path / "mine.html"
+    own_file.write_text("<p>mine</p>")
+    for ids, output, as_json, kind, message in [
         (["nobody"], None, False, UsageError, "there is no job 'nobody'; fab jobs lists "),
         (["waits"], None, False, OpsError, "job waits is QUEUED: there is nothing to report yet"),
         (["job01", "job01"], None, False, UsageError, "job01 is named twice: a job is compared with others"),
@@ -175,31 +177,31 @@ def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp
     ]:
         with pytest.raises(kind) as caught:
             report(cluster, ids, output, as_json)
-        assert str(caught.value).startswith(says)
+        assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
-    assert mine.read_text() == "<p>mine</p>"
+    assert own_file.read_text() == "<p>mine</p>"
     assert [path.name for path in tmp_path.glob("*html*")] == ["mine.html"]
 
 
-def test_as_many_as_can_be_told_apart() -> None:
+def test_six_jobs_can_be_compared() -> None:
     check_ids(list("abcdef"))
     check_ids([])
 
 
-def test_a_folder_that_takes_nothing_is_one_line(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+def test_a_full_disk_is_one_line(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", raise_full)
     with pytest.raises(UsageError, match=r"^x.html cannot be written: No space left on device$"):
         report(cluster, ["job01"], "x.html", json=False)
 
 
-def test_half_a_page_is_not_left_behind(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def test_an_incomplete_page_is_deleted(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_refused(*_: Any) -> None:
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", raise_refused)
     with pytest.raises(UsageError, match=r"^x.html cannot be written: Operation not permitted$"):
         report(cluster, ["job01"], "x.html", json=False)
     assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob(".*.html"))

@@ -1,4 +1,4 @@
-"""The page of a report: nothing that anybody wrote becomes markup, and what is drawn is what was told."""
+"""Check a report's page: no text becomes markup, and drawings show the report's values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ops.report.report import (
 )
 
 EVIL = "<script>alert('x')</script>&\"<img src=//x>\x1b[2J"
-SEEN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;␛[2J"
+ESCAPED_EVIL = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;␛[2J"
 REPORT = Report(
     job="job01",
     state="SUCCEEDED",
@@ -74,7 +74,7 @@ TUNED = replace(
 
 
 class Tags(HTMLParser):
-    """Every element of a page, and its text."""
+    """The elements of a page and their text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -89,67 +89,69 @@ class Tags(HTMLParser):
         self.text.append(data)
 
 
-def evil(value: Any) -> Any:
-    """Return the value with malicious text wherever a trainer, a label or an error could put one."""
+def with_evil(value: Any) -> Any:
+    """Return the value with malicious text in each field that a trainer, a label or an error can set."""
     if isinstance(value, str):
         return EVIL
     if isinstance(value, list | tuple):
-        return type(value)(map(evil, value))
+        return type(value)(map(with_evil, value))
     if isinstance(value, dict):
         return {EVIL: EVIL}
     if hasattr(value, "__dataclass_fields__"):
-        kept = {"image", "time", "state", "createTime", "kind", "goal"}
+        unchanged = {"image", "time", "state", "createTime", "kind", "goal"}
         names = value.__dataclass_fields__
-        return replace(value, **{name: evil(getattr(value, name)) for name in names if name not in kept})
+        return replace(value, **{name: with_evil(getattr(value, name)) for name in names if name not in unchanged})
     return value
 
 
-WICKED = replace(
+EVIL_REPORT = replace(
     REPORT,
-    labels=evil(REPORT.labels),
+    labels=with_evil(REPORT.labels),
     submittedBy=EVIL,
-    metrics=evil(REPORT.metrics),
-    charts=evil(REPORT.charts),
-    throughput=evil(REPORT.throughput),
-    timeline=evil(REPORT.timeline),
-    replicas=evil(REPORT.replicas),
-    events=evil(REPORT.events),
+    metrics=with_evil(REPORT.metrics),
+    charts=with_evil(REPORT.charts),
+    throughput=with_evil(REPORT.throughput),
+    timeline=with_evil(REPORT.timeline),
+    replicas=with_evil(REPORT.replicas),
+    events=with_evil(REPORT.events),
     arguments=[EVIL],
-    inputs=evil(REPORT.inputs),
+    inputs=with_evil(REPORT.inputs),
     errors=[EVIL],
     errorLines=[EVIL, EVIL],
-    evaluation=evil(REPORT.evaluation),
-    planned=evil(REPORT.planned),
-    tuning=evil(TUNED.tuning),
+    evaluation=with_evil(REPORT.evaluation),
+    planned=with_evil(REPORT.planned),
+    tuning=with_evil(TUNED.tuning),
     notes=[EVIL],
 )
 
 
-@pytest.mark.parametrize("reports", [[WICKED], [WICKED, replace(WICKED, job="job02", arguments=[f"--x={EVIL}"])]])
-def test_nothing_that_was_told_becomes_markup(reports: list[Report]) -> None:
+@pytest.mark.parametrize(
+    "reports", [[EVIL_REPORT], [EVIL_REPORT, replace(EVIL_REPORT, job="job02", arguments=[f"--x={EVIL}"])]]
+)
+def test_no_text_becomes_markup(reports: list[Report]) -> None:
     html = page(reports)
-    seen = Tags(html)
-    kinds = {tag for tag, _ in seen.tags}
+    parsed = Tags(html)
+    kinds = {tag for tag, _ in parsed.tags}
     assert not kinds & {"script", "iframe", "object", "embed", "link", "base", "form", "a", "foreignobject"}
-    assert "alert(" in "".join(seen.text)
-    assert {attrs["src"][:22] for tag, attrs in seen.tags if tag == "img"} <= {"data:image/png;base64,"}  # type: ignore[index]
-    assert not [name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name in ("href", "xlink:href")]
+    assert "alert(" in "".join(parsed.text)
+    assert {attrs["src"][:22] for tag, attrs in parsed.tags if tag == "img"} <= {"data:image/png;base64,"}  # type: ignore[index]
+    assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on") or name in ("href", "xlink:href")]
 
 
-def test_each_place_shows_what_was_told_as_it_was_told() -> None:
-    html = page([WICKED])
+def test_each_text_is_shown_escaped() -> None:
+    html = page([EVIL_REPORT])
     assert html.count("<script") == 0
-    assert f"<dt>{SEEN}</dt><dd>{SEEN}</dd>" in html, "a metric"
-    assert f'<th scope="row">label {SEEN}</th><td>{SEEN}</td>' in html, "a label"
-    assert f"<pre>{SEEN}</pre>" in html, "an error"
-    assert f"<pre>{SEEN}\n{SEEN}</pre>" in html, "lines of the log"
-    assert f"<h3>{SEEN}</h3>" in html, "a curve"
+    assert f"<dt>{ESCAPED_EVIL}</dt><dd>{ESCAPED_EVIL}</dd>" in html, "a metric"
+    assert f'<th scope="row">label {ESCAPED_EVIL}</th><td>{ESCAPED_EVIL}</td>' in html, "a label"
+    assert f"<pre>{ESCAPED_EVIL}</pre>" in html, "an error"
+    assert f"<pre>{ESCAPED_EVIL}\n{ESCAPED_EVIL}</pre>" in html, "lines of the log"
+    assert f"<h3>{ESCAPED_EVIL}</h3>" in html, "a curve"
 
 
-def test_the_page_says_what_the_report_says() -> None:
+def test_the_page_shows_the_reports_values() -> None:
     html = page([REPORT])
     text = " ".join(" ".join(Tags(re.sub(r"(?s)<style>.*</style>|<svg.*?</svg>", "", html)).text).split())
-    for said in (
+    for part in (
         "Job job01",
         "SUCCEEDED started 2026-01-31 12:00:02 UTC by ann@laptop , ended 2026-01-31 12:00:38 UTC",
         "steps 40 loss 0.500 took 36.0 s US dollars , 0.5000 an hour 0.0125 replicas 1 restarts 1",
@@ -164,7 +166,7 @@ def test_the_page_says_what_the_report_says() -> None:
         "cat predicted as dog",
         "--max-steps 40",
     ):
-        assert re.sub(" ([,.])", r"\1", said) in re.sub(" ([,.])", r"\1", text), said
+        assert re.sub(" ([,.])", r"\1", part) in re.sub(" ([,.])", r"\1", text), part
     assert (
         'aria-label="loss by step: train from 2 at step 10 to 1 at step 30; eval from 1.5 at step 15 to 0.5 at step 40"' in html
     )
@@ -174,7 +176,7 @@ def test_the_page_says_what_the_report_says() -> None:
     assert MARK in html[:512]
 
 
-def test_trials_are_drawn_and_listed_the_best_first() -> None:
+def test_trials_are_drawn_and_listed_best_first() -> None:
     html = page([TUNED])
     assert "3 of 3 have ended, to MINIMIZE loss; the best is first." in html
     assert html.index('<tr><th scope="row">2</th><td>SUCCEEDED</td><td>0.25</td><td>0.5</td>') < html.index(
@@ -183,33 +185,33 @@ def test_trials_are_drawn_and_listed_the_best_first() -> None:
     assert '<tr><th scope="row">3</th><td>FAILED</td><td>\u2013</td><td>0.9</td>' in html
     assert "loss of 2 trials; the best is trial 2 with 0.25" in html
     assert "loss by rate; the best has 0.5" in html
-    assert "of trial 2, the best" in html, "the evaluation is that of one trial"
-    none = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [TunedParameter("rate", "log")], []))
-    assert "0 of 3 have ended, to MINIMIZE loss.</p>" in page([none])
-    assert "<h2>Curves</h2>" not in page([none])
+    assert "of trial 2, the best" in html, "the evaluation is of one trial"
+    without_trials = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [TunedParameter("rate", "log")], []))
+    assert "0 of 3 have ended, to MINIMIZE loss.</p>" in page([without_trials])
+    assert "<h2>Curves</h2>" not in page([without_trials])
 
 
-def test_of_the_trials_the_best_so_far_is_a_line() -> None:
+def test_the_best_trial_so_far_is_a_line() -> None:
     assert TUNED.tuning
     spec = charts.trial_chart(TUNED.tuning)
     line, dots = (layer["data"]["values"] for layer in spec["layer"])
     assert dots == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     assert line == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     assert spec["encoding"]["y"]["scale"] == {"zero": False}
-    up = charts.trial_chart(replace(TUNED.tuning, goal="MAXIMIZE"))
-    assert up["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
+    maximized = charts.trial_chart(replace(TUNED.tuning, goal="MAXIMIZE"))
+    assert maximized["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
     numbers = charts.parameter_chart(TUNED.tuning, TunedParameter("rate", "log"))
     assert numbers["encoding"]["x"]["scale"]["type"] == "log"
-    assert numbers["layer"][1]["data"]["values"] == [{"x": 0.5, "y": 0.25}], "the best in another colour"
+    assert numbers["layer"][1]["data"]["values"] == [{"x": 0.5, "y": 0.25}], "the best has another colour"
     assert charts.svg(numbers).startswith("<svg")
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    bare = replace(
+def test_unknown_values_are_left_out() -> None:
+    minimal = replace(
         REPORT, startTime=None, endTime=None, seconds=None, cost=None, metrics={}, charts=[], throughput=[], replicas=[]
     )
-    bare = replace(bare, events=[], arguments=[], inputs={}, labels={}, evaluation=None, planned=None)
-    html = page([replace(bare, state="RUNNING", running=True, notes=["no log was read: x"])])
+    minimal = replace(minimal, events=[], arguments=[], inputs={}, labels={}, evaluation=None, planned=None)
+    html = page([replace(minimal, state="RUNNING", running=True, notes=["no log was read: x"])])
     for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "What happened", "took"):
         assert left_out not in html
     assert "There are none: neither the log nor summaries for TensorBoard tell of several steps." in html
@@ -217,15 +219,15 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "no log was read: x" in html
 
 
-def test_a_page_needs_nothing_else() -> None:
+def test_a_page_loads_nothing_from_elsewhere() -> None:
     for html in (page([REPORT]), page([REPORT, replace(REPORT, job="job02")])):
         assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in html
         addresses = set(re.findall(r"(?:https?:)?//[\w.]+[^\"' >]*", html))
-        assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "but the names of SVG itself"
+        assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "only SVG's namespaces"
         assert not re.search(r"url\(|@import", html)
 
 
-def test_several_are_over_each_other_and_what_differs_comes_first() -> None:
+def test_jobs_are_compared_in_one_chart_and_differences_come_first() -> None:
     other = replace(REPORT, job="job02", arguments=["--max-steps", "80"], errors=["why"], metrics={"loss": "0.250"})
     html = page([REPORT, other])
     assert "<title>Jobs job01, job02</title>" in html
@@ -238,7 +240,7 @@ def test_several_are_over_each_other_and_what_differs_comes_first() -> None:
     assert '<th scope="row">steps <span class="quiet">differs</span></th><td>40</td><td>\u2013</td>' in html
 
 
-def test_what_is_no_utf_8_is_shown_all_the_same() -> None:
+def test_invalid_utf_8_is_shown_replaced() -> None:
     charts = [Chart("l\ud800", [Curve("c\udcff", [(1, 1.0), (2, 2.0)])])]
     html = page([replace(REPORT, arguments=["a\udcff"], charts=charts, labels={"\udcff": "b"})])
     assert "<h3>l?</h3>" in html
@@ -247,20 +249,20 @@ def test_what_is_no_utf_8_is_shown_all_the_same() -> None:
     html.encode()
 
 
-def test_the_json_has_the_names_of_the_report() -> None:
-    one = as_json([REPORT])
-    assert one["charts"][0] == {
+def test_the_json_output_has_the_reports_names() -> None:
+    data = as_json([REPORT])
+    assert data["charts"][0] == {
         "name": "loss",
         "curves": [{"name": "train", "points": [(10, 2.0), (30, 1.0)]}, {"name": "eval", "points": [(15, 1.5), (40, 0.5)]}],
     }
-    assert one["cost"] == {"hourly": 0.5, "total": 0.0125}
-    several = as_json([REPORT, replace(REPORT, job="job02", arguments=["--max-steps", "80"])])
-    assert [each["job"] for each in several["reports"]] == ["job01", "job02"]
+    assert data["cost"] == {"hourly": 0.5, "total": 0.0125}
+    comparison = as_json([REPORT, replace(REPORT, job="job02", arguments=["--max-steps", "80"])])
+    assert [report["job"] for report in comparison["reports"]] == ["job01", "job02"]
     row = {"what": "--max-steps", "kind": "input", "values": ["40", "80"], "same": False}
-    assert row in several["compared"]
+    assert row in comparison["compared"]
 
 
-def test_a_curve_is_one_line_and_a_restart_begins_another() -> None:
+def test_a_curve_is_split_at_restarts() -> None:
     assert list(charts.split_at_restarts([(1, 5.0), (3, 4.0), (2, 4.5), (4, 3.0)])) == [
         [(1, 5.0), (3, 4.0)],
         [(2, 4.5), (4, 3.0)],
@@ -269,36 +271,36 @@ def test_a_curve_is_one_line_and_a_restart_begins_another() -> None:
     assert list(charts.split_at_restarts([(1, 5.0), (2, 5.0), (9, 5.0)], [2.5])) == [[(1, 5.0), (2, 5.0)], [(9, 5.0)]]
 
 
-def test_many_points_are_thinned_and_no_spike_is_lost() -> None:
+def test_many_points_are_downsampled_without_losing_spikes() -> None:
     points = [(step, 1.0) for step in range(10_000)]
     points[4321] = (4321, 9.0)
-    kept = charts.downsample(points)
-    assert len(kept) <= 302
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert (4321, 9.0) in kept
+    sampled = charts.downsample(points)
+    assert len(sampled) <= 302
+    assert (sampled[0], sampled[-1]) == (points[0], points[-1])
+    assert (4321, 9.0) in sampled
     assert charts.downsample(points[:300]) == points[:300]
 
 
-def test_a_table_has_a_few_points_the_first_and_the_last_among_them() -> None:
+def test_a_table_samples_points_with_the_first_and_last() -> None:
     points = [(step, 0.5) for step in range(100)]
     assert [step for step, _ in sample(points)] == [0, 9, 18, 27, 36, 45, 54, 63, 72, 81, 90, 99]
     assert sample(points[:3]) == points[:3]
 
 
-def test_a_loss_that_falls_by_far_is_drawn_by_its_logarithm() -> None:
-    def scale(name: str, *values: float) -> dict[str, Any]:
+def test_a_loss_with_a_wide_range_has_a_log_scale() -> None:
+    def y_encoding(name: str, *values: float) -> dict[str, Any]:
         spec = charts.curve_chart(Chart(name, [Curve("train", list(enumerate(values)))]))
-        found: dict[str, Any] = spec["layer"][0]["encoding"]["y"]
-        return found
+        field: dict[str, Any] = spec["layer"][0]["encoding"]["y"]
+        return field
 
-    assert scale("loss", 2.0, 0.02)["scale"] == {"type": "log"}
-    assert scale("loss", 2.0, 0.02)["axis"]["values"] == [0.01, 0.1, 1.0, 10.0]
-    assert scale("loss", 2.0, 0.05)["scale"] == {"zero": False}
-    assert scale("loss", 2.0, 0.0)["scale"] == {"zero": False}
-    assert scale("accuracy", 1.0, 0.001)["scale"] == {"zero": False}
+    assert y_encoding("loss", 2.0, 0.02)["scale"] == {"type": "log"}
+    assert y_encoding("loss", 2.0, 0.02)["axis"]["values"] == [0.01, 0.1, 1.0, 10.0]
+    assert y_encoding("loss", 2.0, 0.05)["scale"] == {"zero": False}
+    assert y_encoding("loss", 2.0, 0.0)["scale"] == {"zero": False}
+    assert y_encoding("accuracy", 1.0, 0.001)["scale"] == {"zero": False}
 
 
-def test_colours_are_of_jobs_and_dashes_of_curves_where_jobs_are_compared() -> None:
+def test_a_comparison_has_a_colour_per_job_and_a_dash_per_curve() -> None:
     spec = charts.comparison_chart("loss", [("a", REPORT.charts[0]), ("b", None), ("c", REPORT.charts[0])])
     encoding = spec["layer"][0]["encoding"]
     assert encoding["color"]["scale"] == {
@@ -308,18 +310,18 @@ def test_colours_are_of_jobs_and_dashes_of_curves_where_jobs_are_compared() -> N
     assert encoding["strokeDash"]["scale"]["range"] == [[6, 3], [1, 0], [6, 3], [1, 0]]
 
 
-def test_time_is_in_the_unit_that_suits() -> None:
+def test_the_time_axis_has_a_suitable_unit() -> None:
     def title(end: float) -> str:
         encoding = charts.timeline_chart([TimelineSegment("job", "RUNNING", 0.0, end)])["encoding"]
-        found: str = encoding["x"]["title"]
-        return found
+        field: str = encoding["x"]["title"]
+        return field
 
     assert title(179) == "seconds since the job was created"
     assert title(180) == "minutes since the job was created"
     assert title(7200) == "hours since the job was created"
 
 
-def test_restarts_and_what_happened_to_the_job_are_marked() -> None:
-    told = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
-    spec = charts.throughput_chart(REPORT.throughput, told, [9.0, 4.0])
+def test_restarts_and_events_are_marked() -> None:
+    events = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
+    spec = charts.throughput_chart(REPORT.throughput, events, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]

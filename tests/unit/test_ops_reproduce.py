@@ -1,4 +1,4 @@
-"""`fab reproduce`: a job out of the bucket alone, and what two runs have in common."""
+"""Check `fab reproduce`: a job from the bucket alone, and the comparison of both runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ POLICY = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], "restartCo
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 
-class Runs:
-    """A fake of the hosts: records the submissions, and sets their end."""
+class FakeRuns:
+    """Fake the hosts: record the submissions, and set their end."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.submissions, self.state = ledger, list[Submission](), JobState.SUCCEEDED
@@ -52,13 +52,13 @@ class Runs:
         return DONE if self.state == JobState.SUCCEEDED else FAILED
 
 
-def on(inventory: Inventory) -> ClusterClient:
-    """Return a cluster with a bucket that needs no host to be reached."""
+def make_cluster(inventory: Inventory) -> ClusterClient:
+    """Return a cluster with a bucket that needs no host."""
     return ClusterClient(inventory, object())  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def here(inventory: Inventory, tmp_path: Path) -> Inventory:
+def local_inventory(inventory: Inventory, tmp_path: Path) -> Inventory:
     (tmp_path / "bucket").mkdir()
     return replace(inventory, operator_bucket=str(tmp_path / "bucket"))
 
@@ -68,124 +68,130 @@ def bucket_of(inventory: Inventory) -> Bucket:
 
 
 @pytest.fixture
-def ledger(here: Inventory) -> Ledger:
-    return Ledger(open_bucket(here.operator_bucket))
+def ledger(local_inventory: Inventory) -> Ledger:
+    return Ledger(open_bucket(local_inventory.operator_bucket))
 
 
 @pytest.fixture
-def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    made = Runs(ledger)
-    monkeypatch.setattr(train, "run", made.run)
-    monkeypatch.setattr(train, "watch", made.watch)
+def runs(local_inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+    fake_runs = FakeRuns(ledger)
+    monkeypatch.setattr(train, "run", fake_runs.run)
+    monkeypatch.setattr(train, "watch", fake_runs.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
-    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], wanted: LogFilter) -> dict[str, list[Any]]:
-        assert (replicas, wanted) == (["master-0"], LogFilter())
+    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], log_filter: LogFilter) -> dict[str, list[Any]]:
+        assert (replicas, log_filter) == (["master-0"], LogFilter())
         if record.jobId not in accuracies:
             raise OpsError("it has no log")
         message = FINAL.format(500, "0.2", accuracies[record.jobId])
         return {"master-0": [type("Line", (), {"message": message})]}
 
     monkeypatch.setattr(metrics, "read_logs", read_logs)
-    return made
+    return fake_runs
 
 
-def start(
+def write_job(
     ledger: Ledger, inventory: Inventory, *args: str, job_id: str = "job01", folder: Path = TINY, **flags: Any
 ) -> package.Package:
-    """Write a job that was run, as fab train leaves it."""
+    """Write a job that has run, as fab train does."""
     built = package.build(folder, "tiny.task")
     job = build_job(JobFlags(job_id, more_args=args, **flags), inventory, "tiny", built.files)
-    made = Submission(inventory, job, built, {})
-    put_job(ledger, made.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
+    submission = Submission(inventory, job, built, {})
+    put_job(ledger, submission.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
     bucket_of(inventory).upload(f"jobs/{job_id}/package.tar.gz", built.archive)
-    bucket_of(inventory).upload(f"jobs/{job_id}/manifest.json", manifest.to_json(made.manifest()))
+    bucket_of(inventory).upload(f"jobs/{job_id}/manifest.json", manifest.to_json(submission.manifest()))
     return built
 
 
-def test_the_same_job_runs_again_under_the_next_free_id(
-    here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+def test_a_job_is_reproduced_under_the_next_free_id(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    built = start(ledger, here, "--a", "\udcff", "two words", labels=["owner=ann"])
-    assert reproduce.reproduce(on(here), "job01", None, True, False) == DONE
-    (made,) = runs.submissions
-    assert made.job.id == "job01_2"
-    assert made.job.args == ("--a", "\udcff", "two words")
-    assert (made.job.labels, made.job.priority) == ({"owner": "ann"}, 0)
-    assert made.package.archive == built.archive
-    assert made.package.files == built.files
-    assert made.data == {}
-    assert made.record().manifest["reproduces"] == "job01"
+    built = write_job(ledger, local_inventory, "--a", "\udcff", "two words", labels=["owner=ann"])
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
+    (submission,) = runs.submissions
+    assert submission.job.id == "job01_2"
+    assert submission.job.args == ("--a", "\udcff", "two words")
+    assert (submission.job.labels, submission.job.priority) == ({"owner": "ann"}, 0)
+    assert submission.package.archive == built.archive
+    assert submission.package.files == built.files
+    assert submission.data == {}
+    assert submission.record().manifest["reproduces"] == "job01"
     out = capsys.readouterr().out
     assert "accuracy" in out
     assert "+0.01" in out
     assert out.endswith("job01_2 differs from job01 in accuracy\n")
     put_job(ledger, JobRecord("job01_3"))
-    assert reproduce.reproduce(on(here), "job01", None, True, False) == DONE
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
     assert runs.submissions[-1].job.id == "job01_4"
 
 
-def test_what_the_package_declares_counts_again(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+def test_the_packages_declaration_is_used_again(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, tmp_path: Path
+) -> None:
     shutil.copytree(TINY, tmp_path / "tiny")
     text = "strategies: {together: {restartPolicy: all, optionalRoles: [ps]}}"
     (tmp_path / "tiny" / "scaletier.yaml").write_text(text)
-    start(ledger, here, "--strategy", "together", folder=tmp_path / "tiny")
-    reproduce.reproduce(on(here), "job01", "again", True, False)
-    made = runs.submissions[0].job
-    assert (made.policy["restartPolicy"], made.policy["optionalRoles"]) == ("all", ["ps"])
+    write_job(ledger, local_inventory, "--strategy", "together", folder=tmp_path / "tiny")
+    reproduce.reproduce(make_cluster(local_inventory), "job01", "again", True, False)
+    job = runs.submissions[0].job
+    assert (job.policy["restartPolicy"], job.policy["optionalRoles"]) == ("all", ["ps"])
 
 
-def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+def test_config_is_kept_and_the_output_folder_is_new(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, tmp_path: Path
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("trainingInput: {useChiefInTfConfig: false, scheduling: {maxRestarts: 1}, jobDir: /bucket/shared}")
-    start(ledger, here, "--output_path=/bucket/shared", config=str(config))
-    reproduce.reproduce(on(here), "job01", "again", True, False)
-    made = runs.submissions[0].job
-    assert (made.id, made.use_chief, made.policy) == ("again", False, {**POLICY, "gracePeriod": 0, "maxRestarts": 1})
-    own = "/bucket/jobs/again/output"
-    assert made.job_dir == own
-    assert made.args == (f"--output_path={own}", "--job-dir", own)
-    assert made.training_input["jobDir"] == own
+    write_job(ledger, local_inventory, "--output_path=/bucket/shared", config=str(config))
+    reproduce.reproduce(make_cluster(local_inventory), "job01", "again", True, False)
+    job = runs.submissions[0].job
+    assert (job.id, job.use_chief, job.policy) == ("again", False, {**POLICY, "gracePeriod": 0, "maxRestarts": 1})
+    output_folder = "/bucket/jobs/again/output"
+    assert job.job_dir == output_folder
+    assert job.args == (f"--output_path={output_folder}", "--job-dir", output_folder)
+    assert job.training_input["jobDir"] == output_folder
 
 
-def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    start(ledger, here)
-    assert reproduce.reproduce(on(here), "job01", None, True, True) == DONE
+def test_stdout_has_only_the_json(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(ledger, local_inventory)
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, True) == DONE
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert (told["original"], told["job"], told["differs"]) == ("job01", "job01_2", ["accuracy"])
-    accuracy = next(row for row in told["compared"] if row["what"] == "accuracy")
+    output = json.loads(out)
+    assert (output["original"], output["job"], output["differs"]) == ("job01", "job01_2", ["accuracy"])
+    accuracy = next(row for row in output["compared"] if row["what"] == "accuracy")
     assert accuracy == {"what": "accuracy", "original": "0.9", "again": "0.91", "same": False}
     assert "a line of the log" in err
 
 
-def test_the_exit_code_is_that_of_the_new_run(here: Inventory, ledger: Ledger, runs: Runs) -> None:
-    start(ledger, here)
+def test_the_exit_code_is_that_of_the_new_run(local_inventory: Inventory, ledger: Ledger, runs: FakeRuns) -> None:
+    write_job(ledger, local_inventory)
     runs.state = JobState.FAILED
-    assert reproduce.reproduce(on(here), "job01", None, True, False) == FAILED
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == FAILED
 
 
-def test_one_that_was_left_is_come_back_to(
-    here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+def test_a_detached_reproduction_is_continued(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(ledger, here)
+    write_job(ledger, local_inventory)
     runs.state = JobState.RUNNING
-    assert reproduce.reproduce(on(here), "job01", None, True, False) == DETACHED
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DETACHED
     assert "fab reproduce job01 --job job01_2 continues with it, and compares" in capsys.readouterr().err
     runs.state = JobState.SUCCEEDED
-    assert reproduce.reproduce(on(here), "job01", "job01_2", True, False) == DONE
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", "job01_2", True, False) == DONE
     assert len(runs.submissions) == 1
     assert "job01_2 differs from job01 in accuracy" in capsys.readouterr().out
-    assert reproduce.reproduce(on(here), "job01", "third", False, False) == DONE
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", "third", False, False) == DONE
     assert "fab reproduce job01 --job third compares" in capsys.readouterr().err
 
 
-def test_another_cluster_and_an_original_that_runs_are_said(
-    here: Inventory, standard: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+def test_another_cluster_and_a_running_original_are_noted(
+    local_inventory: Inventory, standard: Inventory, ledger: Ledger, runs: FakeRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(ledger, replace(standard, operator_bucket=here.operator_bucket))
+    write_job(ledger, replace(standard, operator_bucket=local_inventory.operator_bucket))
     put_job(ledger, JobRecord("job01", state=JobState.RUNNING))
-    reproduce.reproduce(on(here), "job01", None, True, False)
+    reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)
     err = capsys.readouterr().err.splitlines()
     assert "job01 is RUNNING: it has no results yet to compare with" in err
     (line,) = [line for line in err if "another cluster" in line]
@@ -195,7 +201,7 @@ def test_another_cluster_and_an_original_that_runs_are_said(
 
 
 @pytest.mark.parametrize(
-    ("change", "new", "says", "kind"),
+    ("damage", "new_id", "message", "kind"),
     [
         (lambda bucket: None, "9lives", "job id '9lives' breaks the rule", UsageError),
         (lambda bucket: None, "job01", "job id 'job01' was used before", UsageError),
@@ -210,30 +216,40 @@ def test_another_cluster_and_an_original_that_runs_are_said(
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(
-    here: Inventory, ledger: Ledger, runs: Runs, change: Callable[[Any], None], new: str | None, says: str, kind: type[OpsError]
+    local_inventory: Inventory,
+    ledger: Ledger,
+    runs: FakeRuns,
+    damage: Callable[[Any], None],
+    new_id: str | None,
+    message: str,
+    kind: type[OpsError],
 ) -> None:
-    start(ledger, here)
-    change(bucket_of(here))
-    with pytest.raises(OpsError, match=says) as error:
-        reproduce.reproduce(on(here), "job01", new, True, False)
+    write_job(ledger, local_inventory)
+    damage(bucket_of(local_inventory))
+    with pytest.raises(OpsError, match=message) as error:
+        reproduce.reproduce(make_cluster(local_inventory), "job01", new_id, True, False)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert runs.submissions == []
 
 
-def test_a_package_of_any_size_is_fetched(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    built, bucket = start(ledger, here), bucket_of(here)
+def test_a_package_is_not_limited_like_a_record(
+    local_inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, bucket = write_job(ledger, local_inventory), bucket_of(local_inventory)
     refuse_packages_as_records(monkeypatch)
     assert reproduce.read_package(bucket, "job01", reproduce.read_manifest(bucket, "job01")).files == built.files
 
 
-def test_jobs_without_manifest_or_package(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+def test_a_job_without_manifest_or_package_is_refused(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="there is no job 'job01'; none was started yet"):
-        reproduce.reproduce(on(here), "job01", None, True, False)
+        reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)
     put_job(ledger, JobRecord("job01"))
     with pytest.raises(UsageError, match="job job01 has no manifest, so it cannot be run from the bucket alone"):
-        reproduce.reproduce(on(here), "job01", None, True, False)
-    start(ledger, here)
+        reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)
+    write_job(ledger, local_inventory)
     (tmp_path / "bucket/jobs/job01/package.tar.gz").unlink()
     with pytest.raises(OpsError, match="the package of job01 is no longer in the bucket"):
-        reproduce.reproduce(on(here), "job01", None, True, False)
+        reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)

@@ -1,4 +1,4 @@
-"""A job as real processes on loopback until a target: their environment, their output, and their end."""
+"""Check a job as real processes on loopback until a target: their environment, output, and end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ops.plan import processes, runs
 from ops.plan.processes import ProcessStart
 from ops.plan.time_to_target import AccuracyTarget
 
-# Learns by a thousandth a step, and half as well from a step where there are several; its children must go with it.
+# It learns a thousandth a step, half as much with several replicas; its children must end with it.
 TRAINER = """
 import json, os, pathlib, subprocess, sys, time
 config = json.loads(os.environ.get("TF_CONFIG", "{}"))
@@ -46,16 +46,16 @@ time.sleep(600 if "--endless" in sys.argv else 0)
 """
 
 
-def course(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.RunSetup:
+def make_setup(tmp_path: Path, target: AccuracyTarget, *args: str, servers: bool = False) -> runs.RunSetup:
     (tmp_path / "mine.py").write_text(TRAINER)
     return runs.RunSetup(target, ["mine", *args], dict(os.environ), servers, limit())
 
 
-def told(tmp_path: Path) -> dict[str, dict[str, object]]:
+def replica_files(tmp_path: Path) -> dict[str, dict[str, object]]:
     return {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-[0-9]")}
 
 
-def goes_on(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
@@ -63,77 +63,75 @@ def goes_on(pid: int) -> bool:
 
 
 def await_end(tmp_path: Path) -> None:
-    """Wait until none of the trainer's processes, and none of their children, is left."""
-    pids = [pid for each in told(tmp_path).values() for pid in each["pids"]]  # type: ignore[attr-defined]
+    """Wait until all of the trainer's processes and their children have ended."""
+    pids = [pid for info in replica_files(tmp_path).values() for pid in info["pids"]]  # type: ignore[attr-defined]
     assert pids
-    _await(lambda: not any(map(goes_on, pids)), f"one of {pids} goes on")
+    wait_until(lambda: not any(map(is_alive, pids)), f"one of {pids} is running")
 
 
-def _await(holds: Callable[[], bool], otherwise: str) -> None:
-    wait_for(holds, f"that not: {otherwise}")
+def wait_until(condition: Callable[[], bool], failure: str) -> None:
+    wait_for(condition, f"that not: {failure}")
 
 
-def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = runs.run(course(tmp_path, AccuracyTarget("accuracy", 0.35), "--endless"), 1, tmp_path)
-    assert found.as_dict("accuracy") == {
+def test_one_replica_has_no_cluster_and_ends_at_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_result = runs.run(make_setup(tmp_path, AccuracyTarget("accuracy", 0.35), "--endless"), 1, tmp_path)
+    assert run_result.as_dict("accuracy") == {
         "replicas": 1,
         "steps": pytest.approx(350),
         "before": {"step": 300, "value": 0.3},
         "after": {"step": 400, "value": 0.4},
         "lateSteps": 0,
     }
-    assert told(tmp_path)["chief-0"]["config"] == {}
+    assert replica_files(tmp_path)["chief-0"]["config"] == {}
     assert "mine as one process here, to accuracy=0.35: 0.4 at step 400 (" in capsys.readouterr().err
     await_end(tmp_path)
 
 
-def test_several_replicas_meet_at_a_parameter_server_and_all_of_them_end(tmp_path: Path) -> None:
-    found = runs.run(course(tmp_path, AccuracyTarget("loss", 0.875), "--endless", servers=True), 3, tmp_path)
-    assert found.crossing.step == pytest.approx(250)
-    _await(lambda: len(told(tmp_path)) >= 1, "nobody began")
-    seen = told(tmp_path)
-    config = seen["chief-0"]["config"]
+def test_several_replicas_have_a_parameter_server_and_all_end(tmp_path: Path) -> None:
+    run_result = runs.run(make_setup(tmp_path, AccuracyTarget("loss", 0.875), "--endless", servers=True), 3, tmp_path)
+    assert run_result.crossing.step == pytest.approx(250)
+    wait_until(lambda: len(replica_files(tmp_path)) >= 1, "no replica started")
+    infos = replica_files(tmp_path)
+    config = infos["chief-0"]["config"]
     assert isinstance(config, dict)
     assert {role: len(addresses) for role, addresses in config["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
-    assert seen["chief-0"]["type"] == "master"
-    assert seen["chief-0"]["argv"] == ["--endless"]
+    assert infos["chief-0"]["type"] == "master"
+    assert infos["chief-0"]["argv"] == ["--endless"]
     await_end(tmp_path)
 
 
-def test_who_sums_without_servers_has_none_and_every_process_its_own_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: dict[str, socket.socket] = {}
-    listen = socket.create_server
+def test_all_reduce_has_no_servers_and_each_process_its_own_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: dict[str, socket.socket] = {}
+    create_server = socket.create_server
 
-    def create(address: tuple[str, int]) -> socket.socket:
+    def create_and_record(address: tuple[str, int]) -> socket.socket:
         assert address == ("127.0.0.1", 0)
-        server = listen(address)
-        tried[f"127.0.0.1:{server.getsockname()[1]}"] = server
+        server = create_server(address)
+        servers[f"127.0.0.1:{server.getsockname()[1]}"] = server
         return server
 
-    monkeypatch.setattr(socket, "create_server", create)
-    found = runs.replica_commands(course(tmp_path, AccuracyTarget("loss", 1)), 4)
-    assert [start.name for start in found] == ["master/0", "worker/0", "worker/1", "worker/2"]
-    configs = [json.loads(start.env["TF_CONFIG"]) for start in found]
+    monkeypatch.setattr(socket, "create_server", create_and_record)
+    starts = runs.replica_commands(make_setup(tmp_path, AccuracyTarget("loss", 1)), 4)
+    assert [start.name for start in starts] == ["master/0", "worker/0", "worker/1", "worker/2"]
+    configs = [json.loads(start.env["TF_CONFIG"]) for start in starts]
     (cluster,) = {json.dumps(config["cluster"]) for config in configs}
-    addresses = [address for each in json.loads(cluster).values() for address in each]
+    addresses = [address for role_addresses in json.loads(cluster).values() for address in role_addresses]
     assert len(set(addresses)) == 4
     assert [config["task"] for config in configs][1:3] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
-    assert {*addresses} == tried.keys()
-    assert all(server.fileno() == -1 for server in tried.values()), "nobody listens there any more"
+    assert {*addresses} == servers.keys()
+    assert all(server.fileno() == -1 for server in servers.values()), "the ports are free again"
 
 
-def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None:
-    made = course(tmp_path, AccuracyTarget("accuracy", 0.29), "--wait")
-    found = runs.run(made, 3, tmp_path)
-    assert found.late == 4
-    assert not runs.is_too_late(found.late, found.crossing.step)
+def test_the_late_step_of_the_last_replica_is_recorded(tmp_path: Path) -> None:
+    setup = make_setup(tmp_path, AccuracyTarget("accuracy", 0.29), "--wait")
+    run_result = runs.run(setup, 3, tmp_path)
+    assert run_result.late == 4
+    assert not runs.is_too_late(run_result.late, run_result.crossing.step)
     assert runs.is_too_late(60, 200)
 
 
 @pytest.mark.parametrize(
-    ("target", "args", "kind", "says"),
+    ("target", "args", "kind", "message"),
     [
         (
             "acuracy=1",
@@ -170,57 +168,57 @@ def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None
         ),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nobody(
+def test_bad_input_is_one_line_and_leaves_no_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     leap: Callable[[], None],
     target: str,
     args: str,
     kind: type[OpsError],
-    says: str,
+    message: str,
 ) -> None:
     metric, _, value = target.partition("=")
-    evaluated = progress.parse_eval_metrics
+    original = progress.parse_eval_metrics
 
-    def seen(line: str) -> progress.MetricPoint | None:
+    def leap_at_the_end(line: str) -> progress.MetricPoint | None:
         if args == "--endless" and "step 600:" in line:
             leap()
-        return evaluated(line)
+        return original(line)
 
-    monkeypatch.setattr(progress, "parse_eval_metrics", seen)
-    with pytest.raises(OpsError, match=f"^{says}$") as error:
-        runs.run(course(tmp_path, AccuracyTarget(metric, float(value)), *args.split()), 2, tmp_path)
+    monkeypatch.setattr(progress, "parse_eval_metrics", leap_at_the_end)
+    with pytest.raises(OpsError, match=f"^{message}$") as error:
+        runs.run(make_setup(tmp_path, AccuracyTarget(metric, float(value)), *args.split()), 2, tmp_path)
     assert type(error.value) is kind
     await_end(tmp_path)
 
 
-def test_a_trainer_without_eval_lines_is_told_their_form(tmp_path: Path) -> None:
-    made = course(tmp_path, AccuracyTarget("loss", 0.5))
+def test_a_trainer_without_eval_lines_is_an_error_with_their_form(tmp_path: Path) -> None:
+    setup = make_setup(tmp_path, AccuracyTarget("loss", 0.5))
     (tmp_path / "mine.py").write_text("print('Epoch 1')")
     with pytest.raises(UsageError, match=r"mine with 1 replica printed no line of the form 'Eval, step 990: .*' in "):
-        runs.run(made, 1, tmp_path)
+        runs.run(setup, 1, tmp_path)
 
 
-def test_ctrl_c_ends_them_all(tmp_path: Path) -> None:
-    made = course(tmp_path, AccuracyTarget("accuracy", 0.9), "--endless")
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
+    setup = make_setup(tmp_path, AccuracyTarget("accuracy", 0.9), "--endless")
 
     def interrupt() -> None:
-        _await(lambda: len(told(tmp_path)) == 3, "not all began")
+        wait_until(lambda: len(replica_files(tmp_path)) == 3, "not all replicas started")
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background hears nothing of it
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
     try:
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            runs.run(made, 3, tmp_path)
+            runs.run(setup, 3, tmp_path)
         thread.join()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
     await_end(tmp_path)
 
 
-def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
@@ -229,5 +227,5 @@ def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
     ) as running:
         lines = running.lines(lambda: time.monotonic() + limit())
         pids = [int(next(lines)), int(next(lines))]
-        assert all(map(goes_on, pids))
-    assert not any(map(goes_on, pids))
+        assert all(map(is_alive, pids))
+    assert not any(map(is_alive, pids))

@@ -1,4 +1,4 @@
-"""The model of `fab plan`, by what must hold whatever the figures are."""
+"""Check the model of `fab plan`, by properties that hold for all figures."""
 
 from __future__ import annotations
 
@@ -27,57 +27,55 @@ def shape(machine: PlannedMachine, count: int, servers: int = 3, cpus: float | N
 
 @MODELS
 @given(works, machines, counts, counts, shared)
-def test_a_cluster_of_equals_is_no_faster_than_all_of_them(
+def test_a_cluster_is_no_faster_than_the_sum_of_its_replicas(
     model: Model, work: Work, machine: PlannedMachine, count: int, servers: int, cpus: float | None
 ) -> None:
-    found = model(work, shape(machine, count, servers, cpus))
-    assert 0 < found.rate <= found.alone * count * (1 + 1e-9)
-    assert found.efficiency <= 1 + 1e-9
+    prediction = model(work, shape(machine, count, servers, cpus))
+    assert 0 < prediction.rate <= prediction.alone * count * (1 + 1e-9)
+    assert prediction.efficiency <= 1 + 1e-9
     if cpus is not None:
-        assert found.rate <= cpus / work.cpu_seconds * (1 + 1e-9)
+        assert prediction.rate <= cpus / work.cpu_seconds * (1 + 1e-9)
 
 
 @MODELS
 @given(works, machines)
-def test_one_replica_alone_is_one(model: Model, work: Work, machine: PlannedMachine) -> None:
+def test_one_replica_has_a_speed_up_of_one(model: Model, work: Work, machine: PlannedMachine) -> None:
     assert model(work, shape(machine, 1, 0)).speed_up == pytest.approx(1)
 
 
 @MODELS
 @given(works, machines, counts, counts, some.floats(1, 100))
 def test_more_network_is_never_slower(
-    model: Model, work: Work, machine: PlannedMachine, count: int, servers: int, more: float
+    model: Model, work: Work, machine: PlannedMachine, count: int, servers: int, factor: float
 ) -> None:
-    faster = replace(machine, bandwidth=machine.bandwidth * more)
-    slow, quick = (model(work, shape(found, count, servers)).rate for found in (machine, faster))
+    faster = replace(machine, bandwidth=machine.bandwidth * factor)
+    slow, quick = (model(work, shape(each_machine, count, servers)).rate for each_machine in (machine, faster))
     assert quick >= slow * (1 - 1e-9)
 
 
 @MODELS
 @given(works, machines, counts, counts)
-def test_rarer_exchanges_are_never_slower(model: Model, work: Work, machine: PlannedMachine, count: int, servers: int) -> None:
+def test_a_longer_period_is_never_slower(model: Model, work: Work, machine: PlannedMachine, count: int, servers: int) -> None:
     rarer = replace(work, period=work.period + 1)
-    made = shape(machine, count, servers)
-    assert model(rarer, made).rate >= model(work, made).rate * (1 - 1e-9)
+    cluster_shape = shape(machine, count, servers)
+    assert model(rarer, cluster_shape).rate >= model(work, cluster_shape).rate * (1 - 1e-9)
 
 
 @given(works, machines, counts, counts)
 def test_more_servers_are_never_slower(work: Work, machine: PlannedMachine, count: int, servers: int) -> None:
-    before = asynchronous(work, shape(machine, count, servers)).rate
-    assert asynchronous(work, shape(machine, count, servers + 1)).rate >= before * (1 - 1e-9)
+    fewer = asynchronous(work, shape(machine, count, servers)).rate
+    assert asynchronous(work, shape(machine, count, servers + 1)).rate >= fewer * (1 - 1e-9)
 
 
 @given(works, machines, counts)
-def test_async_never_slows_down_by_a_replica_and_sync_waits_for_the_slowest(
-    work: Work, machine: PlannedMachine, count: int
-) -> None:
+def test_async_gains_by_a_replica_and_sync_waits_for_the_slowest(work: Work, machine: PlannedMachine, count: int) -> None:
     assert asynchronous(work, shape(machine, count + 1)).rate >= asynchronous(work, shape(machine, count)).rate * (1 - 1e-9)
     slower = replace(machine, cpus=machine.cpus / 2)
     mixed = synchronous(work, Shape([machine] * count + [slower]))
     assert mixed.rate <= synchronous(work, shape(machine, count + 1)).rate * (1 + 1e-9)
 
 
-def test_what_bounds() -> None:
+def test_the_bound_of_a_prediction() -> None:
     machine = PlannedMachine.of(8, 16)
     assert asynchronous(Work(1, 13e6, 4, 0.5), shape(machine, 5)).bound == "compute"
     assert asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5, 5)).bound == "a worker's network"
@@ -88,18 +86,18 @@ def test_what_bounds() -> None:
     assert asynchronous(Work(1, 0.0), Shape([PlannedMachine(2)] * 3, [], 2)).bound == "shared cpus"
 
 
-def test_figures_by_hand() -> None:
+def test_predictions_agree_with_a_calculation_by_hand() -> None:
     machine = PlannedMachine.of(8, 16)  # 2 GB/s
     work = Work(cpu_seconds=0.8, parameters=40e6, period=4, share=0.5)  # 0.1 s a step; 20 MB each way, 10 ms
     assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01 + 4 * HOP_SECONDS))
     reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
     assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + reduced))
     assert synchronous(replace(work, period=1), shape(machine, 5)).rate == pytest.approx(5 / (0.1 + reduced))
-    here = asynchronous(work, Shape([PlannedMachine(4)] * 3, [PlannedMachine(4)], 4))
-    assert here.rate == pytest.approx(4 * 4 / (4 * 0.8 + 2 * 20e6 * COPY_SECONDS))
+    local_prediction = asynchronous(work, Shape([PlannedMachine(4)] * 3, [PlannedMachine(4)], 4))
+    assert local_prediction.rate == pytest.approx(4 * 4 / (4 * 0.8 + 2 * 20e6 * COPY_SECONDS))
 
 
-def test_the_tiers_are_google_s_machines() -> None:
+def test_the_shapes_of_the_tiers() -> None:
     standard = tier_shape(preset(ScaleTier.STANDARD_1))
     assert (len(standard.trainers), len(standard.servers), standard.shared) == (5, 3, None)
     assert standard.trainers[0] == PlannedMachine(8, 2e9)

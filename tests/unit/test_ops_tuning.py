@@ -1,4 +1,4 @@
-"""`hyperparameters:` of config.yaml: the study, its trials' rendering, and the errors of bad values."""
+"""Check `hyperparameters:` of config.yaml: the study, its trials' tasks, and the errors of bad values."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ PARAMS: list[dict[str, Any]] = [
 KNOWS_JOB_DIR = {"trainer/task.py": b'parser.add_argument("--job-dir")'}
 
 
-def config(folder: Path, hyperparameters: object, **more: object) -> str:
+def write_config(folder: Path, hyperparameters: object, **training_input: object) -> str:
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({"trainingInput": {**more, "hyperparameters": hyperparameters}}))
+    path.write_text(yaml.safe_dump({"trainingInput": {**training_input, "hyperparameters": hyperparameters}}))
     return str(path)
 
 
 def study_of(folder: Path, inventory: Inventory, **keys: object) -> Study:
-    job = build_job(JobFlags("job01", config=config(folder, {"params": PARAMS, **keys})), inventory, files=KNOWS_JOB_DIR)
+    job = build_job(JobFlags("job01", config=write_config(folder, {"params": PARAMS, **keys})), inventory, files=KNOWS_JOB_DIR)
     assert job.study
     return job.study
 
 
-def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp_path: Path) -> None:
+def test_cloud_mls_keys_and_their_defaults(standard: Inventory, tmp_path: Path) -> None:
     assert replace(study_of(tmp_path, standard), seed=0) == Study(
         [
             Parameter("rate", ParameterType.DOUBLE, 1e-4, 0.1, scaleType=ScaleType.UNIT_LOG_SCALE),
@@ -75,7 +75,7 @@ def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp
         jobDir="/bucket/jobs/job01/output",
         jobDirFlag="--job-dir",
     )
-    told = study_of(
+    study = study_of(
         tmp_path,
         standard,
         goal="MINIMIZE",
@@ -85,37 +85,42 @@ def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp
         algorithm="RANDOM_SEARCH",
         enableTrialEarlyStopping=True,
     )
-    assert (told.goal, told.hyperparameterMetricTag, told.algorithm) == ("MINIMIZE", "loss", "RANDOM_SEARCH")
-    assert (told.maxTrials, told.maxParallelTrials, told.maxFailedTrials, told.enableTrialEarlyStopping) == (40, 3, 10, True)
+    assert (study.goal, study.hyperparameterMetricTag, study.algorithm) == ("MINIMIZE", "loss", "RANDOM_SEARCH")
+    assert (study.maxTrials, study.maxParallelTrials, study.maxFailedTrials, study.enableTrialEarlyStopping) == (
+        40,
+        3,
+        10,
+        True,
+    )
     assert study_of(tmp_path, standard, goal="GOAL_TYPE_UNSPECIFIED", maxTrials=8, maxFailedTrials=0).maxFailedTrials == 3
 
 
-def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path) -> None:
-    path = config(tmp_path, {"params": PARAMS, "maxTrials": 9, "maxParallelTrials": 3}, args=["--steps", "5"])
+def test_each_trial_has_its_own_tf_config(standard: Inventory, tmp_path: Path) -> None:
+    path = write_config(tmp_path, {"params": PARAMS, "maxTrials": 9, "maxParallelTrials": 3}, args=["--steps", "5"])
     job = build_job(JobFlags("job01", config=path), standard, files=KNOWS_JOB_DIR)
-    made = plan(standard, job, "")
-    assert made.replicas == ["master-0", "worker-0", "worker-1"]
-    assert (made.restartPolicy, made.optionalRoles) == ("replica", [Role.WORKER])
-    assert made.args == ["--steps", "5"], "a trial's own folder is passed by who runs it"
-    placed = made.with_hosts({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
-    for name in made.replicas:
+    trial_plan = plan(standard, job, "")
+    assert trial_plan.replicas == ["master-0", "worker-0", "worker-1"]
+    assert (trial_plan.restartPolicy, trial_plan.optionalRoles) == ("replica", [Role.WORKER])
+    assert trial_plan.args == ["--steps", "5"], "the tuner passes a trial's own folder"
+    placed = trial_plan.with_hosts({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
+    for name in trial_plan.replicas:
         task = placed.tasks[name]
-        told = json.loads(task.tfConfig)
+        tf_config = json.loads(task.tfConfig)
         host = placed.hosts[name]
-        assert told["cluster"] == {"chief": [f"{standard.host(host).address}:2222"]}
-        assert told["task"] == {"type": "chief", "index": 0}
+        assert tf_config["cluster"] == {"chief": [f"{standard.host(host).address}:2222"]}
+        assert tf_config["task"] == {"type": "chief", "index": 0}
         assert (task.environment["TYPE"], task.environment["INDEX"], task.environment["RANK"]) == ("master", "0", "0")
         assert task.environment["MASTER_ADDR"] == standard.host(host).address
         assert task.environment["WORLD_SIZE"] == "1"
 
 
-def test_each_job_has_chance_of_its_own(standard: Inventory, tmp_path: Path) -> None:
+def test_each_job_has_its_own_seed(standard: Inventory, tmp_path: Path) -> None:
     assert len({study_of(tmp_path, standard).seed for _ in range(5)}) == 5
 
 
-def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: Inventory, tmp_path: Path) -> None:
+def test_a_tuning_job_needs_one_host_per_parallel_trial(standard: Inventory, tmp_path: Path) -> None:
     def job(**keys: object) -> Any:
-        return build_job(JobFlags("j", config=config(tmp_path, {"params": PARAMS, **keys})), standard)
+        return build_job(JobFlags("j", config=write_config(tmp_path, {"params": PARAMS, **keys})), standard)
 
     assert job().counts == {Role.MASTER: 1}
     assert job(maxTrials=2, maxParallelTrials=9).counts == {Role.MASTER: 1, Role.WORKER: 1}
@@ -124,32 +129,34 @@ def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: I
     assert many.notes == ("maxParallelTrials is 20, and stack test has 3 hosts for trials: that many run at once",)
 
 
-def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Inventory, tmp_path: Path) -> None:
-    def notes(**more: object) -> tuple[str, ...]:
-        return build_job(JobFlags("j", config=config(tmp_path, {"params": PARAMS}, **more)), standard).notes
+def test_a_scale_tier_of_several_hosts_is_ignored_with_a_note(standard: Inventory, tmp_path: Path) -> None:
+    def notes(**training_input: object) -> tuple[str, ...]:
+        return build_job(JobFlags("j", config=write_config(tmp_path, {"params": PARAMS}, **training_input)), standard).notes
 
     assert notes(scaleTier="BASIC") == ()
-    (said,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
-    assert said.startswith("masterType, workerCount in ")
-    assert said.endswith(": ignored, a trial has one host, and maxParallelTrials sets their number")
+    (message,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
+    assert message.startswith("masterType, workerCount in ")
+    assert message.endswith(": ignored, a trial has one host, and maxParallelTrials sets their number")
 
 
-def test_a_jobs_own_folder_is_each_trials_parent(standard: Inventory, tmp_path: Path) -> None:
-    path = config(tmp_path, {"params": PARAMS}, jobDir="/bucket/mine")
+def test_a_jobs_folder_has_a_folder_per_trial(standard: Inventory, tmp_path: Path) -> None:
+    path = write_config(tmp_path, {"params": PARAMS}, jobDir="/bucket/mine")
     job = build_job(JobFlags("job01", config=path), standard, files={"trainer/task.py": b""})
     assert job.study
     assert (job.study.folder(3), job.study.jobDirFlag, job.args) == ("/bucket/mine/3", "--job-dir", ())
-    job = build_job(JobFlags("job01", config=config(tmp_path, {"params": PARAMS})), standard, files={"trainer/task.py": b""})
+    job = build_job(
+        JobFlags("job01", config=write_config(tmp_path, {"params": PARAMS})), standard, files={"trainer/task.py": b""}
+    )
     assert job.study
-    assert job.study.jobDirFlag == "", "who knows no such flag is passed none"
+    assert job.study.jobDirFlag == "", "a trainer without such a flag gets none"
 
 
-WORDS = {"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a"]}
+CATEGORICAL = {"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a"]}
 ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("hyperparameters", "message"),
     [
         ([], "hyperparameters is not a mapping of keys to values; valid keys are goal, params"),
         ({}, "hyperparameters.params is missing"),
@@ -175,7 +182,7 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
             {"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]},
             "parameterName 'a-b' twice",
         ),
-        ({"params": [{**WORDS, "categoricalValues": ["a\0"]}]}, "holds a NUL character"),
+        ({"params": [{**CATEGORICAL, "categoricalValues": ["a\0"]}]}, "holds a NUL character"),
         ({"params": [ONE], "hyperparameterMetricTag": "a\nb"}, "'a\\nb' is invalid: it is no name of a metric"),
         ({"params": [{**ONE, "minValue": 9}]}, "params[0].minValue 9 is not below maxValue 9"),
         ({"params": [{**ONE, "minValue": 10}]}, "params[0].minValue 10 is not below maxValue 9"),
@@ -210,16 +217,18 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: object, said: str) -> None:
+def test_invalid_hyperparameters_are_one_line(
+    standard: Inventory, tmp_path: Path, hyperparameters: object, message: str
+) -> None:
     with pytest.raises(UsageError) as error:
-        build_job(JobFlags("job01", config=config(tmp_path, given)), standard)
-    assert said in str(error.value)
+        build_job(JobFlags("job01", config=write_config(tmp_path, hyperparameters)), standard)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "config.yaml: trainingInput.hyperparameters" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (JobFlags("j", replicas="worker=2"), "--replicas: "),
         (JobFlags("j", scale_tier="BASIC"), "--scale-tier: "),
@@ -227,28 +236,30 @@ def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: o
         (JobFlags("j", args="--output_path /bucket/x"), "each trial needs its own"),
     ],
 )
-def test_flags_that_do_not_go_with_it(standard: Inventory, tmp_path: Path, flags: JobFlags, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        build_job(replace(flags, config=config(tmp_path, {"params": PARAMS})), standard)
+def test_conflicting_flags_are_refused(standard: Inventory, tmp_path: Path, flags: JobFlags, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_job(replace(flags, config=write_config(tmp_path, {"params": PARAMS})), standard)
 
 
-def trial(number: int, value: float | None, **more: Any) -> Trial:
+def trial(number: int, value: float | None, **fields: Any) -> Trial:
     final = Measurement(9, value) if value is not None else None
     state = TrialState.SUCCEEDED if final else TrialState.FAILED
-    return Trial(number, {"x": str(number)}, "master-0", **{"state": state, "finalMetric": final, **more})
+    return Trial(number, {"x": str(number)}, "master-0", **{"state": state, "finalMetric": final, **fields})
 
 
-def test_going_on_from_an_earlier_study() -> None:
-    given = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
-    told = tuning.build_study(given, (), "/o", None)
-    before = tuning.build_study({"params": [ONE]}, (), "", None)
-    found = tuning.add_prior_results(told, before, [trial(1, 0.5), trial(2, None)])
-    assert found.earlier == [PriorTrial({"x": "1"}, 0.5)]
-    again = tuning.add_prior_results(told, found, [trial(3, 0.75)])
-    assert again.earlier == [PriorTrial({"x": "1"}, 0.5), PriorTrial({"x": "3"}, 0.75)], "and what that one knew"
+def test_a_study_resumes_from_previous_results() -> None:
+    hyperparameters = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
+    study = tuning.build_study(hyperparameters, (), "/o", None)
+    previous = tuning.build_study({"params": [ONE]}, (), "", None)
+    resumed = tuning.add_prior_results(study, previous, [trial(1, 0.5), trial(2, None)])
+    assert resumed.earlier == [PriorTrial({"x": "1"}, 0.5)]
+    resumed_again = tuning.add_prior_results(study, resumed, [trial(3, 0.75)])
+    assert resumed_again.earlier == [PriorTrial({"x": "1"}, 0.5), PriorTrial({"x": "3"}, 0.75)], (
+        "and the prior trials of that one"
+    )
     with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
-        tuning.add_prior_results(told, before, [trial(2, None)])
-    for earlier, said in (
+        tuning.add_prior_results(study, previous, [trial(2, None)])
+    for previous_keys, message in (
         (None, "tuned no hyperparameters"),
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
         ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters: y, which lacks here$"),
@@ -256,46 +267,46 @@ def test_going_on_from_an_earlier_study() -> None:
         ({"params": [ONE], "goal": "MINIMIZE"}, "had goal MINIMIZE, and this one MAXIMIZE"),
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
-        with pytest.raises(UsageError, match=said):
-            tuning.add_prior_results(told, tuning.build_study(earlier, (), "", None) if earlier else None, [])
-    grid = tuning.build_study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
+        with pytest.raises(UsageError, match=message):
+            tuning.add_prior_results(study, tuning.build_study(previous_keys, (), "", None) if previous_keys else None, [])
+    grid = tuning.build_study({**hyperparameters, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
-        tuning.add_prior_results(grid, before, [trial(number, 0.5) for number in range(1, 10)])
+        tuning.add_prior_results(grid, previous, [trial(number, 0.5) for number in range(1, 10)])
 
 
-def test_the_best_comes_first() -> None:
-    up = Study([], goal=Goal.MAXIMIZE)
-    down = Study([], goal=Goal.MINIMIZE)
-    tried = [trial(1, 0.5), trial(2, None), trial(3, 0.9), trial(4, 0.5), trial(5, 0.9)]
-    first, last = best(up, tried), best(down, tried)
+def test_the_best_trial_depends_on_the_goal() -> None:
+    maximized = Study([], goal=Goal.MAXIMIZE)
+    minimized = Study([], goal=Goal.MINIMIZE)
+    trials_done = [trial(1, 0.5), trial(2, None), trial(3, 0.9), trial(4, 0.5), trial(5, 0.9)]
+    first, last = best(maximized, trials_done), best(minimized, trials_done)
     assert first
     assert last
     assert (first.trialId, last.trialId) == (3, 1)
-    assert best(up, [trial(1, None)]) is None
+    assert best(maximized, [trial(1, None)]) is None
 
 
-def test_numbers_are_passed_as_one_would_type_them() -> None:
+def test_numbers_are_formatted_for_a_command_line() -> None:
     assert [shown(value) for value in (32.0, 32, 0.5, -3.0, 1e20)] == ["32", "32", "0.5", "-3", "1e+20"]
 
 
-def test_of_many_measurements_some_are_kept_and_the_last_always() -> None:
+def test_measurements_are_thinned_and_the_last_is_kept() -> None:
     for count in (0, 1, 200, 201, 400, 401, 100_000):
         many = [Measurement(step, 0.0) for step in range(count)]
-        kept = thin(many)
-        assert kept[-1:] == many[-1:]
-        assert min(count, 100) <= len(kept) <= 200
-        assert kept == sorted(kept, key=lambda each: each.trainingStep)
+        thinned = thin(many)
+        assert thinned[-1:] == many[-1:]
+        assert min(count, 100) <= len(thinned) <= 200
+        assert thinned == sorted(thinned, key=lambda item: item.trainingStep)
     assert thin(many[:200]) == many[:200]
 
 
 HYPERPARAMETERS = {"params": [ONE], "maxTrials": 3, "hyperparameterMetricTag": "score"}
 
 
-def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_shows_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     study = tuning.build_study(HYPERPARAMETERS, (), "", None)
-    tried = [trial(1, 0.5), trial(2, None, errorMessage="it reported no score: how"), trial(3, 0.75, restarts=2)]
-    tuned = TuningResult(record, study, tried)
+    trials_done = [trial(1, 0.5), trial(2, None, errorMessage="it reported no score: how"), trial(3, 0.75, restarts=2)]
+    tuned = TuningResult(record, study, trials_done)
     assert tuned.summary() == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
     assert TuningResult(record, study, []).summary() == "0 of 3 done"
     tuned.show()
@@ -303,46 +314,46 @@ def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0][:5] == ["TRIAL", "STATE", "SCORE", "STEP", "x"]
     assert [line[0] for line in lines[1:]] == ["3", "1", "2"]
     assert lines[1][1:5] == ["SUCCEEDED", "0.75", "9", "3"]
-    told = tuned.output()
-    assert (told["completedTrialCount"], told["isHyperparameterTuningJob"], told["hyperparameterMetricTag"]) == (
+    output = tuned.output()
+    assert (output["completedTrialCount"], output["isHyperparameterTuningJob"], output["hyperparameterMetricTag"]) == (
         3,
         True,
         "score",
     )
-    assert [each["trialId"] for each in told["trials"]] == [3, 1, 2]
-    assert told["trials"][0]["finalMetric"] == {"trainingStep": 9, "objectiveValue": 0.75}
+    assert [item["trialId"] for item in output["trials"]] == [3, 1, 2]
+    assert output["trials"][0]["finalMetric"] == {"trainingStep": 9, "objectiveValue": 0.75}
 
 
-def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
+def test_a_running_trial_ends_with_its_job() -> None:
     running = Trial(1, {"x": "1"}, "master-0")
     study, record = Study([]), JobRecord("job01")
     assert TuningResult(record, study, [running]).state(running) == "RUNNING"
     assert TuningResult(record.ended("", cancelled=True), study, [running]).state(running) == "CANCELLED"
 
 
-def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
+def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
-    given = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
-    record = JobRecord("job01", trainingInput={"hyperparameters": given})
+    hyperparameters = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
+    record = JobRecord("job01", trainingInput={"hyperparameters": hyperparameters})
     assert trials.read(ledger, JobRecord("job01")) is None
-    before = trials.read(ledger, record)
-    assert before
-    assert before.summary() == "0 of 9 done", "the plan is not there yet"
-    made = replace(tuning.build_study(given, (), "", None), earlier=[PriorTrial({"x": "1"}, 0.5)])
-    ledger.create_plan(Plan("job01", ["master-0"], "m", [], {}, study=made))
-    after = trials.read(ledger, record)
-    assert after
-    assert after.summary() == "0 of 8 done"
+    without_plan = trials.read(ledger, record)
+    assert without_plan
+    assert without_plan.summary() == "0 of 9 done", "there is no plan yet"
+    planned_study = replace(tuning.build_study(hyperparameters, (), "", None), earlier=[PriorTrial({"x": "1"}, 0.5)])
+    ledger.create_plan(Plan("job01", ["master-0"], "m", [], {}, study=planned_study))
+    with_plan = trials.read(ledger, record)
+    assert with_plan
+    assert with_plan.summary() == "0 of 8 done"
 
 
-def test_the_best_trial_is_that_of_the_study(tmp_path: Path) -> None:
+def test_the_best_trial_of_a_study_is_found(tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_trial(ledger, JobRecord("job01")) is None
     with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):
         trials.best_trial(ledger, record)
-    for each in (trial(1, 0.5), trial(2, 0.75)):
-        ledger.create_trial("job01", each)
+    for item in (trial(1, 0.5), trial(2, 0.75)):
+        ledger.create_trial("job01", item)
     best_trial = trials.best_trial(ledger, record)
     assert best_trial
     assert best_trial.trialId == 2
