@@ -1,4 +1,4 @@
-"""`fab bundle`: its content for a failed job, for another one, and if little or nothing is readable."""
+"""Check `fab bundle`: its content for a failed job, for another one, and if little or nothing is readable."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ DIAGNOSIS: dict[str, Any] = {
 
 
 class Fleet:
-    """Hosts of which worker-1 answers what is asked of hosts, and no other does."""
+    """Let only worker-1 answer."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.commands: list[tuple[str, str]] = []
 
     def connection(self, name: str) -> None:
         if name != "worker-1":
@@ -54,7 +54,7 @@ class Fleet:
         raise HostError(name, "does not answer")
 
     def run(self, name: str, command: str) -> CommandResult:
-        self.asked.append((name, command))
+        self.commands.append((name, command))
         return CommandResult(name, 0, "4000000000.5\n# uptime\nup 3 days\n")
 
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
@@ -62,7 +62,7 @@ class Fleet:
 
 
 class Job:
-    """job01, which has FAILED on a master and a worker, in a bucket that is a folder."""
+    """Write job01, which has FAILED on a master and a worker, to a bucket that is a folder."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.bucket = tmp_path / "bucket"
@@ -72,7 +72,7 @@ class Job:
         inventory = parse(inventory_json(bucket=str(self.bucket), operatorBucket=str(self.bucket)), tmp_path)
         files = open_bucket(str(self.bucket))
         self.cluster = ClusterClient(inventory, self.fleet, files, self.ledger)  # type: ignore[arg-type]
-        self.becomes(JobState.FAILED, errorMessage="The replica worker 0 exited with a non-zero status of 137.\nand more")
+        self.set_state(JobState.FAILED, errorMessage="The replica worker 0 exited with a non-zero status of 137.\nand more")
         error = FirstError(NOON, "MemoryError: too much")
         killed = ReplicaRecord(
             "worker-0", ReplicaState.EXITED, 137, outOfMemory=True, memoryLimit=1_900_000_000, restarts=2, firstError=error
@@ -85,7 +85,7 @@ class Job:
             self.bucket / paths.log("job01", "master-0"), [LogLine(NOON, "INFO", "master-0", f"line {n}") for n in range(300)]
         )
 
-    def becomes(self, state: JobState, **changes: Any) -> None:
+    def set_state(self, state: JobState, **changes: Any) -> None:
         hosts = [hosts[0] for hosts in HOSTS.values()]
         put_job(self.ledger, JobRecord("job01", state, hosts=hosts, candidates=HOSTS, createTime=NOON, **changes))
 
@@ -99,21 +99,25 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
+    (working_dir := tmp_path / "here").mkdir()
+    monkeypatch.chdir(working_dir)
     return Job(tmp_path)
 
 
-def content(file: str = "job01-bundle.tar.gz") -> dict[str, str]:
+def read_bundle(file: str = "job01-bundle.tar.gz") -> dict[str, str]:
     with tarfile.open(file) as tar:
-        read = {member.name: tar.extractfile(member) for member in tar.getmembers()}
-        return {name.removeprefix("job01-bundle/"): found.read().decode() for name, found in read.items() if found}
+        members = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+        return {
+            name.removeprefix("job01-bundle/"): member_file.read().decode()
+            for name, member_file in members.items()
+            if member_file
+        }
 
 
-def test_all_that_tells_why_a_job_failed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_content_of_a_failed_jobs_bundle(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.bundle() == 0
-    found = content()
-    assert sorted(found) == [
+    files = read_bundle()
+    assert sorted(files) == [
         "describe.txt",
         "diagnosis/worker-0.json",
         "hosts/worker-1.txt",
@@ -125,26 +129,26 @@ def test_all_that_tells_why_a_job_failed(job: Job, capsys: pytest.CaptureFixture
         "replicas/worker-0.json",
         "summary.txt",
     ]
-    assert json.loads(found["diagnosis/worker-0.json"]) == DIAGNOSIS
-    assert JobRecord.from_json(found["job.json"].encode()).jobId == "job01"
-    assert found["logs/worker-0.log"] == f"{NOON} ERROR    write: No space left on device␛[2J\n"
-    assert found["logs/master-0.log"].splitlines()[::199] == [f"{NOON} INFO     line {n}" for n in (100, 299)]
-    assert "up 3 days" in found["hosts/worker-1.txt"]
-    assert found["describe.txt"].startswith("job:           job01\nstate:         FAILED\n")
-    assert "fab bundle" not in found["describe.txt"]
+    assert json.loads(files["diagnosis/worker-0.json"]) == DIAGNOSIS
+    assert JobRecord.from_json(files["job.json"].encode()).jobId == "job01"
+    assert files["logs/worker-0.log"] == f"{NOON} ERROR    write: No space left on device␛[2J\n"
+    assert files["logs/master-0.log"].splitlines()[::199] == [f"{NOON} INFO     line {n}" for n in (100, 299)]
+    assert "up 3 days" in files["hosts/worker-1.txt"]
+    assert files["describe.txt"].startswith("job:           job01\nstate:         FAILED\n")
+    assert "fab bundle" not in files["describe.txt"]
     out, err = capsys.readouterr()
     size = Path("job01-bundle.tar.gz").stat().st_size
     assert out == f"job01-bundle.tar.gz: {size / 1000:.1f} kB, begin with its summary.txt\n"
     assert "no diagnosis by master-0: it never started, was lost, had no bucket, or has not finished it" in err.splitlines()
     assert "master-0 does not answer: it was not queried" in err.splitlines()
     assert [path.name for path in Path().iterdir()] == ["job01-bundle.tar.gz"]
-    assert job.fleet.asked == [("worker-1", host_state_command(NOON))]
+    assert job.fleet.commands == [("worker-1", host_state_command(NOON))]
 
 
-def test_the_summary_begins_with_the_first_error_and_has_a_line_a_replica(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_has_the_first_error_and_a_line_per_replica(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "time", lambda: 4000000000.0)
     assert job.bundle() == 0
-    lines = content()["summary.txt"].splitlines()
+    lines = read_bundle()["summary.txt"].splitlines()
     assert lines[:5] == [
         f"First error: worker-0, {NOON}: MemoryError: too much",
         "Job job01 FAILED: The replica worker 0 exited with a non-zero status of 137.",
@@ -158,46 +162,44 @@ def test_the_summary_begins_with_the_first_error_and_has_a_line_a_replica(job: J
     assert "Contents:" in lines
 
 
-def test_a_full_disk_shows_where_the_log_could_not_be_written_either(job: Job) -> None:
+def test_a_full_disk_shows_even_without_a_log(job: Job) -> None:
     job.put(paths.diagnosis("job01", "master-0"), b'{"lines": []}')
     full = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="OSError: [Errno 122] Disk quota exceeded")
     job.ledger.write_replica("job01", full, job.ledger.replica_version("job01", "master-0"))
     assert job.bundle() == 0
-    assert 'master-0: EXITED with 1; it ran out of disk, "Disk quota exceeded"' in content()["summary.txt"].splitlines()
+    assert 'master-0: EXITED with 1; it ran out of disk, "Disk quota exceeded"' in read_bundle()["summary.txt"].splitlines()
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.SUCCEEDED, JobState.CANCELLED])
-def test_of_a_job_that_did_not_fail_there_is_what_there_is(
-    job: Job, capsys: pytest.CaptureFixture[str], state: JobState
-) -> None:
+def test_the_bundle_of_a_job_that_did_not_fail(job: Job, capsys: pytest.CaptureFixture[str], state: JobState) -> None:
     (job.bucket / paths.diagnosis("job01", "worker-0")).unlink()
-    job.becomes(state)
+    job.set_state(state)
     assert job.bundle() == 0
-    said = f"job job01 is {state}: no diagnosis was made, as hosts make one when a job FAILED"
-    assert said in capsys.readouterr().err.splitlines()
-    assert f"Note: {said}" in content()["summary.txt"]
-    assert {"job.json", "logs/master-0.log", "replicas/worker-0.json"} <= set(content())
+    note = f"job job01 is {state}: no diagnosis was made, as hosts make one when a job FAILED"
+    assert note in capsys.readouterr().err.splitlines()
+    assert f"Note: {note}" in read_bundle()["summary.txt"]
+    assert {"job.json", "logs/master-0.log", "replicas/worker-0.json"} <= set(read_bundle())
 
 
-def test_a_secret_that_a_host_has_hidden_is_hidden_in_the_rest_too(job: Job) -> None:
+def test_a_secret_that_a_host_redacted_is_redacted_everywhere(job: Job) -> None:
     secret = 'sesam"ö\x1b[2J'
     error = FirstError(NOON, f"KeyError: {secret}!")
-    printed = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=f"with {secret}\nand {secret}", firstError=error)
-    told = {"errorMessage": "with [secret]\nand [secret]", "firstError": {"message": "KeyError: [secret]!"}}
-    job.ledger.write_replica("job01", printed, job.ledger.replica_version("job01", "master-0"))
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": told}).encode())
-    job.becomes(JobState.FAILED, errorMessage=f"master 0 failed {secret}")
+    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=f"with {secret}\nand {secret}", firstError=error)
+    redacted = {"errorMessage": "with [secret]\nand [secret]", "firstError": {"message": "KeyError: [secret]!"}}
+    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": redacted}).encode())
+    job.set_state(JobState.FAILED, errorMessage=f"master 0 failed {secret}")
     assert job.bundle() == 0
-    found = content()
-    assert not [name for name, text in found.items() if "sesam" in text]
-    assert "Job job01 FAILED: master 0 failed [secret]" in found["summary.txt"]
-    assert json.loads(found["replicas/master-0.json"])["firstError"]["message"] == "KeyError: [secret]!"
-    assert json.loads(found["job.json"])["errorMessage"] == "master 0 failed [secret]"
-    assert found["plan.json"] == '{"plan": 1}'
+    files = read_bundle()
+    assert not [name for name, text in files.items() if "sesam" in text]
+    assert "Job job01 FAILED: master 0 failed [secret]" in files["summary.txt"]
+    assert json.loads(files["replicas/master-0.json"])["firstError"]["message"] == "KeyError: [secret]!"
+    assert json.loads(files["job.json"])["errorMessage"] == "master 0 failed [secret]"
+    assert files["plan.json"] == '{"plan": 1}'
 
 
 @pytest.mark.parametrize(
-    ("printed", "written", "others"),
+    ("printed", "redacted", "others"),
     [
         ("pass word pass word", "[secret] [secret]", {"with pass word!": "with [secret]!"}),
         ("key pass word0", "key [secret]0", {"with pass word!": "with [secret]!"}),
@@ -206,76 +208,76 @@ def test_a_secret_that_a_host_has_hidden_is_hidden_in_the_rest_too(job: Job) -> 
         ("pass word then hush\npass word", "[secret] then [secret]\n[secret]", {"a pass word then": "a [secret] then"}),
     ],
 )
-def test_a_value_is_taken_only_where_it_is_certain(job: Job, printed: str, written: str, others: dict[str, str]) -> None:
-    told = {"lines": [], "trainer": {"errorMessage": written}}
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps(told).encode())
+def test_a_secrets_value_is_inferred_only_if_certain(job: Job, printed: str, redacted: str, others: dict[str, str]) -> None:
+    diagnosis = {"lines": [], "trainer": {"errorMessage": redacted}}
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps(diagnosis).encode())
     record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=printed)
     job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
     job.put(paths.plan("job01"), json.dumps([*others]).encode())
     assert job.bundle() == 0
-    found = content()
-    assert json.loads(found["replicas/master-0.json"])["errorMessage"] == written
-    assert json.loads(found["plan.json"]) == [*others.values()]
+    files = read_bundle()
+    assert json.loads(files["replicas/master-0.json"])["errorMessage"] == redacted
+    assert json.loads(files["plan.json"]) == [*others.values()]
 
 
 @pytest.mark.parametrize("plan", ['{"secrets": ["TOKEN"]}', "[]", '{"secrets"'])
-def test_where_a_job_has_secrets_a_log_that_no_host_looked_through_is_left_out(
+def test_a_log_without_a_diagnosis_is_left_out_if_the_job_has_secrets(
     job: Job, capsys: pytest.CaptureFixture[str], plan: str
 ) -> None:
     job.put(paths.plan("job01"), plan.encode())
     assert job.bundle() == 0
-    found = content()
-    why = "left out: the job has secrets, which only a diagnosis hides"
-    assert found["logs/master-0.log"] == f"{why}\n"
-    assert "No space left" in found["logs/worker-0.log"]
-    said = f"the log of master-0 is {why}; fab logs job01 shows it"
-    assert said in capsys.readouterr().err.splitlines()
-    assert f"Note: {said}" in found["summary.txt"]
+    files = read_bundle()
+    reason = "left out: the job has secrets, which only a diagnosis hides"
+    assert files["logs/master-0.log"] == f"{reason}\n"
+    assert "No space left" in files["logs/worker-0.log"]
+    note = f"the log of master-0 is {reason}; fab logs job01 shows it"
+    assert note in capsys.readouterr().err.splitlines()
+    assert f"Note: {note}" in files["summary.txt"]
 
 
-def test_where_the_plan_is_not_read_the_log_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_left_out_if_the_plan_is_unreadable(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     read_all = FolderBucket.read_all
 
-    def fails(store: FolderBucket, names: Iterable[str]) -> Any:
+    def fail(store: FolderBucket, names: Iterable[str]) -> Any:
         if paths.plan("job01") in (names := list(names)):
             raise BucketError("it hangs")
         return read_all(store, names)
 
-    monkeypatch.setattr(FolderBucket, "read_all", fails)
+    monkeypatch.setattr(FolderBucket, "read_all", fail)
     assert job.bundle() == 0
-    assert content()["logs/master-0.log"].startswith("left out: ")
+    assert read_bundle()["logs/master-0.log"].startswith("left out: ")
 
 
 @pytest.mark.parametrize(
-    ("time", "ended", "stays"),
+    ("time", "ended", "kept"),
     [
         ("2026-01-31T11:59:59.999Z", "2026-01-31T11:50:00.000Z", False),
-        ("2026-01-31T11:59:59.999Z", "2026-01-31T12:09:00.000Z", True),  # the job's own, by a clock that is behind
+        ("2026-01-31T11:59:59.999Z", "2026-01-31T12:09:00.000Z", True),  # this job's own, by a slow clock
         ("2026-01-31T12:00:00.001Z", "2026-01-31T11:50:00.000Z", True),
     ],
 )
-def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: str, ended: str, stays: bool) -> None:
-    job.becomes(JobState.FAILED, endTime="2026-01-31T12:09:00.000Z")
-    told = {**DIAGNOSIS, "time": time, "clock": {"leader": "master-0", "leaderTime": ended}}
-    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(told).encode())
+def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: str, ended: str, kept: bool) -> None:
+    job.set_state(JobState.FAILED, endTime="2026-01-31T12:09:00.000Z")
+    diagnosis = {**DIAGNOSIS, "time": time, "clock": {"leader": "master-0", "leaderTime": ended}}
+    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(diagnosis).encode())
     assert job.bundle() == 0
-    found = content()
-    assert ("diagnosis/worker-0.json" in found) == stays
-    assert ("logs/worker-0.log" in found) == stays
+    files = read_bundle()
+    assert ("diagnosis/worker-0.json" in files) == kept
+    assert ("logs/worker-0.log" in files) == kept
     note = "Note: the diagnosis by the host of worker-0 is of an earlier job of this id: it is left out"
-    assert (note in found["summary.txt"]) != stays
+    assert (note in files["summary.txt"]) != kept
 
 
-@pytest.mark.parametrize("written", ["[secret]", "a[secret]c[secret]", 7, None])
-def test_what_is_no_secret_hides_nothing(job: Job, written: object) -> None:
-    printed = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="abcd" if written != "[secret]" else "[secret]")
-    job.ledger.write_replica("job01", printed, job.ledger.replica_version("job01", "master-0"))
-    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": {"errorMessage": written}}).encode())
+@pytest.mark.parametrize("redacted", ["[secret]", "a[secret]c[secret]", 7, None])
+def test_an_ambiguous_redaction_hides_nothing(job: Job, redacted: object) -> None:
+    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="abcd" if redacted != "[secret]" else "[secret]")
+    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": {"errorMessage": redacted}}).encode())
     assert job.bundle() == 0
-    assert "[secret]" not in content()["describe.txt"]
+    assert "[secret]" not in read_bundle()["describe.txt"]
 
 
-def test_a_job_of_which_there_is_nothing_but_its_record(tmp_path: Path, job: Job) -> None:
+def test_the_bundle_of_a_job_with_only_its_record(tmp_path: Path, job: Job) -> None:
     put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, candidates=HOSTS))
     assert bundle(job.cluster, "job00", "x.tar.gz", False, False) == 0
     with tarfile.open("x.tar.gz") as tar:
@@ -285,37 +287,37 @@ def test_a_job_of_which_there_is_nothing_but_its_record(tmp_path: Path, job: Job
         assert summary.read().decode().startswith("No replica printed an error.\nJob job00 QUEUED\n\nmaster-0: PREPARING\n")
 
 
-@pytest.mark.parametrize("garbled", ['{"lines": [{"time": 1}]', "[]"])
-def test_a_diagnosis_that_is_garbled_is_named_and_the_log_is_read_instead(job: Job, garbled: str) -> None:
-    job.put(paths.diagnosis("job01", "master-0"), garbled.encode())
+@pytest.mark.parametrize("damaged", ['{"lines": [{"time": 1}]', "[]"])
+def test_a_damaged_diagnosis_is_a_note_and_the_log_is_used(job: Job, damaged: str) -> None:
+    job.put(paths.diagnosis("job01", "master-0"), damaged.encode())
     job.put(paths.diagnosis("job01", "worker-0"), b'{"lines": "left out", "disks": "left out", "clock": 7}')
     assert job.bundle() == 0
-    found = content()
-    assert "Note: the diagnosis by the host of master-0 is damaged" in found["summary.txt"]
-    assert "logs/master-0.log" in found
-    assert found["diagnosis/master-0.json"] == garbled
+    files = read_bundle()
+    assert "Note: the diagnosis by the host of master-0 is damaged" in files["summary.txt"]
+    assert "logs/master-0.log" in files
+    assert files["diagnosis/master-0.json"] == damaged
 
 
-def test_for_programs(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.bundle("b.tgz", as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["jobId"], told["state"], told["dest"], told["diagnosed"]) == ("job01", "FAILED", "b.tgz", ["worker-0"])
-    assert told["bytes"] == Path("b.tgz").stat().st_size
-    assert sorted(told["files"]) == sorted(content("b.tgz"))
-    assert "master-0 does not answer: it was not queried" in told["notes"]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["jobId"], output["state"], output["dest"], output["diagnosed"]) == ("job01", "FAILED", "b.tgz", ["worker-0"])
+    assert output["bytes"] == Path("b.tgz").stat().st_size
+    assert sorted(output["files"]) == sorted(read_bundle("b.tgz"))
+    assert "master-0 does not answer: it was not queried" in output["notes"]
 
 
-def test_nothing_is_written_over_unless_that_is_said(job: Job) -> None:
+def test_a_file_is_overwritten_only_with_force(job: Job) -> None:
     Path("b").write_text("mine")
     with pytest.raises(UsageError, match=r"^b is there already: give another --dest, or --force to write over it$"):
         job.bundle("b")
     assert Path("b").read_text() == "mine"
     assert job.bundle("b", force=True) == 0
-    assert "summary.txt" in content("b")
+    assert "summary.txt" in read_bundle("b")
 
 
 @pytest.mark.parametrize(
-    ("dest", "says"),
+    ("dest", "message"),
     [
         (".", r"^\. is a folder: --dest is the file to write$"),
         ("no/b", "^no/b cannot be written: there is no folder no$"),
@@ -324,41 +326,41 @@ def test_nothing_is_written_over_unless_that_is_said(job: Job) -> None:
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
-def test_a_place_that_is_none(job: Job, dest: str, says: str, force: bool) -> None:
+def test_an_invalid_dest_is_refused(job: Job, dest: str, message: str, force: bool) -> None:
     Path("mine").write_text("")
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         job.bundle(dest, force)
-    assert job.fleet.asked == []  # before anything is read
+    assert job.fleet.commands == []  # refused before anything is read
     assert [path.name for path in Path().iterdir()] == ["mine"]
 
 
-def test_a_job_that_is_not_there(job: Job) -> None:
+def test_an_unknown_job_is_refused(job: Job) -> None:
     with pytest.raises(UsageError, match=r"^there is no job .jb01.; did you mean job01[?]; fab jobs lists job01$"):
         bundle(job.cluster, "jb01", None, False, False)
 
 
-def test_a_bucket_that_fails_in_between_is_a_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(name: str) -> bytes:
+def test_a_bucket_error_is_a_note(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> bytes:
         raise BucketError("it hangs")
 
-    monkeypatch.setattr(job.cluster.bucket, "sizes", fails)
+    monkeypatch.setattr(job.cluster.bucket, "sizes", fail)
     assert job.bundle() == 0
-    assert "Note: the diagnoses were not read: it hangs" in content()["summary.txt"]
+    assert "Note: the diagnoses were not read: it hangs" in read_bundle()["summary.txt"]
 
 
-def test_it_goes_with_its_job() -> None:
+def test_a_diagnosis_is_in_its_jobs_folder() -> None:
     assert paths.diagnosis("job01", "ps-0").startswith(f"{paths.folder('job01')}/")
 
 
-def test_what_is_asked_of_a_host_is_one_line_of_a_shell() -> None:
+def test_the_host_command_is_valid_shell() -> None:
     command = host_state_command("2026-01-31T12:00:00.000Z")
     assert "--since '2026-01-31 12:00:00 UTC'" in command
-    ran = subprocess.run(["sh", "-n", "-c", command], capture_output=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, b"")
+    result = subprocess.run(["sh", "-n", "-c", command], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_where_the_end_is_reported_is_not_in_it(job: Job) -> None:
+def test_the_notify_target_is_redacted(job: Job) -> None:
     plan = Plan("job01", ["master-0"], "task", [], {}, notify='https://example.com/"hidden"')
     job.put(paths.plan("job01"), plan.to_json())
     assert job.bundle() == 0
-    assert Plan.from_json(content()["plan.json"]) == replace(plan, notify="[secret]")
+    assert Plan.from_json(read_bundle()["plan.json"]) == replace(plan, notify="[secret]")

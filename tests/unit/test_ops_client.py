@@ -1,4 +1,4 @@
-"""The Python client: what it returns, and that whatever fails is one class of errors and one line."""
+"""Check the Python client: what it returns, and that each failure is one class of errors and one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cluster(inventory: Inventory, ledger: Ledger) -> ClusterClient:
     return ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
 
 
-def test_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None:
+def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None:
     progress = JobProgress(5, 10)
     record = JobRecord(
         "job01", JobState.FAILED, candidates={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress
@@ -53,15 +53,13 @@ def test_a_job_with_its_replicas(cluster: ClusterClient, ledger: Ledger) -> None
     job = Client(cluster).get()
     assert (job.id, job.state, job.ended, job.error, job.progress) == ("job01", JobState.FAILED, True, "why", progress)
     assert [(replica.name, replica.exitCode) for replica in job.replicas] == [("master-0", 1)]
-    told = job.to_dict()
-    assert (told["state"], told["replicas"][0]["exitCode"]) == ("FAILED", 1)
-    assert told["firstError"] == {"replica": "master-0", "time": error.time, "message": error.message}
+    data = job.to_dict()
+    assert (data["state"], data["replicas"][0]["exitCode"]) == ("FAILED", 1)
+    assert data["firstError"] == {"replica": "master-0", "time": error.time, "message": error.message}
     assert Client(cluster).wait("job01") == job
 
 
-def test_a_job_is_waited_for_as_long_as_is_said(
-    cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_has_a_timeout(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING))
     seconds = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
@@ -72,37 +70,37 @@ def test_a_job_is_waited_for_as_long_as_is_said(
 
 
 @pytest.mark.parametrize("call", ["get", "wait", "cancel", "logs"])
-def test_whatever_fails_is_one_class_and_one_line(
+def test_each_failure_is_one_class_and_one_line(
     cluster: ClusterClient, ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def called(job_id: str) -> Any:
+    def call_client(job_id: str) -> Any:
         result = getattr(Client(cluster), call)(job_id)
         return list(result) if call == "logs" else result
 
     with pytest.raises(UsageError, match=r"^there is no job 'nope'; none was started yet$") as error:
-        called("nope")
+        call_client("nope")
     assert error.value.code == 2
 
-    def fails(_: str) -> None:
+    def fail(_: str) -> None:
         raise BucketError("the disk is away")
 
-    monkeypatch.setattr(ledger.store, "read", fails)
+    monkeypatch.setattr(ledger.store, "read", fail)
     with pytest.raises(OpsError, match=r"^the bucket fails: the disk is away$") as failed:
-        called("job01")
+        call_client("job01")
     assert failed.value.code == 1
 
 
-def test_a_job_is_submitted(
+def test_submit_passes_its_arguments(
     cluster: ClusterClient, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[tuple[Submission, bool]] = []
+    submissions: list[tuple[Submission, bool]] = []
 
-    def hand_over(_: ClusterClient, submission: Submission, queue: bool) -> list[Any]:
-        seen.append((submission, queue))
+    def record_submission(_: ClusterClient, submission: Submission, queue: bool) -> list[Any]:
+        submissions.append((submission, queue))
         put_job(ledger, JobRecord(submission.job.id))
         return []
 
-    monkeypatch.setattr(train, "submit", hand_over)
+    monkeypatch.setattr(train, "submit", record_submission)
     monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
     script = tmp_path / "mine.py"
     script.write_text("print(1)")
@@ -117,10 +115,10 @@ def test_a_job_is_submitted(
         queue=False,
     )
     assert (job.id, job.state) == ("job01", JobState.QUEUED)
-    ((submission, queue),) = seen
-    given = submission.job
-    assert (given.args, given.labels, given.environment) == (("--rate", "0.5"), {"owner": "ann", "run": "1"}, {"A": "b,c=d"})
-    assert (given.priority, given.notify, queue) == (3, "./done.sh", False)
+    ((submission, queue),) = submissions
+    spec = submission.job
+    assert (spec.args, spec.labels, spec.environment) == (("--rate", "0.5"), {"owner": "ann", "run": "1"}, {"A": "b,c=d"})
+    assert (spec.priority, spec.notify, queue) == (3, "./done.sh", False)
     with pytest.raises(UsageError, match="job id '1' breaks the rule"):
         Client(cluster).submit("1", script=str(script))
     with pytest.raises(UsageError, match=r"^--notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
@@ -129,21 +127,21 @@ def test_a_job_is_submitted(
 
 def test_submit_has_the_flags_of_fab_train() -> None:
     flags = set(inspect.signature(fabfile.train.body.__wrapped__).parameters)
-    shown = {"_", "job", "follow", "plain", "json", "dry_run", "env_file", "secret_file"}
-    assert set(inspect.signature(Client.submit).parameters) - {"self", "job_id"} == flags - shown
+    cli_only = {"_", "job", "follow", "plain", "json", "dry_run", "env_file", "secret_file"}
+    assert set(inspect.signature(Client.submit).parameters) - {"self", "job_id"} == flags - cli_only
 
 
 def test_logs_are_read_and_followed(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(ledger, JobRecord("job01", JobState.RUNNING, candidates={"master-0": ["master-0"]}))
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def read_logs(_: ClusterClient, record: JobRecord, names: list[str], wanted: Any) -> dict[str, Any]:
-        asked.append((record.jobId, names, wanted.lines))
+    def read_logs(_: ClusterClient, record: JobRecord, names: list[str], log_filter: Any) -> dict[str, Any]:
+        calls.append((record.jobId, names, log_filter.lines))
         return {"master-0": iter(LINES)}
 
     class Follower:
-        def __init__(self, *given: Any) -> None:
-            asked.append(given[3:])
+        def __init__(self, *args: Any) -> None:
+            calls.append(args[3:])
 
         def events(self) -> Any:
             return iter([Note("x"), *LINES[1:], JobRecord("job01")])
@@ -152,10 +150,10 @@ def test_logs_are_read_and_followed(cluster: ClusterClient, ledger: Ledger, monk
     monkeypatch.setattr(follow, "Follower", Follower)
     assert list(Client(cluster).logs("job01", "master", lines=5)) == LINES
     assert list(Client(cluster).logs("job01", follow=True)) == LINES[1:]
-    assert [entry[:3] for entry in asked] == [("job01", ["master-0"], 5), (["master-0"], (None, "", "", "", ""))]
+    assert [entry[:3] for entry in calls] == [("job01", ["master-0"], 5), (["master-0"], (None, "", "", "", ""))]
 
 
-def test_the_example_is_python() -> None:
+def test_the_examples_compile() -> None:
     text = DOCS.read_text()
     examples = text.split("```python\n")[1:]
     assert examples

@@ -1,4 +1,4 @@
-"""config.yaml and the flags: the resulting job, the precedence, and the error for each invalid value."""
+"""Check config.yaml and the flags: the resulting job, the precedence, and the error for each invalid value."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ trainingInput:
 """
 
 
-def config(tmp_path: Path, text: str) -> str:
+def write_config(tmp_path: Path, text: str) -> str:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     return str(path)
 
 
-def refused(inventory: Inventory, tmp_path: Path, text: str) -> str:
+def config_error(inventory: Inventory, tmp_path: Path, text: str) -> str:
     with pytest.raises(UsageError) as error:
-        build_job(JobFlags("job01", config=config(tmp_path, text)), inventory)
+        build_job(JobFlags("job01", config=write_config(tmp_path, text)), inventory)
     message = str(error.value)
     assert "\n" not in message
     return message.removeprefix(f"{tmp_path}/")
@@ -52,12 +52,12 @@ def test_a_job_needs_no_config(inventory: Inventory) -> None:
     assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
 
 
-def test_the_seeds_config(standard: Inventory, tmp_path: Path) -> None:
-    job = build_job(JobFlags("mnist_distributed_ann", config=config(tmp_path, SEED)), standard)
+def test_the_original_tutorials_config(standard: Inventory, tmp_path: Path) -> None:
+    job = build_job(JobFlags("mnist_distributed_ann", config=write_config(tmp_path, SEED)), standard)
     assert job.training_input["scaleTier"] == "STANDARD_1"
 
 
-def test_flags_win_and_so_do_arguments(standard: Inventory, tmp_path: Path) -> None:
+def test_flags_override_config(standard: Inventory, tmp_path: Path) -> None:
     text = """
 labels: {owner: ann}
 trainingInput:
@@ -70,14 +70,16 @@ trainingInput:
   useChiefInTfConfig: false
   scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
 """
-    flags = JobFlags("j", "m.n", config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere")
+    flags = JobFlags(
+        "j", "m.n", write_config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere"
+    )
     job = build_job(flags, standard)
     assert job.module == "m.n"
     assert job.args == ("--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
-    written = build_job(replace(flags, args=None, more_args=()), standard)
-    assert written.args == ("--max-steps", "100", "a b", "--job-dir", "/bucket/elsewhere")
-    by_flag = build_job(replace(flags, args=None, more_args=(), strategy="sync"), standard)
-    assert by_flag.args == ("--max-steps", "100", "a b", "--strategy", "sync", "--job-dir", "/bucket/elsewhere")
+    from_config = build_job(replace(flags, args=None, more_args=()), standard)
+    assert from_config.args == ("--max-steps", "100", "a b", "--job-dir", "/bucket/elsewhere")
+    with_strategy = build_job(replace(flags, args=None, more_args=(), strategy="sync"), standard)
+    assert with_strategy.args == ("--max-steps", "100", "a b", "--strategy", "sync", "--job-dir", "/bucket/elsewhere")
     assert job.labels == {"owner": "ann", "run": "2", "empty": ""}
     assert not job.use_chief
     assert (job.policy["maxRestarts"], job.policy["lostAfterSeconds"]) == (2, 9.5)
@@ -89,16 +91,16 @@ trainingInput:
     )
 
 
-def test_custom_that_is_what_is_up(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_custom_tier_that_matches_the_stack_is_accepted(inventory: Inventory, tmp_path: Path) -> None:
     text = """
 trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-highcpu-8, workerCount: "2",
   parameterServerType: n1-standard-4, parameterServerCount: 1}
 """
-    assert build_job(JobFlags("j", config=config(tmp_path, text)), inventory).training_input["workerCount"] == 2
+    assert build_job(JobFlags("j", config=write_config(tmp_path, text)), inventory).training_input["workerCount"] == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("trainingInput: {scaleTier: PREMIUM_1}", "trainingInput.scaleTier PREMIUM_1 needs 11 ps, and stack test (STANDARD_1) "
          "has 1: run pulumi config set scaleTier PREMIUM_1 && pulumi up, or take no more than it has"),
@@ -144,12 +146,12 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("jobId: other", "is for job 'other', the command line says 'job01'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_its_full_path(standard: Inventory, tmp_path: Path, text: str, says: str) -> None:
-    assert says in refused(standard, tmp_path, text)
+def test_an_error_names_the_full_path_of_the_key(standard: Inventory, tmp_path: Path, text: str, message: str) -> None:
+    assert message in config_error(standard, tmp_path, text)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("trainingInput: {scaleTier: CUSTOM}", "masterType is missing: scaleTier CUSTOM needs it, stack test has n1-highcpu-8"),
         ("trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerCount: 3}",
@@ -158,8 +160,10 @@ def test_what_is_wrong_is_named_by_its_full_path(standard: Inventory, tmp_path: 
         ("trainingInput: {scaleTier: STANDARD_1}", "run pulumi config set scaleTier STANDARD_1 && pulumi up"),
     ],
 )  # fmt: skip
-def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
-    assert says in refused(inventory, tmp_path, text)
+def test_a_custom_tier_that_differs_from_the_stack_is_refused(
+    inventory: Inventory, tmp_path: Path, text: str, message: str
+) -> None:
+    assert message in config_error(inventory, tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -175,32 +179,34 @@ def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, 
         (b"p.add_argument('--job-dir')", ["--output-dir", "/x"], []),
     ],
 )
-def test_a_trainer_that_knows_job_dir_is_told_it(inventory: Inventory, code: bytes, args: list[str], passed: list[str]) -> None:
+def test_job_dir_is_passed_to_a_trainer_with_that_flag(
+    inventory: Inventory, code: bytes, args: list[str], passed: list[str]
+) -> None:
     files = {"mine/__init__.py": b"", "mine/task.py": code, "mine/notes.txt": b"'--job-dir'"}
     job = build_job(JobFlags("j", more_args=args), inventory, "mine", files)
     assert (job.args, plan(inventory, job, "").args) == (tuple(args), [*args, *passed])
-    off = build_job(JobFlags("j", more_args=args), inventory, "mine", files | {f"mine/{FILE}": b"passJobDir: false"})
-    assert plan(inventory, off, "").args == args
+    without = build_job(JobFlags("j", more_args=args), inventory, "mine", files | {f"mine/{FILE}": b"passJobDir: false"})
+    assert plan(inventory, without, "").args == args
 
 
-def test_a_job_dir_that_is_named_is_passed_in_any_case(inventory: Inventory) -> None:
+def test_a_given_job_dir_is_always_passed(inventory: Inventory) -> None:
     files = {"mine/task.py": b"p.add_argument('--job_dir')"}
     flags = JobFlags("j", job_dir="/bucket/there")
-    for known, flag in ((files, "--job_dir"), ({}, "--job-dir")):
-        job = build_job(flags, inventory, "mine", known)
+    for files_of_package, flag in ((files, "--job_dir"), ({}, "--job-dir")):
+        job = build_job(flags, inventory, "mine", files_of_package)
         assert list(job.args) == plan(inventory, job, "").args == [flag, "/bucket/there"]
 
 
-def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
-    where = config(tmp_path, "trainingInput: {environment: {A: one, B: 2, C: x}}")
+def test_the_environment_merges_config_file_and_flags(inventory: Inventory, tmp_path: Path) -> None:
+    path = write_config(tmp_path, "trainingInput: {environment: {A: one, B: 2, C: x}}")
     (tmp_path / "vars").write_text("B=from the file\n  # no\n\nC=c=c\n")
-    job = build_job(JobFlags("j", config=where, env_file=str(tmp_path / "vars"), env=["C=", "_d=1"]), inventory)
+    job = build_job(JobFlags("j", config=path, env_file=str(tmp_path / "vars"), env=["C=", "_d=1"]), inventory)
     assert job.environment == {"A": "one", "B": "from the file", "C": "", "_d": "1"}
     assert job.training_input["environment"] == job.environment
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"env": ["A"]}, "--env 'A' is not of the form NAME=VALUE"),
         ({"env": ["1A=x"]}, "--env: '1A' is no name of a variable"),
@@ -215,13 +221,13 @@ def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
         ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is a secret and a variable that is written down"),
     ],
 )
-def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, list[str]], says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
+def test_an_invalid_environment_is_refused(inventory: Inventory, changes: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         build_job(JobFlags("j", **changes), inventory)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[A]", "trainingInput.environment must be a mapping of names, not ['A']"),
         ("{A: [1]}", "trainingInput.environment.A must be a string, not [1]"),
@@ -229,13 +235,13 @@ def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, l
         ("{a b: x}", "trainingInput.environment: 'a b' is no name of a variable"),
     ],
 )
-def test_an_environment_in_config_that_is_wrong(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
-        build_job(JobFlags("j", config=config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
+def test_an_invalid_environment_in_config_is_refused(inventory: Inventory, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build_job(JobFlags("j", config=write_config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
 
 
 @pytest.mark.parametrize("line", ["hunter2", "hunter2=", "TOKEN=", "TOKEN=a\0b", "hun/ter=2"])
-def test_a_message_about_secrets_never_shows_one(inventory: Inventory, tmp_path: Path, line: str) -> None:
+def test_an_error_about_secrets_never_shows_a_value(inventory: Inventory, tmp_path: Path, line: str) -> None:
     (tmp_path / "secrets").write_text(f"{line}\n")
     with pytest.raises(UsageError) as error:
         build_job(JobFlags("j", secret_file=str(tmp_path / "secrets")), inventory)
@@ -246,30 +252,28 @@ def test_a_message_about_secrets_never_shows_one(inventory: Inventory, tmp_path:
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_a_job_that_goes_on_is_told_its_output_as_any_other(inventory: Inventory, off: bool) -> None:
+def test_a_resumed_job_gets_its_job_dir_like_any_other(inventory: Inventory, off: bool) -> None:
     files = {"mine/task.py": b"p.add_argument('--job_dir')", f"mine/{FILE}": b"passJobDir: false" if off else b""}
-    for known, passed in ((files, [] if off else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
-        job = build_job(JobFlags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", known)
+    for files_of_package, passed in ((files, [] if off else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
+        job = build_job(JobFlags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", files_of_package)
         assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
 
 
-def test_a_file_of_variables_names_its_bad_line(inventory: Inventory, tmp_path: Path) -> None:
+def test_an_env_files_error_names_the_line(inventory: Inventory, tmp_path: Path) -> None:
     (tmp_path / "vars").write_text("A=1\nexport B=2\n")
     with pytest.raises(UsageError, match=r"--env-file .*vars:2: 'export B' is no name of a variable"):
         build_job(JobFlags("j", env_file=str(tmp_path / "vars")), inventory)
 
 
-def test_a_strategy_goes_to_the_trainer_behind_what_is_written_and_before_what_is_typed(
-    inventory: Inventory, tmp_path: Path
-) -> None:
-    flags = JobFlags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), strategy="any")
+def test_the_strategy_flag_is_after_configs_args_and_before_typed_ones(inventory: Inventory, tmp_path: Path) -> None:
+    flags = JobFlags("j", None, write_config(tmp_path, "trainingInput: {args: [--strategy, async]}"), strategy="any")
     job = build_job(flags, inventory)
     assert job.args == ("--strategy", "async", "--strategy", "any")
     assert job.training_input["args"] == list(job.args)
     assert build_job(replace(flags, args="--max-steps 9"), inventory).args == ("--strategy", "any", "--max-steps", "9")
 
 
-USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
+DEFAULT_POLICY = {"restartCodes": [42], "gracePeriod": 30.0}
 
 
 @pytest.mark.parametrize(
@@ -281,54 +285,52 @@ USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
         ("together", ["--strategy", "alone"], "replica", ("worker", "evaluator")),
     ],
 )
-def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
+def test_the_strategy_sets_the_restart_policy_and_optional_roles(
     inventory: Inventory, strategy: str | None, args: list[str], policy: str, optional: tuple[str, ...]
 ) -> None:
     job = build_job(JobFlags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
     assert (job.policy["restartPolicy"], tuple(job.policy["optionalRoles"])) == (policy, tuple(optional))
-    assert job.policy == {"restartPolicy": policy, "optionalRoles": list(optional), **USUAL}
+    assert job.policy == {"restartPolicy": policy, "optionalRoles": list(optional), **DEFAULT_POLICY}
     assert job.declared == read(DECLARES, "mine")
 
 
-def test_config_wins_over_what_the_package_declares(inventory: Inventory, tmp_path: Path) -> None:
+def test_config_overrides_the_packages_declaration(inventory: Inventory, tmp_path: Path) -> None:
     text = """
 trainingInput: {scheduling: {restartPolicy: replica, optionalRoles: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
   stallTimeout: 90, maxRestarts: 2, logLimit: 1.5 GB, priority: -3}}
 """
-    job = build_job(JobFlags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
+    job = build_job(JobFlags("j", config=write_config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
     limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2, "logLimit": 1_500_000_000}
-    assert job.policy == {"restartPolicy": "replica", "optionalRoles": ["worker"], **limits, **USUAL}
+    assert job.policy == {"restartPolicy": "replica", "optionalRoles": ["worker"], **limits, **DEFAULT_POLICY}
     assert job.priority == -3
-    assert job.policy.keys() <= {each.name for each in fields(records.Plan)}
+    assert job.policy.keys() <= {item.name for item in fields(records.Plan)}
 
 
-def test_without_a_word_of_it_only_the_evaluator_is_optional(inventory: Inventory) -> None:
+def test_by_default_only_the_evaluator_is_optional(inventory: Inventory) -> None:
     job = build_job(JobFlags("j"), inventory)
-    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "optionalRoles": ["evaluator"], **USUAL}, 0)
+    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "optionalRoles": ["evaluator"], **DEFAULT_POLICY}, 0)
 
 
-def declares(exits: str) -> dict[str, bytes]:
+def declaring_files(exits: str) -> dict[str, bytes]:
     return {"mine/scaletier.yaml": exits.encode(), "mine/task.py": b""}
 
 
-def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_package(
-    inventory: Inventory, tmp_path: Path
-) -> None:
-    files = declares("{gracePeriod: 5, restartCodes: [7, 8], stopSignal: all, strategies: {one: {gracePeriod: 60s}}}")
+def test_exit_rules_come_from_config_then_strategy_then_package(inventory: Inventory, tmp_path: Path) -> None:
+    files = declaring_files("{gracePeriod: 5, restartCodes: [7, 8], stopSignal: all, strategies: {one: {gracePeriod: 60s}}}")
     plain = build_job(JobFlags("j"), inventory, "mine", files).policy
     assert (plain["gracePeriod"], plain["restartCodes"], plain["stopSignal"]) == (5, [7, 8], "all")
     one = build_job(JobFlags("j", strategy="one"), inventory, "mine", files).policy
     assert (one["gracePeriod"], one["restartCodes"]) == (60, [7, 8])
     text = "trainingInput: {scheduling: {permanentCodes: [8, 42], gracePeriod: 0, successPolicy: all}}"
-    ours = build_job(JobFlags("j", strategy="one", config=config(tmp_path, text)), inventory, "mine", files).policy
-    assert (ours["gracePeriod"], ours["restartCodes"], ours["permanentCodes"]) == (0, [7], [8, 42])
-    assert ours["successPolicy"] == "all"
-    assert ours.keys() <= {each.name for each in fields(records.Plan)}
-    assert build_job(JobFlags("j", config=config(tmp_path, text)), inventory).policy["restartCodes"] == []
+    merged = build_job(JobFlags("j", strategy="one", config=write_config(tmp_path, text)), inventory, "mine", files).policy
+    assert (merged["gracePeriod"], merged["restartCodes"], merged["permanentCodes"]) == (0, [7], [8, 42])
+    assert merged["successPolicy"] == "all"
+    assert merged.keys() <= {item.name for item in fields(records.Plan)}
+    assert build_job(JobFlags("j", config=write_config(tmp_path, text)), inventory).policy["restartCodes"] == []
 
 
 @pytest.mark.parametrize(
-    ("scheduling", "exits", "says"),
+    ("scheduling", "exits", "message"),
     [
         (
             "restartCodes: [256]",
@@ -367,26 +369,26 @@ def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_packa
         ),
     ],
 )
-def test_a_wrong_word_about_how_a_job_ends_is_one_line(
-    inventory: Inventory, tmp_path: Path, scheduling: str, exits: str, says: str
+def test_an_invalid_exit_rule_is_one_line(
+    inventory: Inventory, tmp_path: Path, scheduling: str, exits: str, message: str
 ) -> None:
     text = f"trainingInput: {{scheduling: {scheduling if scheduling[0] == '{' else f'{{{scheduling}}}'}}}"
-    path = config(tmp_path, text)
+    path = write_config(tmp_path, text)
     with pytest.raises(UsageError) as error:
-        build_job(JobFlags("j", config=path), inventory, "mine", declares(exits))
-    said = str(error.value)
-    assert said.startswith(f"{path}: trainingInput.scheduling")
-    assert says in said
-    assert "\n" not in said
+        build_job(JobFlags("j", config=path), inventory, "mine", declaring_files(exits))
+    error_text = str(error.value)
+    assert error_text.startswith(f"{path}: trainingInput.scheduling")
+    assert message in error_text
+    assert "\n" not in error_text
 
 
 @pytest.mark.parametrize(("chosen", "optional"), [("", []), (", optionalRoles: [ps]", ["ps"]), (", optionalRoles: []", [])])
-def test_by_the_policy_all_every_role_that_has_an_end_is_waited_for(
+def test_success_policy_all_waits_for_every_role_that_ends(
     inventory: Inventory, tmp_path: Path, chosen: str, optional: list[str]
 ) -> None:
     text = f"trainingInput: {{scheduling: {{successPolicy: all{chosen}}}}}"
-    made = build_job(JobFlags("j", config=config(tmp_path, text)), inventory).policy
-    assert (made["successPolicy"], made["optionalRoles"]) == ("all", optional)
+    policy = build_job(JobFlags("j", config=write_config(tmp_path, text)), inventory).policy
+    assert (policy["successPolicy"], policy["optionalRoles"]) == ("all", optional)
 
 
 @pytest.mark.parametrize(
@@ -397,94 +399,96 @@ def test_by_the_policy_all_every_role_that_has_an_end_is_waited_for(
         JobFlags("j", more_args=["--strategy=alone"], strategy="asink"),
     ],
 )
-def test_a_strategy_that_the_package_does_not_declare(inventory: Inventory, flags: JobFlags) -> None:
+def test_an_undeclared_strategy_is_refused(inventory: Inventory, flags: JobFlags) -> None:
     with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are alone, together$"):
         build_job(flags, inventory, "mine", DECLARES)
     assert build_job(flags, inventory, "mine", {"mine/__init__.py": b""}).args
 
 
-def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
+def test_a_strategy_needs_its_required_roles(inventory: Inventory) -> None:
     alone = replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name == "master-0"))
-    lacking = r"^--strategy together needs a worker, and stack test \(CUSTOM\) has none: "
-    with pytest.raises(UsageError, match=lacking + "take --strategy alone, or run pulumi config set scaleTier STANDARD_1"):
+    error_pattern = r"^--strategy together needs a worker, and stack test \(CUSTOM\) has none: "
+    with pytest.raises(
+        UsageError, match=error_pattern + "take --strategy alone, or run pulumi config set scaleTier STANDARD_1"
+    ):
         build_job(JobFlags("j", strategy="together"), alone, "mine", DECLARES)
     only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {requiredRoles: [worker]}}}"}
-    with pytest.raises(UsageError, match=lacking + "run pulumi config set scaleTier STANDARD_1"):
+    with pytest.raises(UsageError, match=error_pattern + "run pulumi config set scaleTier STANDARD_1"):
         build_job(JobFlags("j"), alone, "mine", only)
     other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {requiredRoles: [worker]}, alone: }}"}
     assert build_job(JobFlags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
     assert build_job(JobFlags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
 
 
-def test_no_config_file(inventory: Inventory) -> None:
+def test_a_missing_config_file_is_refused(inventory: Inventory) -> None:
     with pytest.raises(UsageError, match="there is no file nowhere"):
         build_job(JobFlags("j", config="nowhere.yaml"), inventory)
 
 
-@pytest.mark.parametrize(("package", "begins"), [("trainer", "trainer_"), ("9my-pkg", "my_pkg_"), ("_x", "x_"), ("é", "job_")])
-def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, begins: str) -> None:
+@pytest.mark.parametrize(("package", "prefix"), [("trainer", "trainer_"), ("9my-pkg", "my_pkg_"), ("_x", "x_"), ("é", "job_")])
+def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, prefix: str) -> None:
     job = build_job(JobFlags(), inventory, package)
-    assert re.fullmatch(rf"{begins}20\d{{6}}_\d{{6}}", job.id)
+    assert re.fullmatch(rf"{prefix}20\d{{6}}_\d{{6}}", job.id)
     assert job.job_dir == f"/bucket/jobs/{job.id}/output"
 
 
 @pytest.mark.parametrize("job_id", ["", "1job", "job-1", "job 1", "job1\n", "jöb", "x" * 129, "../x"])
-def test_a_job_id_that_breaks_the_rule(inventory: Inventory, job_id: str) -> None:
+def test_an_invalid_job_id_is_refused(inventory: Inventory, job_id: str) -> None:
     with pytest.raises(UsageError, match="breaks the rule: a letter, then letters, digits and underscores"):
         build_job(JobFlags(job_id), inventory)
 
 
 @pytest.mark.parametrize("text", ["owner", "=x", "Owner=x", "owner=X", "a=b,c"])
-def test_labels_that_break_the_rule(text: str) -> None:
+def test_invalid_labels_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--labels"):
         split_labels([text])
 
 
-def test_args_with_an_open_quote() -> None:
+def test_args_with_an_open_quote_are_refused() -> None:
     with pytest.raises(UsageError, match="--args cannot be split"):
         split_args("--name 'x")
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
-def test_args_arrive_as_they_were_quoted(words: list[str]) -> None:
-    assert split_args(shlex.join(words)) == words
+def test_quoted_args_are_split_like_a_shell(args: list[str]) -> None:
+    assert split_args(shlex.join(args)) == args
 
 
-@pytest.mark.parametrize(("text", "says"), [("2.2", "2.2 or 2.20? YAML makes one number of both"), ("2.20", "2.2 or 2.20")])
-def test_a_version_that_yaml_takes_for_a_number(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
-        build_job(JobFlags("j", config=config(tmp_path, f"trainingInput: {{runtimeVersion: {text}}}")), inventory)
+@pytest.mark.parametrize(("text", "message"), [("2.2", "2.2 or 2.20? YAML makes one number of both"), ("2.20", "2.2 or 2.20")])
+def test_an_unquoted_runtime_version_is_refused(inventory: Inventory, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build_job(JobFlags("j", config=write_config(tmp_path, f"trainingInput: {{runtimeVersion: {text}}}")), inventory)
 
 
-def test_every_flag_of_a_task_is_heard() -> None:
+def test_every_flag_of_the_train_task_is_used() -> None:
     import inspect
 
     import fabfile
 
     own = {"_", "job", "package", "queue", "follow", "plain", "dry_run", "json"}
-    taken = set(inspect.signature(inspect.unwrap(fabfile.train.body)).parameters) - own
-    assert taken <= {item.name for item in fields(JobFlags)}
+    parameters = set(inspect.signature(inspect.unwrap(fabfile.train.body)).parameters) - own
+    assert parameters <= {item.name for item in fields(JobFlags)}
     assert JobFlags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == JobFlags(
         "j", "m", more_args=["x"]
     )
 
 
-def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None:
-    declares = {f"mine/{FILE}": b"notify: ./declared.sh"}
-    inner = config(tmp_path, "trainingInput: {notify: ./inner.sh}")
+def test_notify_comes_from_flag_config_or_package(inventory: Inventory, tmp_path: Path) -> None:
+    files = {f"mine/{FILE}": b"notify: ./declared.sh"}
+    inner = write_config(tmp_path, "trainingInput: {notify: ./inner.sh}")
     assert build_job(JobFlags("job01"), inventory).notify == ""
-    assert build_job(JobFlags("job01"), inventory, "mine", declares).notify == "./declared.sh"
-    assert build_job(JobFlags("job01", config=inner), inventory, "mine", declares).notify == "./inner.sh"
-    outer = config(tmp_path, "notify: http://example.com/secret\ntrainingInput: {notify: ./inner.sh}")
-    job = build_job(JobFlags("job01", config=outer), inventory, "mine", declares)
+    assert build_job(JobFlags("job01"), inventory, "mine", files).notify == "./declared.sh"
+    assert build_job(JobFlags("job01", config=inner), inventory, "mine", files).notify == "./inner.sh"
+    outer = write_config(tmp_path, "notify: http://example.com/secret\ntrainingInput: {notify: ./inner.sh}")
+    job = build_job(JobFlags("job01", config=outer), inventory, "mine", files)
     assert job.notify == plan(inventory, job, "").notify == "http://example.com/secret"
     assert "secret" not in str(job.training_input)
     flags = JobFlags("job01", config=outer, notify="./flag.sh ${JOB_ID}")
-    assert build_job(flags, inventory, "mine", declares).notify == "./flag.sh ${JOB_ID}"
+    assert build_job(flags, inventory, "mine", files).notify == "./flag.sh ${JOB_ID}"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("notify: 5", "config.yaml: notify 5 is invalid: it is not a string. Valid: an http or https URL, such as "),
         ("notify: {url: x}", "config.yaml: notify {'url': 'x'} is invalid: it is not a string. Valid: "),
@@ -503,11 +507,11 @@ def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None
         ),
     ],
 )
-def test_where_the_end_cannot_be_reported(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
-    assert refused(inventory, tmp_path, text).startswith(says)
+def test_an_invalid_notify_in_config_is_refused(inventory: Inventory, tmp_path: Path, text: str, message: str) -> None:
+    assert config_error(inventory, tmp_path, text).startswith(message)
 
 
-def test_a_package_or_a_flag_that_says_it_wrong(inventory: Inventory) -> None:
+def test_an_invalid_notify_of_a_package_or_flag_is_refused(inventory: Inventory) -> None:
     with pytest.raises(UsageError, match=r"^mine/scaletier.yaml: notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
         build_job(JobFlags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
     with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):

@@ -1,4 +1,4 @@
-"""`fab data` with a bucket that is a directory: uploads, output, and nothing else in reach."""
+"""Check `fab data` with a bucket that is a directory: uploads, lists, removals, and refused paths."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def cluster(bucket: Path, tmp_path: Path) -> ClusterClient:
     return ClusterClient(inventory, object(), open_bucket(str(bucket)), object())  # type: ignore[arg-type]
 
 
-def test_data_is_put_listed_and_removed(
-    cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "pictures"
     (mine / "train").mkdir(parents=True)
     (mine / "train" / "a").write_bytes(b"12")
@@ -51,8 +49,8 @@ def test_data_is_put_listed_and_removed(
     assert json.loads(capsys.readouterr().out)["files"] == [{"name": "name", "bytes": 3}]
     capsys.readouterr()
     assert data(cluster, "ls", "pictures", None, sure=True, as_json=True) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert listed == {
+    output = json.loads(capsys.readouterr().out)
+    assert output == {
         "folder": f"{bucket}/data/pictures",
         "files": [{"name": "b", "bytes": 3}, {"name": "train/a", "bytes": 2}],
     }
@@ -66,7 +64,7 @@ def test_data_is_put_listed_and_removed(
 
 
 @pytest.mark.parametrize(
-    ("action", "what", "name", "says"),
+    ("action", "argument", "name", "message"),
     [
         ("lst", None, None, "fab data lst is unknown; did you mean ls?; valid are ls, put, rm"),
         ("put", None, None, "fab data put needs the PATH of a file or folder"),
@@ -80,15 +78,15 @@ def test_data_is_put_listed_and_removed(
         ("put", __file__, "a/../../jobs", "'a/../../jobs' is no name below data/"),
     ],
 )
-def test_data_that_is_wrong(
-    cluster: ClusterClient, bucket: Path, action: str, what: str | None, name: str | None, says: str
+def test_invalid_calls_are_refused(
+    cluster: ClusterClient, bucket: Path, action: str, argument: str | None, name: str | None, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
-        data(cluster, action, what, name, sure=True, as_json=False)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        data(cluster, action, argument, name, sure=True, as_json=False)
     assert not (bucket / "data").exists()
 
 
-def test_it_asks_before_data_goes(cluster: ClusterClient, bucket: Path) -> None:
+def test_rm_asks_for_confirmation(cluster: ClusterClient, bucket: Path) -> None:
     (bucket / "data").mkdir()
     (bucket / "data" / "mine").write_bytes(b"1")
     with pytest.raises(UsageError, match=r"this would remove .*/data/mine, 1 file, 1 B: say --yes"):

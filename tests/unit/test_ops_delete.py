@@ -1,4 +1,4 @@
-"""`fab delete`, `fab prune` and `--resume` with a bucket that is a directory: effects and questions."""
+"""Check `fab delete`, `fab prune` and `--resume` with a bucket that is a directory: effects and questions."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CANCEL
 
 
 class FakeFleet:
-    """Hosts that do what they are asked, all but one."""
+    """Run commands on all hosts except ps-0, which does not answer."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.commands: list[tuple[str, str]] = []
 
     def must(self, name: str, command: str, what: str) -> str:
-        self.asked.append((name, command))
+        self.commands.append((name, command))
         return ""
 
     def each(self, names: Iterable[str], work: Callable[[str], str], seconds: float) -> Outcome[str]:
-        gone = {"ps-0": HostError("ps-0", "does not answer")}
-        return Outcome({name: work(name) for name in names if name not in gone}, gone)
+        unreachable = {"ps-0": HostError("ps-0", "does not answer")}
+        return Outcome({name: work(name) for name in names if name not in unreachable}, unreachable)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(bucket: Path, tmp_path: Path) -> ClusterClient:
-    """Return a cluster with job00 to job03, the later the newer, each with a 3-byte model; job02 runs."""
+    """Return a cluster with job00 to job03, in order of creation, each with a 3-byte model; job02 is running."""
     bucket.mkdir()
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
     ledger = Ledger(FolderBucket(bucket))
@@ -63,24 +63,22 @@ def cluster(bucket: Path, tmp_path: Path) -> ClusterClient:
     return ClusterClient(inventory, FakeFleet(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
-def there(bucket: Path) -> list[str]:
+def job_folders(bucket: Path) -> list[str]:
     return sorted(path.name for path in (bucket / "jobs").iterdir())
 
 
-def test_a_job_is_deleted_with_all_that_is_its(
-    cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_delete_removes_all_of_a_job(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert delete(cluster, "job00", sure=True) == 0
-    assert there(bucket) == ["job01", "job02", "job03"]
+    assert job_folders(bucket) == ["job01", "job02", "job03"]
     out, err = capsys.readouterr()
     assert out.startswith("job00 deleted, ")
     assert err.splitlines()[-1] == "ps-0 does not answer; take another id for the next job"
     line = "sudo -n /usr/lib/scaletier/root-helper forget job00"
-    assert ("master-0", line) in cluster.fleet.asked  # type: ignore[attr-defined]
+    assert ("master-0", line) in cluster.fleet.commands  # type: ignore[attr-defined]
 
 
-def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: ClusterClient, bucket: Path) -> None:
-    """Anyone who trains can write to the bucket: a copy of a job, or an id that leads elsewhere, deletes nothing else."""
+def test_a_record_whose_id_is_not_its_folder_is_not_deleted(cluster: ClusterClient, bucket: Path) -> None:
+    """Check that a copied record, or an id that leads elsewhere, deletes nothing else: any trainer can write to the bucket."""
     (bucket / "data").mkdir()
     (bucket / "data" / "mine").write_bytes(b"1")
     shutil.copytree(bucket / "jobs" / "job00", bucket / "jobs" / "copy")
@@ -88,29 +86,29 @@ def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: ClusterClient, buc
         (bucket / "jobs" / f"evil{n}").mkdir()
         record = JobRecord("x", JobState.FAILED, createTime="2026-01-01T12:00:00.000Z")
         (bucket / "jobs" / f"evil{n}" / "job.json").write_bytes(record.to_json().replace(b'"x"', b'"' + evil.encode() + b'"'))
-    before = there(bucket)
+    before = job_folders(bucket)
     with pytest.raises(UsageError, match=r"records are unreadable: copy: job\.json says"):
         prune(cluster, "0", sure=True)
     for name in ("copy", "evil0", "job01", "../data", ""):
         with pytest.raises((UsageError, OpsError)):
             delete(cluster, name, sure=True)
-    assert (there(bucket), (bucket / "data" / "mine").exists()) == (before, True)
+    assert (job_folders(bucket), (bucket / "data" / "mine").exists()) == (before, True)
 
 
-def test_what_changes_while_the_user_thinks_counts(
+def test_changes_during_the_confirmation_are_checked(
     cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def confirm(what: str) -> None:
+    def confirm(question: str) -> None:
         put_job(cluster.ledger, JobRecord("late", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
 
     monkeypatch.setattr(terminal, "confirm", confirm)
     with pytest.raises(UsageError, match="job late has its output in that of job00"):
         delete(cluster, "job00", sure=False)
-    assert "job00" in there(bucket)
+    assert "job00" in job_folders(bucket)
 
 
 @pytest.mark.parametrize(
-    ("job", "says"),
+    ("job", "message"),
     [
         (None, "delete which job? fab jobs lists them"),
         ("job02", "job job02 is RUNNING: fab cancel job02 ends it first"),
@@ -119,17 +117,17 @@ def test_what_changes_while_the_user_thinks_counts(
         ("job00", "this would delete job00 with logs and output, "),
     ],
 )
-def test_what_is_not_deleted(cluster: ClusterClient, bucket: Path, job: str | None, says: str) -> None:
+def test_jobs_that_cannot_be_deleted_are_refused(cluster: ClusterClient, bucket: Path, job: str | None, message: str) -> None:
     cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("job03", ["master-0"])))
-    with pytest.raises(UsageError, match=re.escape(says)):
-        delete(cluster, job, sure=not says.startswith("this"))
-    assert len(there(bucket)) == 4
+    with pytest.raises(UsageError, match=re.escape(message)):
+        delete(cluster, job, sure=not message.startswith("this"))
+    assert len(job_folders(bucket)) == 4
 
 
-def test_the_record_goes_last(cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_deleted_last(cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = Path.unlink
 
-    def breaks_off(path: Path, missing_ok: bool = False) -> None:
+    def fail_on_record(path: Path, missing_ok: bool = False) -> None:
         if len(list((bucket / "jobs" / "job00").rglob("*.json"))) == 1 and path == bucket / "jobs/job00/job.json":
             raise OSError("the connection broke off")
         unlink(path, missing_ok)
@@ -137,30 +135,32 @@ def test_the_record_goes_last(cluster: ClusterClient, bucket: Path, monkeypatch:
     (bucket / "jobs" / "job00" / "replicas").mkdir()
     (bucket / "jobs" / "job00" / "replicas" / "master-0.json").write_text("{}")
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "unlink", breaks_off)
+        broken.setattr(Path, "unlink", fail_on_record)
         with pytest.raises(OSError, match="broke off"):
             delete(cluster, "job00", sure=True)
     assert delete(cluster, "job00", sure=True) == 0
-    assert "job00" not in there(bucket)
+    assert "job00" not in job_folders(bucket)
 
 
-@pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])
-def test_it_asks_first(cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool) -> None:
+@pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_delete_asks_for_confirmation(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setattr(terminal.sys, "stdin", Terminal(answer))
-    if gone:
+    if deleted:
         assert delete(cluster, "job00", sure=False) == 0
     else:
         with pytest.raises(UsageError, match="nothing was changed"):
             delete(cluster, "job00", sure=False)
-    assert ("job00" in there(bucket)) is not gone
+    assert ("job00" in job_folders(bucket)) is not deleted
 
 
 @pytest.mark.parametrize("folder", ["output", "more", "output/deep", "/output", "./output"])
-def test_an_output_that_another_job_goes_on_in_stays(cluster: ClusterClient, bucket: Path, folder: str) -> None:
+def test_an_output_that_another_job_uses_is_not_deleted(cluster: ClusterClient, bucket: Path, folder: str) -> None:
     put_job(cluster.ledger, JobRecord("later", JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/job00/{folder}"}))
     for n, elsewhere in enumerate((f"{bucket}/jobs/job001/output", "gs://b/jobs/job00/output", f"{bucket}/old/jobs/job00/x")):
         put_job(cluster.ledger, JobRecord(f"other{n}", JobState.FAILED, trainingInput={"jobDir": elsewhere}))
@@ -168,7 +168,7 @@ def test_an_output_that_another_job_goes_on_in_stays(cluster: ClusterClient, buc
         delete(cluster, "job00", sure=True)
     assert delete(cluster, "later", sure=True) == 0
     assert delete(cluster, "job00", sure=True) == 0
-    assert there(bucket) == ["job01", "job02", "job03", "other0", "other1", "other2"]
+    assert job_folders(bucket) == ["job01", "job02", "job03", "other0", "other1", "other2"]
 
 
 @pytest.mark.parametrize(
@@ -180,52 +180,54 @@ def test_an_output_that_another_job_goes_on_in_stays(cluster: ClusterClient, buc
         ("9", ["job00", "job01", "job02", "job03"]),
     ],
 )
-def test_all_but_the_newest_that_have_ended(cluster: ClusterClient, bucket: Path, keep: str, left: list[str]) -> None:
+def test_prune_keeps_the_newest_and_active_jobs(cluster: ClusterClient, bucket: Path, keep: str, left: list[str]) -> None:
     assert prune(cluster, keep, sure=True) == 0
-    assert there(bucket) == left
+    assert job_folders(bucket) == left
 
 
-def test_programs_are_told_what_went(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output_lists_deleted_jobs(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert delete(cluster, "job00", sure=True, as_json=True) == 0
-    (told,) = json.loads(capsys.readouterr().out)["deleted"]
-    assert (told["job"], told["bytes"] > 3) == ("job00", True)
+    (deleted,) = json.loads(capsys.readouterr().out)["deleted"]
+    assert (deleted["job"], deleted["bytes"] > 3) == ("job00", True)
     assert prune(cluster, "1", sure=True, as_json=True) == 0
-    assert [each["job"] for each in json.loads(capsys.readouterr().out)["deleted"]] == ["job01"]
+    assert [item["job"] for item in json.loads(capsys.readouterr().out)["deleted"]] == ["job01"]
     assert prune(cluster, "1", sure=True, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"deleted": []}
-    assert there(bucket) == ["job02", "job03"]
+    assert job_folders(bucket) == ["job02", "job03"]
 
 
-def test_what_others_go_on_in_is_not_pruned(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_keeps_an_output_that_another_job_uses(
+    cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
 
     put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
     assert prune(cluster, "0", sure=True) == 0
-    assert there(bucket) == ["job00", "job02"]
+    assert job_folders(bucket) == ["job00", "job02"]
     assert "job00 stays, as job02 has its output there" in capsys.readouterr().err
 
 
-def test_who_stays_keeps_what_it_goes_on_in_all_along(cluster: ClusterClient, bucket: Path) -> None:
-    for job_id, into in (("job01", "job00/output"), ("job02", "job01/output/deep")):
-        put_job(cluster.ledger, JobRecord(job_id, JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/{into}"}))
+def test_prune_keeps_a_chain_of_outputs_in_use(cluster: ClusterClient, bucket: Path) -> None:
+    for job_id, folder in (("job01", "job00/output"), ("job02", "job01/output/deep")):
+        put_job(cluster.ledger, JobRecord(job_id, JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/{folder}"}))
     put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job01/output/deep"}))
     assert prune(cluster, "0", sure=True) == 0
-    assert there(bucket) == ["job00", "job01", "job02"]
+    assert job_folders(bucket) == ["job00", "job01", "job02"]
 
 
-@pytest.mark.parametrize(("keep", "says"), [(None, "how many are to stay?"), ("few", "--keep 'few' is no number of jobs")])
-def test_a_number_that_is_none(cluster: ClusterClient, keep: str | None, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
+@pytest.mark.parametrize(("keep", "message"), [(None, "how many are to stay?"), ("few", "--keep 'few' is no number of jobs")])
+def test_an_invalid_keep_is_refused(cluster: ClusterClient, keep: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         prune(cluster, keep, sure=True)
 
 
-def test_a_job_that_goes_on_where_another_ended(cluster: ClusterClient, bucket: Path) -> None:
+def test_resume_continues_in_another_jobs_output(cluster: ClusterClient, bucket: Path) -> None:
     assert resume_flags(cluster, JobFlags("new", resume="job00")).job_dir == f"{bucket}/jobs/job00/output"
     with pytest.raises(UsageError, match="job job02 is RUNNING, and two jobs cannot write to one output"):
         resume_flags(cluster, JobFlags("new", resume="job02"))
     with pytest.raises(UsageError, match="--resume continues in the output of that job, and --job-dir names another"):
         resume_flags(cluster, JobFlags("new", resume="job00", job_dir="/bucket/x"))
-    for ran in ({"pythonModule": "mine.main"}, {"command": ["./run.sh", "-v"]}):
-        put_job(cluster.ledger, JobRecord("mine", JobState.FAILED, trainingInput=ran))
+    for training_input in ({"pythonModule": "mine.main"}, {"command": ["./run.sh", "-v"]}):
+        put_job(cluster.ledger, JobRecord("mine", JobState.FAILED, trainingInput=training_input))
         with pytest.raises(UsageError, match=r"job mine ran (mine.main|./run.sh -v), and package trainer would continue it"):
             resume_flags(cluster, JobFlags("new", resume="mine"))
         for flags, folder in (

@@ -1,4 +1,4 @@
-"""The same work on every host: each ends in a result or an error, within the time limit."""
+"""Check fan_out: each host ends in a result or an error, within the time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.cluster.fanout import fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
 
 
-def test_every_host_runs_to_its_end() -> None:
+def test_one_failure_does_not_stop_other_hosts() -> None:
     def work(name: str) -> str:
         if name == "b":
             raise ValueError("no")
@@ -28,39 +28,39 @@ def test_every_host_runs_to_its_end() -> None:
     assert sorted(done) == ["a", "b", "c"]
 
 
-def test_all_at_once_and_in_the_order_asked() -> None:
+def test_hosts_run_in_parallel_and_results_keep_the_order() -> None:
     barrier = threading.Barrier(20)
     outcome = fan_out(map(str, range(20)), lambda _: barrier.wait(limit()) >= 0, limit())
     assert list(outcome.results) == [str(n) for n in range(20)]
 
 
-def test_a_host_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once b has ended, all of the time has passed."""
-    gone, now = threading.Event(), [100.0]
-    monkeypatch.setattr(fanout, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_a_hanging_host_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advance the clock past the limit once b has ended."""
+    never, clock = threading.Event(), [100.0]
+    monkeypatch.setattr(fanout, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     outcome = fan_out(
-        ["a", "b"], lambda name: gone.wait() if name == "a" else True, limit(), lambda _: now.append(now.pop() + limit())
+        ["a", "b"], lambda name: never.wait() if name == "a" else True, limit(), lambda _: clock.append(clock.pop() + limit())
     )
     assert outcome.results == {"b": True}
     assert str(outcome.failures["a"]) == f"a did not finish within {limit():.0f} s"
-    gone.set()
+    never.set()
 
 
-def test_the_first_that_answers() -> None:
-    ended = threading.Event()
+def test_first_of_returns_the_first_answer() -> None:
+    done_event = threading.Event()
 
     def work(name: str) -> str:
         if name == "a":
             raise HostError(name, "does not answer")
         if name == "b":
-            ended.wait()
+            done_event.wait()
         return name
 
     assert first_of("abc", work, 0.05, limit()) == "c"
-    ended.set()
+    done_event.set()
 
 
-def test_none_that_answers() -> None:
+def test_first_of_fails_if_no_host_answers() -> None:
     def work(name: str) -> str:
         raise HostError(name, "does not answer")
 
@@ -68,7 +68,7 @@ def test_none_that_answers() -> None:
         first_of("abc", work, 0.05, limit())
 
 
-def test_how_failures_are_told() -> None:
+def test_failures_are_formatted_in_one_line() -> None:
     failures: dict[str, BaseException] = {
         "a": HostError("a", "(10.0.0.1) ended with exit code 1", 1, "noise\n tar: no space left\n"),
         "b": ValueError("odd"),
@@ -78,15 +78,15 @@ def test_how_failures_are_told() -> None:
     assert error.code == 2
 
 
-def test_work_in_the_background() -> None:
+def test_background_returns_raises_and_times_out() -> None:
     assert Background(lambda: 7).join(10) == 7
 
-    def fails() -> int:
+    def fail() -> int:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        Background(fails).join(10)
-    goes_on = threading.Event()
+        Background(fail).join(10)
+    stop = threading.Event()
     with pytest.raises(TimeoutError, match="it takes longer than 0 s"):
-        Background(lambda: goes_on.wait(10)).join(0.01)
-    goes_on.set()
+        Background(lambda: stop.wait(10)).join(0.01)
+    stop.set()

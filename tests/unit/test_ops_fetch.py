@@ -1,4 +1,4 @@
-"""`fab get` with a bucket that is a directory: all of an output or a part, and nothing overwritten."""
+"""Check `fab get` with a bucket that is a directory: all of an output or a part, and no overwriting."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_mode
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     """Return a cluster with job00, without output, and job01, the newest, with FILES; in an empty folder."""
-    bucket, here = tmp_path / "bucket", tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
+    bucket, working_dir = tmp_path / "bucket", tmp_path / "here"
+    working_dir.mkdir()
+    monkeypatch.chdir(working_dir)
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
     ledger = Ledger(FolderBucket(bucket))
     bucket.mkdir()
@@ -39,7 +39,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterClient:
     return ClusterClient(inventory, object(), open_bucket(str(bucket)), ledger)  # type: ignore[arg-type]
 
 
-def there(folder: str = ".") -> dict[str, bytes]:
+def local_files(folder: str = ".") -> dict[str, bytes]:
     root = Path(folder)
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -56,7 +56,7 @@ def there(folder: str = ".") -> dict[str, bytes]:
         ("job01", "export/Servo/17/saved_model.pb", "x.pb", {"x.pb": b"333"}),
     ],
 )
-def test_what_is_fetched_and_where_to(
+def test_get_fetches_all_or_a_part_to_dest(
     cluster: ClusterClient,
     capsys: pytest.CaptureFixture[str],
     job: str | None,
@@ -65,45 +65,47 @@ def test_what_is_fetched_and_where_to(
     files: dict[str, bytes],
 ) -> None:
     assert get(cluster, job, path, dest, as_json=False) == 0
-    assert there() == files
+    assert local_files() == files
     assert capsys.readouterr().out.startswith(f"{terminal.plural(len(files), 'file')}, {sum(map(len, files.values()))} B: ")
 
 
-def test_a_file_into_a_folder_that_is_there(cluster: ClusterClient) -> None:
+def test_a_file_is_fetched_into_an_existing_folder(cluster: ClusterClient) -> None:
     Path("mine").mkdir()
     Path("mine", "own").write_bytes(b"own")
     assert get(cluster, "job01", "checkpoint", "mine", as_json=False) == 0
-    assert there() == {"mine/own": b"own", "mine/checkpoint": b"1"}
+    assert local_files() == {"mine/own": b"own", "mine/checkpoint": b"1"}
 
 
-def test_an_absolute_place(cluster: ClusterClient, tmp_path: Path) -> None:
+def test_dest_may_be_absolute(cluster: ClusterClient, tmp_path: Path) -> None:
     assert get(cluster, "job01", f"{tmp_path}/out", None, as_json=False) == 0
-    assert there(f"{tmp_path}/out") == FILES
+    assert local_files(f"{tmp_path}/out") == FILES
 
 
 @pytest.mark.parametrize(("path", "dest"), [(None, "mine"), ("mine", None), ("export", "mine"), ("checkpoint", "mine/own")])
-def test_nothing_is_merged_or_written_over(cluster: ClusterClient, path: str | None, dest: str | None) -> None:
+def test_existing_files_are_never_changed(cluster: ClusterClient, path: str | None, dest: str | None) -> None:
     Path("mine").mkdir()
     Path("mine", "own").write_bytes(b"own")
     with pytest.raises(UsageError, match="is there already: remove it, or give another --dest"):
         get(cluster, "job01", path, dest, as_json=False)
-    assert there() == {"mine/own": b"own"}
+    assert local_files() == {"mine/own": b"own"}
 
 
-def test_as_json(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert get(cluster, "job01", "export", "m", as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"jobId": "job01", "dest": "m", "files": ["export/Servo/17/saved_model.pb"], "bytes": 3}
+    output = json.loads(capsys.readouterr().out)
+    assert output == {"jobId": "job01", "dest": "m", "files": ["export/Servo/17/saved_model.pb"], "bytes": 3}
 
 
-def test_what_is_not_there(cluster: ClusterClient) -> None:
+def test_a_missing_output_or_path_is_an_error(cluster: ClusterClient) -> None:
     with pytest.raises(OpsError, match=r"job job00 \(SUCCEEDED\) has no output in "):
         get(cluster, "job00", None, None, as_json=False)
     with pytest.raises(
         UsageError, match=r"has no exprt/Servo in its output; did you mean export/Servo[?]; .* --dest exprt/Servo"
     ):
         get(cluster, "job01", "exprt/Servo", None, as_json=False)
-    says = "job job01 has no checkpont in its output; did you mean checkpoint[?]; there are checkpoint, export, model-5.index"
-    with pytest.raises(UsageError, match=says):
+    message = (
+        "job job01 has no checkpont in its output; did you mean checkpoint[?]; there are checkpoint, export, model-5.index"
+    )
+    with pytest.raises(UsageError, match=message):
         get(cluster, "job01", "checkpont", "m", as_json=False)
-    assert there() == {}
+    assert local_files() == {}

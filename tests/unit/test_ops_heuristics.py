@@ -1,4 +1,4 @@
-"""Progress by a line of any trainer."""
+"""Check the reading of progress from a line of any trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scaletier import loop
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reading"),
     [
         ("Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.0 sec)", Reading(348, loss="0.729", accuracy="0.834")),
         ("INFO:tensorflow:loss = 0.28, step = 101 (0.5 sec)", Reading(101, loss="0.28")),
@@ -32,11 +32,11 @@ from scaletier import loop
         ("", None),
     ],
 )
-def test_what_a_line_tells(line: str, told: Reading | None) -> None:
-    assert read_line(line) == told
+def test_a_line_is_read_as_progress(line: str, reading: Reading | None) -> None:
+    assert read_line(line) == reading
 
 
-def test_the_shipped_trainer_s_lines() -> None:
+def test_lines_of_the_shipped_trainer_are_read() -> None:
     train = loop.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
     assert read_line(train) == Reading(9, None, UnitOfProgress.STEP, "0.500", "0.750", 5.0)
     assert read_line(loop.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(
@@ -47,9 +47,9 @@ def test_the_shipped_trainer_s_lines() -> None:
     )
 
 
-def test_a_line_without_end_is_looked_at_for_a_moment_only() -> None:
+def test_a_very_long_line_is_read_quickly() -> None:
     assert read_line("x" * LONGEST + " step 5") is None
-    began = time.process_time()
+    start = time.process_time()
     for line in ("step " * 20_000, "loss: " * 20_000, "loss:" + " " * 60_000, "step" + " " * 60_000, "loss: " + "1" * 60_000):
         read_line(line)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - start < 1.0

@@ -1,4 +1,4 @@
-"""The inventory: what it reads, which stack it takes, and what it says of names that are not there."""
+"""Check the inventory: its parsing, the choice of the stack, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ops.cluster.inventory import choose_stack, connect, load, parse, select
 from ops.errors import OpsError, UsageError
 
 
-def test_the_chief_leads(inventory: Inventory) -> None:
+def test_the_chief_is_the_first_replica(inventory: Inventory) -> None:
     assert inventory.chief.name == "master-0"
     assert inventory.replicas == ("master-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
 
 
-def test_the_cluster_of_tf_config_never_has_the_evaluator(inventory: Inventory) -> None:
+def test_tf_config_has_no_evaluator(inventory: Inventory) -> None:
     expected = {"ps": ["10.0.0.32:2222"], "chief": ["10.0.0.2:2222"], "worker": ["10.0.0.64:2222", "10.0.0.65:2222"]}
     assert inventory.cluster() == expected
     assert list(inventory.cluster("master")) == ["ps", "master", "worker"]
@@ -37,12 +37,12 @@ def test_the_cluster_of_tf_config_never_has_the_evaluator(inventory: Inventory) 
         ("all", ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"]),
     ],
 )
-def test_a_selection(inventory: Inventory, text: str, names: list[str]) -> None:
+def test_select_takes_names_and_roles(inventory: Inventory, text: str, names: list[str]) -> None:
     assert [host.name for host in select(inventory, text)] == names
 
 
 @pytest.mark.parametrize("text", ["chief-0", "worker-2", "workers", "", "ALL"])
-def test_an_unknown_replica_is_told_what_is_valid(inventory: Inventory, text: str) -> None:
+def test_an_unknown_replica_lists_valid_names(inventory: Inventory, text: str) -> None:
     with pytest.raises(UsageError, match="ps-0, master-0, worker-0, worker-1, evaluator-0, ps, master, worker, evaluator, all"):
         select(inventory, text)
     with pytest.raises(SpecError, match="worker-1"):
@@ -50,7 +50,7 @@ def test_an_unknown_replica_is_told_what_is_valid(inventory: Inventory, text: st
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "cannot be read"),
         ("{}", "'schema'"),
@@ -61,30 +61,30 @@ def test_an_unknown_replica_is_told_what_is_valid(inventory: Inventory, text: st
         (inventory_json(power={"url": "x"}), "inventory.power lacks operatorUrl, token"),
     ],
 )
-def test_what_is_no_inventory_asks_for_pulumi_up(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_inventory_asks_for_pulumi_up(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match="run pulumi up") as error:
         parse(text, tmp_path)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-def test_the_stack() -> None:
-    def never() -> str:
-        raise AssertionError("who is named needs no look at what is selected")
+def test_the_chosen_stack() -> None:
+    def fail_if_called() -> str:
+        raise AssertionError("a named stack needs no look at the selection")
 
     assert choose_stack(["local"], "", lambda: None) == "local"
-    assert choose_stack(["a", "local"], "local", never) == "local"
+    assert choose_stack(["a", "local"], "local", fail_if_called) == "local"
     assert choose_stack(["a", "local"], "", lambda: "a") == "a"
 
 
 @pytest.mark.parametrize(
-    ("folders", "wanted", "selected"),
+    ("folders", "requested", "selected"),
     [([], "", None), (["a"], "b", None), (["a", "c"], "", "b"), (["a"], "", "b"), ([], "b", None)],
 )
-def test_a_stack_that_is_not_known_here(folders: list[str], wanted: str, selected: str | None) -> None:
-    assert choose_stack(folders, wanted, lambda: selected) is None
+def test_an_unknown_stack_is_not_chosen(folders: list[str], requested: str, selected: str | None) -> None:
+    assert choose_stack(folders, requested, lambda: selected) is None
 
 
-def test_no_word_of_which_of_several() -> None:
+def test_several_stacks_need_a_choice() -> None:
     with pytest.raises(UsageError, match="more than one stack is up: say --stack, or set PULUMI_STACK, to one of a, b"):
         choose_stack(["a", "b"], "", lambda: None)
 
@@ -96,7 +96,7 @@ def select_stack(home: Path, project: Path, stack: str) -> None:
     (home / "workspaces" / name).write_text(json.dumps({"stack": f"organization/scaletier/{stack}"}))
 
 
-def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selected_stack_is_read_from_pulumis_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, link, home = tmp_path / "project", tmp_path / "link", tmp_path / "home"
     (root / "docs").mkdir(parents=True)
     link.symlink_to(root)
@@ -106,8 +106,8 @@ def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypa
     select_stack(home, root, "cloud")
     select_stack(home, link, "linked")
     monkeypatch.chdir(root / "docs")
-    for seen, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
-        monkeypatch.setenv("PWD", str(seen))
+    for folder, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
+        monkeypatch.setenv("PWD", str(folder))
         assert state.selected_stack(root) == stack
     for file in (home / "workspaces").iterdir():
         file.write_text("{}")
@@ -115,17 +115,17 @@ def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypa
 
 
 class Pulumi:
-    """Pulumi's command line, as it answers where this is asked; a program in the place of the real one."""
+    """Replace Pulumi's command line with a script that prints given outputs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.program, self.asked = folder / "bin" / "pulumi", folder / "asked"
+        self.program, self.calls = folder / "bin" / "pulumi", folder / "calls"
         self.program.parent.mkdir()
         monkeypatch.setattr(state.sys, "prefix", str(folder))
 
-    def answers(self, out: str = "", err: str = "", code: int = 0) -> None:
+    def set_output(self, out: str = "", err: str = "", code: int = 0) -> None:
         (self.program.parent / "out").write_text(out)
         lines = (
-            f'echo "$PULUMI_STACK $*" >>{self.asked}',
+            f'echo "$PULUMI_STACK $*" >>{self.calls}',
             f'cat "{self.program.parent}/out"',
             f"echo '{err}' >&2",
             f"exit {code}",
@@ -139,21 +139,21 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pulumi:
     return Pulumi(tmp_path, monkeypatch)
 
 
-def outputs(**changes: Any) -> str:
-    known = json.loads(inventory_json(**changes)) | {"proxyCommand": "tunnel %h"}
-    known["hosts"] = [{**host, "sshHost": f"st-{host['name']}", "hostKey": None} for host in known["hosts"]]
-    known["hosts"][0]["hostKey"] = "ssh-ed25519 AAAA"
-    return json.dumps({"inventory": json.dumps(known), "operatorKey": "PRIVATE", "scaleTier": "CUSTOM"})
+def stack_outputs(**changes: Any) -> str:
+    inventory = json.loads(inventory_json(**changes)) | {"proxyCommand": "tunnel %h"}
+    inventory["hosts"] = [{**host, "sshHost": f"st-{host['name']}", "hostKey": None} for host in inventory["hosts"]]
+    inventory["hosts"][0]["hostKey"] = "ssh-ed25519 AAAA"
+    return json.dumps({"inventory": json.dumps(inventory), "operatorKey": "PRIVATE", "scaleTier": "CUSTOM"})
 
 
-def test_a_stack_made_elsewhere_is_fetched_once_and_the_key_is_nobody_else_s(
+def test_another_checkouts_stack_is_fetched_once_with_private_files(
     tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pulumi.answers(outputs())
+    pulumi.set_output(stack_outputs())
     monkeypatch.setenv("PULUMI_STACK", "organization/scaletier/test")
     for _ in range(2):
         assert load(tmp_path).chief.address == "10.0.0.2"
-    assert pulumi.asked.read_text() == "organization/scaletier/test stack output --json --show-secrets --non-interactive\n"
+    assert pulumi.calls.read_text() == "organization/scaletier/test stack output --json --show-secrets --non-interactive\n"
     assert capsys.readouterr().err == "stack test was made elsewhere: 5 hosts, by its state (fab connect reads it again)\n"
     folder = tmp_path / ".scaletier" / "test"
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
@@ -168,11 +168,11 @@ def test_a_stack_made_elsewhere_is_fetched_once_and_the_key_is_nobody_else_s(
     assert "ProxyCommand tunnel %h" in config
 
 
-def test_connect_fetches_whatever_is_here(tmp_path: Path, pulumi: Pulumi, capsys: pytest.CaptureFixture[str]) -> None:
-    pulumi.answers(outputs())
+def test_connect_always_reads_the_state(tmp_path: Path, pulumi: Pulumi, capsys: pytest.CaptureFixture[str]) -> None:
+    pulumi.set_output(stack_outputs())
     assert connect(False, tmp_path) == 0
-    pulumi.answers(outputs(scaleTier="BASIC"))
-    assert load(tmp_path).scale_tier == "CUSTOM", "what is here is not asked for again by itself"
+    pulumi.set_output(stack_outputs(scaleTier="BASIC"))
+    assert load(tmp_path).scale_tier == "CUSTOM", "a local inventory is not refreshed by itself"
     assert connect(False, tmp_path) == 0
     assert load(tmp_path).scale_tier == "BASIC"
     assert "stack test: BASIC, 5 hosts, by its state" in capsys.readouterr().out
@@ -180,23 +180,23 @@ def test_connect_fetches_whatever_is_here(tmp_path: Path, pulumi: Pulumi, capsys
     assert json.loads(capsys.readouterr().out)["hosts"] == ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"]
 
 
-def test_a_selected_stack_goes_before_the_only_one_that_is_known(
+def test_the_selected_stack_precedes_the_only_local_one(
     tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = tmp_path / ".scaletier" / "local"
-    known.mkdir(parents=True)
-    (known / "inventory.json").write_text(inventory_json(stack="local"))
+    local_folder = tmp_path / ".scaletier" / "local"
+    local_folder.mkdir(parents=True)
+    (local_folder / "inventory.json").write_text(inventory_json(stack="local"))
     monkeypatch.setenv("PULUMI_HOME", str(tmp_path / "home"))
     assert load(tmp_path).stack == "local"
     select_stack(tmp_path / "home", tmp_path, "cloud")
-    pulumi.answers(outputs(stack="cloud"))
+    pulumi.set_output(stack_outputs(stack="cloud"))
     assert load(tmp_path).stack == "cloud"
 
 
-def test_what_somebody_destroyed_goes_here_too(tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch) -> None:
-    pulumi.answers(outputs())
+def test_a_destroyed_stack_is_removed_locally(tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulumi.set_output(stack_outputs())
     connect(False, tmp_path)
-    pulumi.answers("{}")
+    pulumi.set_output("{}")
     monkeypatch.setenv("PULUMI_STACK", "test")
     with pytest.raises(UsageError, match="stack test is not up: run pulumi up"):
         connect(False, tmp_path)
@@ -204,7 +204,7 @@ def test_what_somebody_destroyed_goes_here_too(tmp_path: Path, pulumi: Pulumi, m
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said", "words"),
+    ("requested", "pulumi_error", "message"),
     [
         ("", "error: no stack selected", "no stack is up here: run pulumi up (Pulumi knows none: no stack selected)"),
         (
@@ -214,54 +214,54 @@ def test_what_somebody_destroyed_goes_here_too(tmp_path: Path, pulumi: Pulumi, m
         ),
     ],
 )
-def test_no_stack_to_take(
-    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, wanted: str, said: str, words: str
+def test_a_missing_stack_is_an_error(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, requested: str, pulumi_error: str, message: str
 ) -> None:
-    pulumi.answers(err=said, code=1)
-    monkeypatch.setenv("PULUMI_STACK", wanted)
+    pulumi.set_output(err=pulumi_error, code=1)
+    monkeypatch.setenv("PULUMI_STACK", requested)
     with pytest.raises(UsageError) as error:
         load(tmp_path)
-    assert str(error.value) == words
+    assert str(error.value) == message
 
 
-def test_what_pulumi_cannot_tell_is_no_stack_that_is_not_up(tmp_path: Path, pulumi: Pulumi) -> None:
-    pulumi.answers(err="error: getting secrets manager: incorrect passphrase", code=255)
+def test_a_pulumi_error_is_not_a_missing_stack(tmp_path: Path, pulumi: Pulumi) -> None:
+    pulumi.set_output(err="error: getting secrets manager: incorrect passphrase", code=255)
     with pytest.raises(OpsError, match=r"^the state in \.pulumi-state of this checkout cannot be read: \S+ does not exist"):
         load(tmp_path)
 
 
-def test_the_state_of_another_version(tmp_path: Path, pulumi: Pulumi) -> None:
-    pulumi.answers('{"hosts": {}}')
+def test_the_state_of_another_version_is_refused(tmp_path: Path, pulumi: Pulumi) -> None:
+    pulumi.set_output('{"hosts": {}}')
     with pytest.raises(UsageError, match=r"written by another version .* run pulumi up"):
         load(tmp_path)
 
 
-def without(key: str) -> str:
+def outputs_without(key: str) -> str:
     """Return outputs whose first host lacks a key."""
-    found = json.loads(outputs())
-    known = json.loads(found["inventory"])
-    known["hosts"][0].pop(key)
-    known["hosts"][0]["hostKey"] = None
-    return json.dumps({**found, "inventory": json.dumps(known)})
+    outputs = json.loads(stack_outputs())
+    inventory = json.loads(outputs["inventory"])
+    inventory["hosts"][0].pop(key)
+    inventory["hosts"][0]["hostKey"] = None
+    return json.dumps({**outputs, "inventory": json.dumps(inventory)})
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "",
         "[1]",
-        outputs(hosts=[{"name": "x-0", "hostKey": None}]),
-        outputs(stack="../../elsewhere"),
-        outputs(stack=".."),
-        outputs(stack=""),
-        outputs(bucket=None),
-        without("role"),
-        without("sshHost"),
+        stack_outputs(hosts=[{"name": "x-0", "hostKey": None}]),
+        stack_outputs(stack="../../elsewhere"),
+        stack_outputs(stack=".."),
+        stack_outputs(stack=""),
+        stack_outputs(bucket=None),
+        outputs_without("role"),
+        outputs_without("sshHost"),
         json.dumps({"inventory": json.dumps({**json.loads(inventory_json()), "hosts": []}), "operatorKey": "PRIVATE"}),
     ],
 )
-def test_an_odd_state_is_one_line_and_nothing_is_written(tmp_path: Path, pulumi: Pulumi, said: str) -> None:
-    pulumi.answers(said)
+def test_an_invalid_state_is_one_line_and_writes_nothing(tmp_path: Path, pulumi: Pulumi, output: str) -> None:
+    pulumi.set_output(output)
     root = tmp_path / "a" / "project"
     root.mkdir(parents=True)
     with pytest.raises(OpsError) as error:
@@ -270,17 +270,17 @@ def test_an_odd_state_is_one_line_and_nothing_is_written(tmp_path: Path, pulumi:
     assert [*(tmp_path / "a").rglob("*")] == [root]
 
 
-def test_load_finds_the_only_stack(tmp_path: Path) -> None:
+def test_load_uses_the_only_stack(tmp_path: Path) -> None:
     folder = tmp_path / ".scaletier" / "test"
     folder.mkdir(parents=True)
     (folder / "inventory.json").write_text(inventory_json())
     assert load(tmp_path).folder == folder
 
 
-def test_another_state_is_named_and_takes_nothing_of_the_checkout_s_own(
+def test_another_backend_is_named_and_does_not_delete_local_files(
     tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pulumi.answers(outputs())
+    pulumi.set_output(stack_outputs())
     connect(False, tmp_path)
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     monkeypatch.setenv("PULUMI_STACK", "test")
@@ -288,18 +288,16 @@ def test_another_state_is_named_and_takes_nothing_of_the_checkout_s_own(
     (stacks / "test.json").touch()
     capsys.readouterr()
     for answer in ({"out": "{}"}, {"err": "error: no stack named test found", "code": 255}):
-        pulumi.answers(**answer)  # type: ignore[arg-type]
+        pulumi.set_output(**answer)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"gs://team, and this checkout has one: unset PULUMI_BACKEND_URL$"):
             connect(False, tmp_path)
         assert "the state in use is gs://team (PULUMI_BACKEND_URL)" in capsys.readouterr().err
     assert (tmp_path / ".scaletier/test/id_ed25519").exists()
 
 
-def test_a_passphrase_that_opens_nothing_is_named_by_its_variable(
-    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_passphrase_names_its_variable(tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
-    pulumi.answers(err="error: failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE", code=255)
+    pulumi.set_output(err="error: failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE", code=255)
     with pytest.raises(OpsError, match="PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"):
         connect(False, tmp_path)

@@ -1,4 +1,4 @@
-"""The bucket's large objects, and fab's records of jobs: each thing that is wrong is one line."""
+"""Check the bucket's large objects, and fab's records of jobs: each error is one line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError, explain
 
 
-class Ended:
-    """A session of ssh whose command has ended."""
+class EndedSession:
+    """A session of ssh whose command has ended with an error."""
 
     def exec_command(self, command: str) -> None:
-        self.said = b"Traceback\nMemoryError: no room\n"
+        self.error_output = b"Traceback\nMemoryError: no room\n"
 
     def sendall(self, data: bytes) -> None:
         pass
@@ -42,15 +42,15 @@ class Ended:
         return b""
 
     def recv_stderr(self, size: int) -> bytes:
-        said, self.said = self.said, b""
-        return said
+        output, self.error_output = self.error_output, b""
+        return output
 
     def close(self) -> None:
         pass
 
 
-def test_what_ended_on_the_host_says_why(inventory: Inventory) -> None:
-    fleet: Any = SimpleNamespace(any_connection=lambda: SimpleNamespace(create_session=Ended))
+def test_an_ended_host_command_gives_its_reason(inventory: Inventory) -> None:
+    fleet: Any = SimpleNamespace(any_connection=lambda: SimpleNamespace(create_session=EndedSession))
     ledger = ClusterClient(replace(inventory, operator_bucket="sftp:///bucket"), fleet).ledger
     with pytest.raises(BucketError, match="broke off: the host ended it: MemoryError: no room"):
         ledger.job("job01")
@@ -61,11 +61,11 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(FolderBucket(tmp_path))
 
 
-def test_what_is_not_there_in_full() -> None:
+def test_missing_lists_absent_and_partial_files() -> None:
     assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"]
 
 
-def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
+def test_an_unknown_bucket_url_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="is no bucket") as error:
         _ = ClusterClient(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
     assert explain(error.value) == (
@@ -74,14 +74,14 @@ def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: 
     )
 
 
-def test_a_bucket_that_is_not_there_is_no_empty_one(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_an_error(inventory: Inventory, tmp_path: Path) -> None:
     ledger = ClusterClient(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
     with pytest.raises(OSError, match="is not there") as error:
         existing_job(ledger, "job01")
     assert explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
 
 
-def test_a_job_that_is_not_there(ledger: Ledger) -> None:
+def test_an_unknown_job_is_an_error(ledger: Ledger) -> None:
     with pytest.raises(UsageError, match="no job 'job01'; none was started yet"):
         existing_job(ledger, "job01")
     assert newest_job(ledger) is None
@@ -93,7 +93,7 @@ def test_a_job_that_is_not_there(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"{", "job.json is no JSON: Expecting property name"),
         (b"[]", r"job.json must be a JSON object, not \[\]"),
@@ -104,32 +104,32 @@ def test_a_job_that_is_not_there(ledger: Ledger) -> None:
         ),
     ],
 )
-def test_a_record_that_cannot_be_read_is_one_line(ledger: Ledger, content: bytes, says: str) -> None:
+def test_an_unreadable_record_is_one_line(ledger: Ledger, content: bytes, message: str) -> None:
     ledger.store.create(paths.job("job01"), content)
     for read in (find_job, existing_job):
-        with pytest.raises(OpsError, match=f"^the record of job job01 cannot be read: {says}") as error:
+        with pytest.raises(OpsError, match=f"^the record of job job01 cannot be read: {message}") as error:
             read(ledger, "job01")
         line, code = explain(error.value)
         assert (code, "\n" in line) == (1, False)
     assert find_job(ledger, "job02") is None
 
 
-def test_the_newest_job_has_the_cluster_or_had_it_last(ledger: Ledger) -> None:
+def test_the_newest_job_is_the_last_that_started_or_holds_hosts(ledger: Ledger) -> None:
     for n, started in enumerate(("2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z", None)):
         put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z", startTime=started))
-    assert newest_job(ledger) == "job01", "one that never started has no log"
+    assert newest_job(ledger) == "job01", "a job that never started has no log"
     host = ["master-0"]
     ledger.change_queue(lambda _: Queue([QueueEntry("job00", host, held=True), QueueEntry("job02", host)]))
     assert newest_job(ledger) == "job00"
 
 
-def test_the_newest_of_jobs_that_never_started(ledger: Ledger) -> None:
+def test_the_newest_of_jobs_that_never_started_is_the_last_created(ledger: Ledger) -> None:
     put_job(ledger, JobRecord("job01", JobState.FAILED, createTime="2026-01-31T12:00:00.000Z"))
     put_job(ledger, JobRecord("job02", JobState.FAILED, createTime="2026-01-31T12:00:01.000Z"))
     assert newest_job(ledger) == "job02"
 
 
-def test_replicas_are_as_they_say_and_lost_where_the_leader_says_so(ledger: Ledger) -> None:
+def test_replica_states_merge_own_records_and_the_leaders_view(ledger: Ledger) -> None:
     record = JobRecord(
         "job01",
         JobState.RUNNING,
@@ -151,13 +151,13 @@ def test_replicas_are_as_they_say_and_lost_where_the_leader_says_so(ledger: Ledg
     ]
 
 
-def test_replicas_of_a_record_of_an_older_version(ledger: Ledger) -> None:
-    told = [{"name": "master-0", "exitCode": 0, "state": "EXITED"}]
-    record = JobRecord.from_dict({"jobId": "old", "state": "SUCCEEDED", "replicas": told})
+def test_replicas_of_an_older_record_are_read(ledger: Ledger) -> None:
+    replicas = [{"name": "master-0", "exitCode": 0, "state": "EXITED"}]
+    record = JobRecord.from_dict({"jobId": "old", "state": "SUCCEEDED", "replicas": replicas})
     assert [(r.name, r.state, r.exitCode) for r in replicas_of(ledger, record)] == [("master-0", "EXITED", 0)]
 
 
-def test_what_is_given_to_a_cluster_is_used(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_cluster_client_uses_the_given_bucket(inventory: Inventory, tmp_path: Path) -> None:
     cluster = ClusterClient(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
     put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
     item = cluster.bucket.read(paths.job("job01"))

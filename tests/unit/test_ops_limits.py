@@ -1,4 +1,4 @@
-"""Limits of what is asked of hosts: a host that answers slowly is not taken for one that is away."""
+"""Check time limits of calls to hosts: a slow host is not reported as unreachable."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ops.models import client, server_status
 from ops.show import doctor
 
 
-def test_a_look_at_hosts_outlasts_the_slowest_connection() -> None:
+def test_host_checks_outlast_the_slowest_connection() -> None:
     slowest = remote.CONNECT_SECONDS + 2 * remote.SSHD_SECONDS  # the address, the banner, the login
     assert slowest < remote.COMMAND_SECONDS < doctor.SECONDS
 
 
-def test_a_server_that_starts_is_not_given_up_before_it_can_listen() -> None:
+def test_a_starting_server_has_time_to_listen() -> None:
     assert client._LISTEN_SECONDS < server_status._DOWN_SECONDS

@@ -1,4 +1,4 @@
-"""Log lines: the exact commands that read them, the order of several replicas, and their format."""
+"""Check log lines: the exact commands that read them, the order of several replicas, and their format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def line(time: float, replica: str, message: str = "x") -> LogLine:
     return LogLine(f"2026-01-31T12:00:{time:06.3f}Z", "INFO", replica, message)
 
 
-def test_the_commands() -> None:
+def test_commands_that_read_and_follow() -> None:
     folder, python = "/var/lib/scaletier/logs/job01", ["python3", "-I", "-S", "-c"]
     source = Path(chunks.__file__).read_text()
     read, follow = (
@@ -50,34 +50,34 @@ def test_the_commands() -> None:
     assert shlex.split(lines.follow_command("job01", LogFilter(0)))[-1] == "follow"
 
 
-def run(command: str, directory: Path) -> tuple[int, list[LogLine]]:
-    ran = subprocess.run(
+def run_command(command: str, directory: Path) -> tuple[int, list[LogLine]]:
+    result = subprocess.run(
         command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
-    parsed = (lines.parse_printed(printed, "ps-0")[1] for printed in ran.stdout.splitlines() if printed)
-    return ran.returncode, [line for line in parsed if line]
+    parsed = (lines.parse_printed(output, "ps-0")[1] for output in result.stdout.splitlines() if output)
+    return result.returncode, [line for line in parsed if line]
 
 
-def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
-    assert run(lines.read_command("job02", LogFilter(2)), tmp_path / "none") == (NO_LOG, [])
-    written = [line(second, "ps-0", f"{second} 'é'") for second in range(5)]
-    put_log(tmp_path / "job02", written)
-    assert run(lines.read_command("job02", LogFilter(2)), tmp_path) == (0, written[3:])
-    assert run(lines.read_command("job02", LogFilter()), tmp_path) == (0, written)
-    assert run(lines.read_command("job02", LogFilter(pattern="'é'")), tmp_path) == (0, written)
-    assert run(lines.read_command("job01", LogFilter()), tmp_path) == (NO_LOG, [])
-    assert run(lines.follow_command("job02", LogFilter(2)), tmp_path) == (0, written[3:])
-    assert run(lines.follow_command("job01", LogFilter()), tmp_path) == (0, [])
+def test_a_log_is_read_on_a_host(tmp_path: Path) -> None:
+    assert run_command(lines.read_command("job02", LogFilter(2)), tmp_path / "none") == (NO_LOG, [])
+    expected = [line(second, "ps-0", f"{second} 'é'") for second in range(5)]
+    put_log(tmp_path / "job02", expected)
+    assert run_command(lines.read_command("job02", LogFilter(2)), tmp_path) == (0, expected[3:])
+    assert run_command(lines.read_command("job02", LogFilter()), tmp_path) == (0, expected)
+    assert run_command(lines.read_command("job02", LogFilter(pattern="'é'")), tmp_path) == (0, expected)
+    assert run_command(lines.read_command("job01", LogFilter()), tmp_path) == (NO_LOG, [])
+    assert run_command(lines.follow_command("job02", LogFilter(2)), tmp_path) == (0, expected[3:])
+    assert run_command(lines.follow_command("job01", LogFilter()), tmp_path) == (0, [])
 
 
-def test_what_is_wanted() -> None:
+def test_filter_flags_are_parsed() -> None:
     now = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
     assert parse_filter() == LogFilter(100)
     assert [parse_filter(text).lines for text in ("0", "7", "all")] == [0, 7, None]
     assert parse_filter(severity="warning") == LogFilter(None, severity="WARNING")
     assert parse_filter("5", grep="a b") == LogFilter(5, pattern="a b")
-    told = ("90s", "10m", "2h", "3d", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.5+01:00")
-    assert [parse_filter(since=text, now=now).since for text in told] == [
+    times = ("90s", "10m", "2h", "3d", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.5+01:00")
+    assert [parse_filter(since=text, now=now).since for text in times] == [
         "2026-01-31T11:58:30.000Z",
         "2026-01-31T11:50:00.000Z",
         "2026-01-31T10:00:00.000Z",
@@ -90,7 +90,7 @@ def test_what_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_words", "says"),
+    ("flags", "message"),
     [
         ({"lines": "-1"}, "--lines '-1' is invalid. Valid: 0 and above, and all"),
         ({"lines": "ten"}, "Valid: 0 and above, and all"),
@@ -108,42 +108,42 @@ def test_what_is_wanted() -> None:
         ({"grep": "("}, r"--grep '\(' is invalid: missing \), unterminated subpattern at position 0. Valid: a regular "),
     ],
 )
-def test_what_cannot_be_wanted(given_words: dict[str, str], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        parse_filter(**given_words)  # type: ignore[arg-type]
+def test_invalid_filter_flags_are_refused(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_filter(**flags)  # type: ignore[arg-type]
 
 
 @given(st.text())
-def test_any_words_are_a_moment_or_one_line_of_error(words: str) -> None:
+def test_any_text_is_a_time_or_one_error(text: str) -> None:
     try:
-        found = parse_filter(since=words).since
+        since = parse_filter(since=text).since
     except UsageError:
         return
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", since)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_line_survives_its_journey(message: str, severity: str) -> None:
-    there = LogLine("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
-    text = there.to_json()
-    assert lines.parse_line(text, "other") == there
+def test_a_line_survives_json(message: str, severity: str) -> None:
+    original = LogLine("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
+    text = original.to_json()
+    assert lines.parse_line(text, "other") == original
     assert not [character for character in text if unicodedata.category(character) == "Cc"]
 
 
 @pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
-def test_half_a_line_is_shown_as_it_is(text: str) -> None:
+def test_an_incomplete_line_is_shown_unchanged(text: str) -> None:
     assert lines.parse_line(text, "ps-0", "before") == LogLine("before", "INFO", "ps-0", text)
 
 
-rising = st.lists(st.integers(0, 50), max_size=20).map(sorted)
+sorted_times = st.lists(st.integers(0, 50), max_size=20).map(sorted)
 
 
-@given(st.lists(rising, max_size=4))
+@given(st.lists(sorted_times, max_size=4))
 def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
-    found = [[line(time / 10, f"worker-{i}", str(n)) for n, time in enumerate(log)] for i, log in enumerate(times)]
-    merged = list(lines.merge(found))
+    logs = [[line(time / 10, f"worker-{i}", str(n)) for n, time in enumerate(log)] for i, log in enumerate(times)]
+    merged = list(lines.merge(logs))
     assert merged == sorted(merged, key=lambda line: line.time)
-    for i, log in enumerate(found):
+    for i, log in enumerate(logs):
         assert [line for line in merged if line.replica == f"worker-{i}"] == log
 
 
@@ -161,19 +161,19 @@ def test_a_line_is_shown_in_columns() -> None:
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
 
 
-class Away(FolderBucket):
-    """A bucket that may not answer."""
+class FailingBucket(FolderBucket):
+    """Fail all reads while `failing` is set."""
 
-    away = False
+    failing = False
 
     def read(self, name: str) -> Item | None:
-        if self.away:
+        if self.failing:
             raise BucketError("no answer within 30 s")
         return super().read(name)
 
 
 class NoHosts:
-    """A cluster of whose hosts none answers."""
+    """A cluster whose hosts do not answer."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = replace(inventory, poll_seconds=0.02)
@@ -182,43 +182,43 @@ class NoHosts:
         raise HostError(name, "does not answer")
 
 
-def test_a_queued_job_is_followed_from_its_place_in_the_queue(
+def test_a_queued_job_is_followed_from_the_queue_to_its_end(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ops.logs.follow._POLL_SECONDS", "ops.logs.follow._RETRY_SECONDS", "jobs.queue_monitor._PAUSE_SECONDS"):
         monkeypatch.setattr(name, 0.05)
     host = ["master-0"]
-    store = Away(tmp_path)
+    store = FailingBucket(tmp_path)
     ledger = Ledger(store)
     put_job(ledger, JobRecord("job02", candidates={"master-0": host}))
     entries = [QueueEntry("job00", host, held=True), QueueEntry("job01", host, priority=1), QueueEntry("job02", host)]
     ledger.change_queue(lambda _: Queue(entries))
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
-    seen: list[str] = []
+    messages: list[str] = []
     for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, LogFilter()).events():  # type: ignore[arg-type]
         assert not isinstance(event, LogLine)
-        seen.append(event.text if isinstance(event, Note) else event.state)
-        if seen[-1] == "job02 is QUEUED behind job00, job01":
-            time.sleep(0.2)  # it is said once
+        messages.append(event.text if isinstance(event, Note) else event.state)
+        if messages[-1] == "job02 is QUEUED behind job00, job01":
+            time.sleep(0.2)  # it is printed once
             ledger.change_queue(lambda queue: queue.without(entries[0]))
-        elif seen[-1] == "job02 is QUEUED behind job01":
-            # As whoever gave the hosts back was killed before they were given away: whoever looks at the queue does it.
+        elif messages[-1] == "job02 is QUEUED behind job01":
+            # The agent that released the hosts was killed before it assigned them: the queue monitor does it.
             ledger.change_queue(lambda _: Queue([entries[2]]))
             wait_for(lambda: ledger.queue().holder("master-0"), "the next holder of master-0")
             put_job(ledger, JobRecord("job02", JobState.PREPARING, hosts=host))
-        elif seen[-1] == "PREPARING":
-            store.away = True
-        elif "does not answer (" in seen[-1]:
+        elif messages[-1] == "PREPARING":
+            store.failing = True
+        elif "does not answer (" in messages[-1]:
             time.sleep(0.1)
-            store.away = False
-        elif seen[-1] == "the bucket answers again":
+            store.failing = False
+        elif messages[-1] == "the bucket answers again":
             put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, hosts=host))
-    assert seen.count("master-0 does not answer; trying again") == 1
-    seen.remove("master-0 does not answer; trying again")
-    seen.remove("master-0: not all of its lines were shown; fab logs master-0 --job job02 looks again")
-    assert sorted(seen[:2]) == ["QUEUED", "job02 is QUEUED behind job00, job01"]
-    assert seen[2:] == [
+    assert messages.count("master-0 does not answer; trying again") == 1
+    messages.remove("master-0 does not answer; trying again")
+    messages.remove("master-0: not all of its lines were shown; fab logs master-0 --job job02 looks again")
+    assert sorted(messages[:2]) == ["QUEUED", "job02 is QUEUED behind job00, job01"]
+    assert messages[2:] == [
         "job02 is QUEUED behind job01",
         "PREPARING",
         "the bucket does not answer (no answer within 30 s); the job continues, trying again",
@@ -228,50 +228,50 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(
     ]
 
 
-def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, tmp_path: Path) -> None:
+def test_a_follower_reports_replicas_and_ticks(inventory: Inventory, tmp_path: Path) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
     put_job(ledger, running)
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, restarts=2), None)
     fleet: Any = NoHosts(inventory)
     fleet.inventory = replace(inventory, poll_seconds=0.4)
-    ticks = told = 0
+    ticks = updates = 0
     for event in Follower(fleet, ledger, running, ["master-0"], LogFilter(), ticks=True).events():
         ticks += event == TICK
         if isinstance(event, Replicas):
-            told += 1
+            updates += 1
             assert event.records["master-0"].restarts == 2
-            if told == 2:
+            if updates == 2:
                 put_job(ledger, replace(running, state=JobState.FAILED))
-    assert told >= 2
+    assert updates >= 2
     assert ticks
     ended = replace(running, state=JobState.FAILED)
     plain = list(Follower(fleet, ledger, ended, ["master-0"], LogFilter()).events())
     assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
 
 
-RUNS, EXITED = (ReplicaRecord("master-0", state) for state in (ReplicaState.RUNNING, ReplicaState.EXITED))
-LOOKS = replace(EXITED, startTime="2026-01-31T12:00:00.000Z")
+RUNNING, EXITED = (ReplicaRecord("master-0", state) for state in (ReplicaState.RUNNING, ReplicaState.EXITED))
+CHECKING = replace(EXITED, startTime="2026-01-31T12:00:00.000Z")
 
 
 @pytest.mark.parametrize(
     ("limit", "replica", "waits"),
     [
-        ("_OTHERS_SECONDS", RUNS, True),
+        ("_OTHERS_SECONDS", RUNNING, True),
         ("_OTHERS_SECONDS", EXITED, False),
-        ("_UNSAVED_SECONDS", LOOKS, True),
-        ("_UNSAVED_SECONDS", replace(LOOKS, unsaved=UnsavedFiles()), False),
+        ("_UNSAVED_SECONDS", CHECKING, True),
+        ("_UNSAVED_SECONDS", replace(CHECKING, unsaved=UnsavedFiles()), False),
     ],
 )
-def test_the_last_lines_and_files_of_a_job_are_waited_for(
+def test_a_follower_waits_for_last_lines_and_unsaved_files(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, replica: ReplicaRecord, waits: bool
 ) -> None:
-    """A replica that has stopped and looked is waited for no longer, one that does not answer only for a while."""
+    """Check that a finished replica is not waited for, and an unresponsive one only for a limited time."""
     monkeypatch.setattr(f"ops.logs.follow.{limit}", 0.3 if waits else 1e6)
     ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
     ledger.write_replica("job01", replica, None)
-    began = time.monotonic()
+    start = time.monotonic()
     list(Follower(NoHosts(inventory), ledger, record, ["master-0"], LogFilter()).events())  # type: ignore[arg-type]
-    assert time.monotonic() - began >= 0.3 or not waits
+    assert time.monotonic() - start >= 0.3 or not waits

@@ -1,4 +1,4 @@
-"""A job's final metrics: by a line, by a file, or by summaries of TensorBoard's own writer."""
+"""Check a job's final metrics: from a line, a file, or TensorBoard summaries."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ Log = list[str]
 
 
 class OneHost:
-    """A host that is this machine."""
+    """Run commands on this machine."""
 
     def any_connection(self) -> Any:
         return SimpleNamespace(original_host="master-0")
 
     def must(self, name: str, command: str, what: str) -> str:
         words = shlex.split(command)
-        program = [word.replace("$$", "$") for word in words[words.index("--") + 1 :]]  # as systemd-run has it
+        program = [word.replace("$$", "$") for word in words[words.index("--") + 1 :]]  # escaped for systemd-run
         return subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
-def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], dict[str, str]]:
-    """Return the final metrics of a job whose output is below tmp_path, by its chief's output."""
+def read_metrics(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], dict[str, str]]:
+    """Return a function that reads the final metrics of a job with output in tmp_path, by its chief's log."""
     import sys
 
     (tmp_path / "jobs/job01/output").mkdir(parents=True)
-    here = replace(inventory, bucket=str(tmp_path), operator_bucket=f"file://{tmp_path}")
+    local_inventory = replace(inventory, bucket=str(tmp_path), operator_bucket=f"file://{tmp_path}")
     record = JobRecord("job01", JobState.SUCCEEDED, candidates=["master-0"], hosts=["master-0"])
     monkeypatch.setattr(metrics, "PYTHON", sys.executable)
 
-    def ask(log: Log) -> dict[str, str]:
+    def read(log: Log) -> dict[str, str]:
         lines = [SimpleNamespace(message=line) for line in log]
         monkeypatch.setattr(metrics, "read_logs", lambda *_: {"master-0": lines})
-        return metrics.final_metrics(ClusterClient(here, OneHost()), record)  # type: ignore[arg-type]
+        return metrics.final_metrics(ClusterClient(local_inventory, OneHost()), record)  # type: ignore[arg-type]
 
-    return ask
+    return read
 
 
-def summaries(folder: Path, *values: tuple[str, int, float], old: bool = False) -> None:
+def write_summaries(folder: Path, *values: tuple[str, int, float], old: bool = False) -> None:
     """Write scalars like TensorFlow 2, in tensors, or like TensorFlow 1."""
     writer = EventFileWriter(str(folder))
     for tag, step, value in values:
@@ -70,44 +70,44 @@ def summaries(folder: Path, *values: tuple[str, int, float], old: bool = False) 
     writer.close()
 
 
-def test_a_line_counts_before_a_file_and_a_file_before_summaries(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+def test_a_line_precedes_a_file_and_a_file_summaries(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
     output = tmp_path / "jobs/job01/output"
-    assert told(["Train"]) == {}
-    summaries(output / "logs", ("loss", 5, 0.5), ("loss", 20, 0.25), ("accuracy", 20, 0.875))
-    assert told(["Train"]) == {"steps": "20", "logs/loss": "0.25", "logs/accuracy": "0.875"}
+    assert read_metrics(["Train"]) == {}
+    write_summaries(output / "logs", ("loss", 5, 0.5), ("loss", 20, 0.25), ("accuracy", 20, 0.875))
+    assert read_metrics(["Train"]) == {"steps": "20", "logs/loss": "0.25", "logs/accuracy": "0.875"}
     (output / "metrics.json").write_text(json.dumps({"steps": 7, "loss": 0.125, "name": "x", "good": True, "list": [1]}))
-    assert told(["Train"]) == {"steps": "7", "loss": "0.125"}
-    assert told(["Final metrics after 9 steps, loss: 0.100"]) == {"steps": "9", "loss": "0.100"}
+    assert read_metrics(["Train"]) == {"steps": "7", "loss": "0.125"}
+    assert read_metrics(["Final metrics after 9 steps, loss: 0.100"]) == {"steps": "9", "loss": "0.100"}
 
 
-def test_several_runs_and_the_scalars_of_tensorflow_1(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+def test_several_runs_and_tensorflow_1_scalars_are_read(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
     output = tmp_path / "jobs/job01/output"
-    summaries(output, ("loss", 3, 0.75), old=True)
-    summaries(output / "eval", ("loss", 4, 0.5))
-    assert told([]) == {"steps": "4", "loss": "0.75", "eval/loss": "0.5"}
+    write_summaries(output, ("loss", 3, 0.75), old=True)
+    write_summaries(output / "eval", ("loss", 4, 0.5))
+    assert read_metrics([]) == {"steps": "4", "loss": "0.75", "eval/loss": "0.5"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a": "b"}'])
-def test_a_file_that_tells_nothing(told: Callable[[Log], dict[str, str]], tmp_path: Path, text: str) -> None:
+def test_a_file_without_metrics_is_ignored(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path, text: str) -> None:
     (tmp_path / "jobs/job01/output/metrics.json").write_text(text)
-    assert told([]) == {}
+    assert read_metrics([]) == {}
 
 
-def test_summaries_that_are_none(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+def test_damaged_summaries_are_ignored(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
     (tmp_path / "jobs/job01/output/events.out.tfevents.1.x").write_bytes(b"no records")
-    assert told([]) == {}
+    assert read_metrics([]) == {}
 
 
-def test_the_points_of_each_scalar(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_of_each_scalar_are_sampled(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setattr(metrics, "PYTHON", sys.executable)
     points = [("loss", step, 1 / step) for step in range(1, 41)]
-    summaries(tmp_path / "train", *points, ("accuracy", 8, 0.5))
+    write_summaries(tmp_path / "train", *points, ("accuracy", 8, 0.5))
     cluster = ClusterClient(inventory, OneHost())  # type: ignore[arg-type]
     output = JobOutput(JobRecord("job01"), str(tmp_path), {"train/events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
-    found = metrics.scalars(cluster, output, 10)
-    assert found["train/accuracy"] == [(8, 0.5)]
-    assert len(found["train/loss"]) == 10
-    assert found["train/loss"][-1] == (40, pytest.approx(0.025))
+    scalars = metrics.scalars(cluster, output, 10)
+    assert scalars["train/accuracy"] == [(8, 0.5)]
+    assert len(scalars["train/loss"]) == 10
+    assert scalars["train/loss"][-1] == (40, pytest.approx(0.025))
     assert metrics.scalars(cluster, replace(output, files={"checkpoint": 1}), 10) == {}

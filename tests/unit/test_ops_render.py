@@ -1,4 +1,4 @@
-"""The files of a host and the plan of a job: what is in them, and that no value can break out of them."""
+"""Check the files of a host and the plan of a job: their content, and that no value can break out of them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ OWN = " ".join(f"/var/lib/scaletier/{name}" for name in ("fetched", "logs", "sec
 HOSTS = Path(__file__).resolve().parents[2] / "ansible/roles/host/files/root/etc/systemd/system"
 
 
-def files(inventory: Inventory, host: str) -> dict[str, str]:
+def files_of(inventory: Inventory, host: str) -> dict[str, str]:
     return {file.path: file.content for file in render(inventory)[host]}
 
 
-def placed(inventory: Inventory, job: JobSpec) -> Plan:
-    """Return a job's plan once it has the hosts that come first."""
+def placed_plan(inventory: Inventory, job: JobSpec) -> Plan:
+    """Return a job's plan with the first candidate hosts."""
     return plan(inventory, job, "").with_hosts(place(candidate_hosts(job.counts, inventory), ()))
 
 
 def tf_config(inventory: Inventory, job: JobSpec, host: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(placed(inventory, job).tasks[host].tfConfig)
+    config: dict[str, Any] = json.loads(placed_plan(inventory, job).tasks[host].tfConfig)
     return config
 
 
@@ -58,10 +58,10 @@ def test_every_host_has_the_same_files(inventory: Inventory) -> None:
         ]
 
 
-def test_a_host_is_told_who_it_is(inventory: Inventory) -> None:
+def test_a_host_file_has_its_name(inventory: Inventory) -> None:
     for name in inventory.names:
-        said = HostFile.from_json(files(inventory, name)["/etc/scaletier/host.json"])
-        assert said == HostFile(name, "/bucket", 0.5, "/opt/scaletier/venv/bin/python")
+        host_file = HostFile.from_json(files_of(inventory, name)["/etc/scaletier/host.json"])
+        assert host_file == HostFile(name, "/bucket", 0.5, "/opt/scaletier/venv/bin/python")
 
 
 def test_tf_config(inventory: Inventory) -> None:
@@ -75,7 +75,7 @@ def test_tf_config(inventory: Inventory) -> None:
         assert config["environment"] == "cloud"
 
 
-def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
+def test_tf_config_for_code_that_reads_master(inventory: Inventory) -> None:
     job = dataclasses.replace(build_job(JobFlags("job01"), inventory), use_chief=False)
     config = tf_config(inventory, job, "master-0")
     assert "master" in config["cluster"]
@@ -83,8 +83,8 @@ def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
     assert config["task"]["type"] == "master"
 
 
-def test_the_environment(inventory: Inventory) -> None:
-    tasks = placed(inventory, build_job(JobFlags("job01"), inventory)).tasks
+def test_the_environment_of_each_task(inventory: Inventory) -> None:
+    tasks = placed_plan(inventory, build_job(JobFlags("job01"), inventory)).tasks
     assert tasks["master-0"].environment == {
         "TYPE": "master",
         "INDEX": "0",
@@ -117,22 +117,22 @@ def test_the_environment(inventory: Inventory) -> None:
     }
 
 
-def test_what_the_user_adds_wins_over_what_is_usual(inventory: Inventory) -> None:
+def test_user_variables_override_defaults(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", env=["TF_CPP_MIN_LOG_LEVEL=0", "A=b=c", "EMPTY="]), inventory)
     for task in plan(inventory, job, "").tasks.values():
-        found = {name: task.environment[name] for name in ("TF_CPP_MIN_LOG_LEVEL", "A", "EMPTY", "JOB_ID")}
-        assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "A": "b=c", "EMPTY": "", "JOB_ID": "job01"}
+        user_values = {name: task.environment[name] for name in ("TF_CPP_MIN_LOG_LEVEL", "A", "EMPTY", "JOB_ID")}
+        assert user_values == {"TF_CPP_MIN_LOG_LEVEL": "0", "A": "b=c", "EMPTY": "", "JOB_ID": "job01"}
 
 
-def test_secrets_go_to_the_hosts_and_nowhere_else(
+def test_secrets_are_only_in_the_hosts_secret_files(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TOKEN", "s3cr3t-of-ann")
     (tmp_path / "more").write_text("# a comment\n\nOTHER = s3cr3t 'too'\n")
     flags = JobFlags("job01", secret=["TOKEN"], secret_file=str(tmp_path / "more"))
     job = build_job(flags, inventory)
-    made = plan(inventory, job, "")
-    assert made.secrets == ["OTHER", "TOKEN"]
+    job_plan = plan(inventory, job, "")
+    assert job_plan.secrets == ["OTHER", "TOKEN"]
     (file,) = secret_files(job)
     assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "replica")
     assert json.loads(file.content) == {"TOKEN": "s3cr3t-of-ann", "OTHER": " s3cr3t 'too'"}
@@ -141,40 +141,40 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
     dry_run(ClusterClient(inventory), flags, None, as_json=True)
     shown = capsys.readouterr().out
     assert "TOKEN=(secret)" in shown
-    for told in (made.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):
-        assert "s3cr3t" not in told
+    for text in (job_plan.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):
+        assert "s3cr3t" not in text
     assert manifest(inventory, job, built)["secrets"] == ["OTHER", "TOKEN"]
 
 
-def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
+def test_the_plan_has_the_jobs_settings(inventory: Inventory, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     scheduling = (
         "{restartPolicy: all, optionalRoles: [worker], maxRestarts: 1, maxWaitTime: 60s, maxRunningTime: 7200, priority: 3}"
     )
     config.write_text(f"trainingInput: {{scheduling: {scheduling}}}")
     job = build_job(JobFlags("job01", config=str(config), args="--train-data=/d1,/d2 --eval-data=/e"), inventory, "mine")
-    made = plan(inventory, job, "ab12")
-    assert made.replicas == ["master-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]
-    assert (made.jobId, made.module, made.packageSha256) == ("job01", "mine.task", "ab12")
-    assert made.data == ["/d1", "/d2", "/e"]
-    assert (made.restartPolicy, made.optionalRoles, made.maxRestarts) == ("all", ["worker"], 1)
-    assert (made.maxWaitTime, made.maxRunningTime) == (60.0, 7200.0)
-    assert made.maxRetries == Plan.maxRetries, "what nobody chose is as the record has it"
-    assert list(made.tasks) == made.replicas
-    assert Plan.from_json(made.to_json()) == made
+    job_plan = plan(inventory, job, "ab12")
+    assert job_plan.replicas == ["master-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]
+    assert (job_plan.jobId, job_plan.module, job_plan.packageSha256) == ("job01", "mine.task", "ab12")
+    assert job_plan.data == ["/d1", "/d2", "/e"]
+    assert (job_plan.restartPolicy, job_plan.optionalRoles, job_plan.maxRestarts) == ("all", ["worker"], 1)
+    assert (job_plan.maxWaitTime, job_plan.maxRunningTime) == (60.0, 7200.0)
+    assert job_plan.maxRetries == Plan.maxRetries, "the record's default"
+    assert list(job_plan.tasks) == job_plan.replicas
+    assert Plan.from_json(job_plan.to_json()) == job_plan
 
 
 @given(st.lists(st.text(), max_size=4))
-def test_the_plan_has_every_argument_byte_for_byte(args: list[str]) -> None:
+def test_the_plan_keeps_every_argument_exactly(args: list[str]) -> None:
     inventory = parse(inventory_json(), Path("/nowhere"))
     policy = {"restartPolicy": "replica", "optionalRoles": []}
     job = JobSpec("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", policy, training_input={"args": args})
-    read = Plan.from_json(plan(inventory, job, "").to_json())
-    assert read.args == args
-    assert json.loads(read.tasks["worker-0"].tfConfig)["job"]["args"] == args
+    parsed = Plan.from_json(plan(inventory, job, "").to_json())
+    assert parsed.args == args
+    assert json.loads(parsed.tasks["worker-0"].tfConfig)["job"]["args"] == args
 
 
-def test_the_unit(inventory: Inventory) -> None:
+def test_the_agents_unit(inventory: Inventory) -> None:
     lines = (HOSTS / "scaletier.service").read_text().splitlines()
     for line in (
         "ExecStart=/opt/scaletier/venv/bin/python -m hosts.agent",
@@ -197,28 +197,29 @@ def test_the_unit(inventory: Inventory) -> None:
         "WantedBy=multi-user.target",
     ):
         assert line in lines
-    assert not [line for line in lines if line.startswith("EnvironmentFile")], "what a trainer finds is in the plan"
-    told = {files(inventory, name)[UNIT] for name in inventory.names}
-    assert told == {"# Written by fab train.\n[Service]\nMemoryMax=1800000000\n"}
+    assert not [line for line in lines if line.startswith("EnvironmentFile")], "a trainer's environment is in the plan"
+    drop_ins = {files_of(inventory, name)[UNIT] for name in inventory.names}
+    assert drop_ins == {"# Written by fab train.\n[Service]\nMemoryMax=1800000000\n"}
 
 
-def test_the_timer(inventory: Inventory) -> None:
+def test_the_agents_timer(inventory: Inventory) -> None:
     timer = (HOSTS / "scaletier.timer").read_text().splitlines()
     assert {"Unit=scaletier.service", "WantedBy=timers.target"} <= set(timer)
-    told = files(inventory, "ps-0")[TIMER].splitlines()
-    assert told[1:] == ["[Timer]", "OnUnitInactiveSec=", "OnUnitInactiveSec=60"], "in the place of what the host has"
+    drop_in = files_of(inventory, "ps-0")[TIMER].splitlines()
+    assert drop_in[1:] == ["[Timer]", "OnUnitInactiveSec=", "OnUnitInactiveSec=60"], "it replaces the host's value"
 
 
-def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) -> None:
+def test_the_unit_of_a_gpu_host_and_a_remote_bucket(tmp_path: Path) -> None:
     hosts = json.loads(inventory_json())["hosts"]
     hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
     inventory = parse(inventory_json(hosts=hosts, bucket="gs://b", operatorBucket="gs://b"), tmp_path)
-    trainers = files(inventory, "master-0")[LIMITS], files(inventory, "ps-0")[LIMITS]
-    assert ["PrivateDevices=no" in each for each in trainers] == [True, False]
-    assert ["ProtectClock=yes" in each for each in trainers] == [False, True], "it lets a unit have no device but the clock"
+    trainers = files_of(inventory, "master-0")[LIMITS], files_of(inventory, "ps-0")[LIMITS]
+    assert ["PrivateDevices=no" in content for content in trainers] == [True, False]
+    assert ["ProtectClock=yes" in content for content in trainers] == [False, True], "it would deny the unit all devices"
     assert all(
-        "MemoryMax=1800000000\nTasksMax=768\n" in each and "/dev/shm:mode=1777,size=900000000\n" in each for each in trainers
+        "MemoryMax=1800000000\nTasksMax=768\n" in content and "/dev/shm:mode=1777,size=900000000\n" in content
+        for content in trainers
     )
-    made = plan(inventory, build_job(JobFlags("job01"), inventory), "")
-    assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
-    assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data"
+    job_plan = plan(inventory, build_job(JobFlags("job01"), inventory), "")
+    assert job_plan.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
+    assert job_plan.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data"

@@ -1,4 +1,4 @@
-"""The screen of a job: events on one side, pictures on the other, and no terminal."""
+"""Check the screen of a job: from events to pictures, without a terminal."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def screen() -> JobScreen:
     return JobScreen(RUNNING, ["master-0", "worker-0"])
 
 
-def test_a_job_that_runs(screen: JobScreen) -> None:
+def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
     for second in range(11):
         text = f"Train [master/0], step {10 * second + 1}: loss: {2 - second / 10:.3f}, accuracy: 0.{second:03} (1.0 sec)"
         screen.add(line(second, text), NOON + second)
     screen.add(line(10.5, "Eval, step 100: loss: 0.900, accuracy: 0.700"), NOON + 11)
-    used = Usage(7.0, 1.25, 512_300_000)
+    usage = Usage(7.0, 1.25, 512_300_000)
     replicas = [
-        ReplicaRecord("master-0", ReplicaState.RUNNING, usage=used),
+        ReplicaRecord("master-0", ReplicaState.RUNNING, usage=usage),
         ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=2),
         ReplicaRecord("stranger"),
     ]
     screen.add(Replicas({replica.name: replica for replica in replicas}), NOON + 11)
-    seen = rows(screen.picture(NOON + 12, 15))
-    assert seen[:10] == [
+    picture_rows = rows(screen.picture(NOON + 12, 15))
+    assert picture_rows[:10] == [
         "job01  RUNNING  12.0 s",
         "step     101 of 200  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  9.9 s to go",
         "steps/s  10      ██████████  10 on average",
@@ -76,34 +76,34 @@ def test_a_job_that_runs(screen: JobScreen) -> None:
         "master-0  RUNNING       10  1.5 s ago         0  125%  512.3 MB",
         "worker-0  RUNNING        -          -         2     -         -",
     ]
-    assert (seen[10], len(seen)) == ("", 15)
-    assert seen[-1].endswith("INFO    master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
+    assert (picture_rows[10], len(picture_rows)) == ("", 15)
+    assert picture_rows[-1].endswith("INFO    master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
 
 
-def test_a_replica_s_own_word_on_its_speed_counts(screen: JobScreen) -> None:
+def test_a_replicas_own_rate_is_shown(screen: JobScreen) -> None:
     for second in range(3):
-        said = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
-        screen.add(line(second, said, "worker-0"), NOON + second)
+        message = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
+        screen.add(line(second, message, "worker-0"), NOON + second)
     assert rows(screen.picture(NOON + 3, 40))[-5].split() == ["worker-0", "-", "25.5", "1.0", "s", "ago", "-", "-", "-"]
 
 
-def test_a_job_of_which_nothing_is_known_yet() -> None:
+def test_the_picture_of_a_queued_job() -> None:
     queued = replace(RUNNING, state=JobState.QUEUED, startTime=None, createTime="2026-01-31T11:59:00.000Z")
     screen = JobScreen(queued, ["master-0"])
     screen.add(Note("job01 is QUEUED behind job00"), NOON)
-    seen = rows(screen.picture(NOON, 20))
-    assert seen[:5] == [
+    picture_rows = rows(screen.picture(NOON, 20))
+    assert picture_rows[:5] == [
         "job01  QUEUED  1 min 0 s",
         "",
         "REPLICA   STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
         "master-0  -            -          -         -    -       -",
         "",
     ]
-    assert seen[5].endswith(":00.000 job01 is QUEUED behind job00")
+    assert picture_rows[5].endswith(":00.000 job01 is QUEUED behind job00")
 
 
 @pytest.mark.parametrize(
-    ("steps", "says", "seen"),
+    ("steps", "template", "expected"),
     [
         (None, "step {}", "step     11"),
         (None, "step {}/50", "step     11 of 50  ━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 22%  39.0 s to go"),
@@ -111,49 +111,49 @@ def test_a_job_of_which_nothing_is_known_yet() -> None:
         (5, "step {}", "step     11"),
     ],
 )
-def test_how_long_it_will_take(steps: int | None, says: str, seen: str) -> None:
+def test_the_remaining_time_is_estimated(steps: int | None, template: str, expected: str) -> None:
     screen = JobScreen(replace(RUNNING, steps=steps), ["master-0"])
     for second in range(11):
-        screen.add(line(second, says.format(second + 1)), NOON + second)
-    assert rows(screen.picture(NOON + 10, 20))[1] == seen
+        screen.add(line(second, template.format(second + 1)), NOON + second)
+    assert rows(screen.picture(NOON + 10, 20))[1] == expected
 
 
-def test_a_job_that_falls_silent_has_no_speed_and_no_outlook(screen: JobScreen) -> None:
+def test_a_silent_job_has_no_rate_and_no_estimate(screen: JobScreen) -> None:
     for second in range(11):
         screen.add(line(second, f"step {second}"), NOON + second)
     assert "to go" in rows(screen.picture(NOON + 45, 20))[1]
-    seen = rows(screen.picture(NOON + 60, 20))
-    assert "to go" not in seen[1]
-    assert seen[2].startswith("steps/s  -       █")
+    picture_rows = rows(screen.picture(NOON + 60, 20))
+    assert "to go" not in picture_rows[1]
+    assert picture_rows[2].startswith("steps/s  -       █")
 
 
-def test_a_job_that_has_ended_has_a_speed_and_no_outlook(screen: JobScreen) -> None:
+def test_an_ended_job_has_a_rate_and_no_estimate(screen: JobScreen) -> None:
     for second in range(11):
         screen.add(line(second, f"step {second}"), NOON + second)
     screen.add(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
-    seen = rows(screen.picture(NOON + 11, 20))
-    assert (seen[0], seen[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
-    assert seen[2].startswith("steps/s  1       █")
+    picture_rows = rows(screen.picture(NOON + 11, 20))
+    assert (picture_rows[0], picture_rows[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
+    assert picture_rows[2].startswith("steps/s  1       █")
 
 
-def test_a_trainer_that_goes_on_from_a_checkpoint_counts_from_there(screen: JobScreen) -> None:
+def test_a_restart_from_a_checkpoint_lowers_the_step(screen: JobScreen) -> None:
     screen.add(line(0, "step 50", "worker-0"), NOON)
     screen.add(line(1, "step 40", "master-0"), NOON + 1)
-    assert "step     50 of 200" in rows(screen.picture(NOON, 20))[1], "late news of another replica"
+    assert "step     50 of 200" in rows(screen.picture(NOON, 20))[1], "an older step of another replica"
     screen.add(line(2, "step 30", "worker-0"), NOON + 2)
     assert "step     30 of 200" in rows(screen.picture(NOON, 20))[1]
 
 
-def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
+def test_lost_and_failed_replicas_are_shown(screen: JobScreen) -> None:
     screen.add(Replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)}), NOON)
     screen.add(replace(RUNNING, lostReplicas=["worker-0"]), NOON)
     assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
-    told: list[dict[str, Any]] = [
+    exited: list[dict[str, Any]] = [
         {"name": "master-0", "state": "EXITED", "exitCode": 143, "restarts": 0},
         {"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1},
     ]
     failed = JobRecord("job01", JobState.FAILED, startTime=RUNNING.startTime, endTime="2026-01-31T12:00:09.000Z")
-    screen.add(replace(failed, replicas=told, errorMessage="it \x1b[31mfailed\nmore"), NOON)
+    screen.add(replace(failed, replicas=exited, errorMessage="it \x1b[31mfailed\nmore"), NOON)
     *head, master, worker = screen.picture(NOON, 20)
     assert rows(head)[:2] == ["job01  FAILED  9.0 s", "it failed"]
     assert styles(master)["EXITED 143"] == "dim"
@@ -162,7 +162,7 @@ def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 3, 6, 9, 12, 15, 24, 60])
-def test_it_never_takes_more_lines_than_there_are(lines: int) -> None:
+def test_a_picture_fits_the_terminal(lines: int) -> None:
     names = ["master-0", *(f"worker-{n}" for n in range(30))]
     screen = JobScreen(RUNNING, names)
     for second in range(300):
@@ -174,50 +174,50 @@ def test_it_never_takes_more_lines_than_there_are(lines: int) -> None:
         assert len([row for row in rows(picture) if " INFO " in row]) == 4
 
 
-def test_what_is_left_is_every_warning_and_the_end_of_the_log(screen: JobScreen) -> None:
+def test_the_final_picture_has_all_warnings_and_the_last_lines(screen: JobScreen) -> None:
     screen.add(line(0, "beware", severity="WARNING"), NOON)
     screen.add(Note("the bucket answers again"), NOON)
     for second in range(100):
         screen.add(line(second, f"word {second}"), NOON)
-    seen = rows(screen.final_picture(NOON + 1))
-    assert seen[0] == "job01  RUNNING  1.0 s"
-    log = seen[seen.index("") :][5:]
+    picture_rows = rows(screen.final_picture(NOON + 1))
+    assert picture_rows[0] == "job01  RUNNING  1.0 s"
+    log = picture_rows[picture_rows.index("") :][5:]
     assert log[0] == f"{102 - 2 - LINES_LEFT} lines not shown here: fab logs job01 --lines all"
     assert [row.rpartition("  ")[2] for row in log[1:2]] == ["beware"]
     assert log[2].endswith("the bucket answers again")
     assert [row.rpartition(" ")[2] for row in log[3:]] == [str(n) for n in range(80, 100)]
 
 
-def test_memory_is_bounded_however_much_is_printed(screen: JobScreen) -> None:
+def test_the_screens_memory_is_bounded(screen: JobScreen) -> None:
     for second in range(5000):
         screen.add(line(second / 10, "step 1 " + "x" * 5000, severity="ERROR"), NOON)
-    kept = [kept_line for _, kept_line in (*screen._newest, *screen._warnings)]
-    assert len(kept) == 2 * LINES_KEPT
-    assert max(len(kept_line.message) for kept_line in kept) == 1000
+    kept_lines = [kept_line for _, kept_line in (*screen._newest, *screen._warnings)]
+    assert len(kept_lines) == 2 * LINES_KEPT
+    assert max(len(kept_line.message) for kept_line in kept_lines) == 1000
     assert len(screen._step_rate.rates.values) <= CAPACITY
 
 
 @given(st.text())
-def test_no_text_steers_a_terminal(text: str) -> None:
+def test_sanitized_text_is_printable(text: str) -> None:
     safe_text = sanitize(text)
     assert safe_text.isprintable()
     assert len(safe_text) <= 1000
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "expected"),
     [
         ("\x1b[31mred\x1b[0m", "red"),
         ("a\tb\rc\nd\x00e\u202ef\u200bg", "a    b␍c d␀e\\u202ef·g"),
         ("[red]Train[/red] [link=x]é 漢", "[red]Train[/red] [link=x]é 漢"),
     ],
 )
-def test_escape_sequences_are_seen_and_not_obeyed(text: str, seen: str) -> None:
-    assert sanitize(text) == seen
+def test_escape_sequences_are_removed_or_shown(text: str, expected: str) -> None:
+    assert sanitize(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("values", "width", "seen"),
+    ("values", "width", "expected"),
     [
         ([], 5, ""),
         ([1.0], 0, ""),
@@ -226,41 +226,41 @@ def test_escape_sequences_are_seen_and_not_obeyed(text: str, seen: str) -> None:
         ([0.0, 0.0, 7.0, 7.0], 2, "▁█"),
     ],
 )
-def test_a_sparkline(values: list[float], width: int, seen: str) -> None:
-    assert sparkline(values, width) == seen
+def test_sparklines(values: list[float], width: int, expected: str) -> None:
+    assert sparkline(values, width) == expected
 
 
-def test_a_sparkline_from_nothing_shows_no_trembling() -> None:
+def test_a_sparkline_from_zero_hides_small_changes() -> None:
     assert sparkline([9.9, 10.0], 5, least=0.0) == "██"
 
 
-def test_a_series_keeps_its_shape_however_long_it_is() -> None:
+def test_a_long_series_keeps_its_shape() -> None:
     series = Series(8)
     for value in [*range(100), float("nan"), float("inf")]:
         series.add(value)
-    found = series.values
-    assert 4 <= len(found) <= 8
-    assert found == sorted(found)
-    assert (found[0], found[-1]) == (7.5, 97.5)
+    kept_values = series.values
+    assert 4 <= len(kept_values) <= 8
+    assert kept_values == sorted(kept_values)
+    assert (kept_values[0], kept_values[-1]) == (7.5, 97.5)
 
 
-def test_the_pace_of_late_and_since_the_beginning() -> None:
-    pace = StepRate()
-    assert (pace.rate(0), pace.mean, pace.seconds_to(10, 0)) == (None, None, None)
+def test_recent_and_mean_step_rates() -> None:
+    step_rate = StepRate()
+    assert (step_rate.rate(0), step_rate.mean, step_rate.seconds_to(10, 0)) == (None, None, None)
     for second in range(101):
-        pace.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
-    assert (pace.rate(100.0), pace.mean, pace.seconds_to(258, 100.0)) == (4.0, 2.5, 2.0)
-    pace.mark(101.0, 3, 101.0)
-    assert pace.count == 250
-    assert pace.rate(141.0) is None
+        step_rate.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
+    assert (step_rate.rate(100.0), step_rate.mean, step_rate.seconds_to(258, 100.0)) == (4.0, 2.5, 2.0)
+    step_rate.mark(101.0, 3, 101.0)
+    assert step_rate.count == 250
+    assert step_rate.rate(141.0) is None
 
 
-def test_a_bar() -> None:
+def test_progress_bars() -> None:
     assert (bar(0.5, 4), bar(-1, 4), bar(7, 4)) == ("━━╌╌", "╌╌╌╌", "━━━━")
 
 
 class Terminal:
-    """A screen that notes when it was drawn on."""
+    """A screen that records what is drawn."""
 
     lines = 24
 
@@ -271,7 +271,7 @@ class Terminal:
         self.drawn.append(picture)
 
 
-def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
+def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
     clock = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: clock)
     final = replace(RUNNING, state=JobState.SUCCEEDED)
@@ -283,16 +283,16 @@ def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
             yield line(0, "step 1")
         yield from (TICK, Note("noted"), Replicas({}), RUNNING, final)
 
-    shown = Terminal()
-    assert module._show(events(), screen, shown) is final  # type: ignore[arg-type]
-    assert 35 <= len(shown.drawn) <= 40
-    left = rows(screen.final_picture(NOON))
-    assert [row for row in left if "noted" in row]
-    assert (left[0].split()[:2], left[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
-    assert len([row for row in left if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
+    fake_terminal = Terminal()
+    assert module._show(events(), screen, fake_terminal) is final  # type: ignore[arg-type]
+    assert 35 <= len(fake_terminal.drawn) <= 40
+    final_rows = rows(screen.final_picture(NOON))
+    assert [row for row in final_rows if "noted" in row]
+    assert (final_rows[0].split()[:2], final_rows[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
+    assert len([row for row in final_rows if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
 
 
-def test_what_is_left_has_whole_lines_and_takes_no_text_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_pictures_have_full_lines_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = layout_columns(("HEAD", "RIGHT"), [(Text("[bold]x[/bold]"), Text("1"))], {"RIGHT"})
     print_picture([Text.assemble("[red]a[/red] :smile: ", ("b" * 300, "red")), Text(), *table])
     assert capsys.readouterr().out.splitlines() == [
@@ -303,7 +303,7 @@ def test_what_is_left_has_whole_lines_and_takes_no_text_for_markup(capsys: pytes
     ]
 
 
-def test_what_is_left_is_written_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_pictures_work_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     print_picture([Text("a bar ━ of é")])
@@ -311,23 +311,23 @@ def test_what_is_left_is_written_in_any_encoding(monkeypatch: pytest.MonkeyPatch
     assert stream.buffer.getvalue() == b"a bar ? of ?\n"  # type: ignore[attr-defined]
 
 
-def test_columns_are_as_wide_as_what_is_seen_in_them() -> None:
+def test_columns_use_the_display_width() -> None:
     cells = [[Text(text) for text in row] for row in (("漢字", "5"), ("a", "12345"))]
     assert rows(layout_columns(("A", "BC"), cells, {"BC"})) == ["A        BC", "漢字      5", "a     12345"]
 
 
 @pytest.mark.parametrize(
-    ("text", "width", "seen"),
+    ("text", "width", "expected"),
     [("abcdef", 6, "abcdef"), ("abcdef", 5, "abcd…"), ("abc def", 1, "…"), ("漢字x", 4, "漢 …"), ("", 3, "")],
 )
-def test_a_line_that_is_too_long_is_cut(text: str, width: int, seen: str) -> None:
+def test_a_too_long_line_is_truncated(text: str, width: int, expected: str) -> None:
     console = Console(file=io.StringIO(), width=width)
     lines = console.render_lines(joined([Text.assemble((text[:3], "red"), text[3:]), Text("z")]), pad=False)
-    assert ["".join(segment.text for segment in line) for line in lines] == [seen, "z"]
+    assert ["".join(segment.text for segment in line) for line in lines] == [expected, "z"]
 
 
 @pytest.mark.parametrize(
-    ("stdout", "stderr", "term", "encoding", "has"),
+    ("stdout", "stderr", "term", "encoding", "supported"),
     [
         (True, True, "xterm", "utf-8", True),
         (False, True, "xterm", "utf-8", False),
@@ -337,8 +337,8 @@ def test_a_line_that_is_too_long_is_cut(text: str, width: int, seen: str) -> Non
         (True, True, "xterm", "latin-1", False),
     ],
 )
-def test_where_there_is_a_screen(
-    monkeypatch: pytest.MonkeyPatch, stdout: bool, stderr: bool, term: str, encoding: str, has: bool
+def test_a_screen_needs_a_terminal_and_utf_8(
+    monkeypatch: pytest.MonkeyPatch, stdout: bool, stderr: bool, term: str, encoding: str, supported: bool
 ) -> None:
     class Stream(io.StringIO):
         def __init__(self, terminal: bool) -> None:
@@ -351,16 +351,16 @@ def test_where_there_is_a_screen(
     monkeypatch.setattr(sys, "stdout", Stream(stdout))
     monkeypatch.setattr(sys, "stderr", Stream(stderr))
     monkeypatch.setenv("TERM", term) if term else monkeypatch.delenv("TERM", raising=False)
-    assert terminal.supports_screen() is has
+    assert terminal.supports_screen() is supported
 
 
-def test_plain_lines_do_not_wait_for_rich() -> None:
+def test_plain_output_does_not_import_rich() -> None:
     code = "import sys; import ops.screen.logs, ops.logs.follow, ops.submit.train, ops.terminal; print('rich' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
 
 
-def test_rows_of_the_log_are_in_the_colour_of_their_severity(screen: JobScreen) -> None:
+def test_log_rows_have_the_colour_of_their_severity(screen: JobScreen) -> None:
     screen.add(line(0, "bad", severity="ERROR"), NOON)
     (row,) = [row for row in screen.picture(NOON, 20) if "bad" in row.plain]
     assert styles(row)["bad"] == "red"

@@ -1,4 +1,4 @@
-"""The store on another machine: its own source is sent there, and a subprocess is the connection."""
+"""Check the store on another machine: its own source is sent there, and a subprocess is the connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ops.cluster.ssh_bucket import SshBucket
 
 
 class Pipe:
-    """A channel to a process of this machine, which breaks as it is told."""
+    """A channel to a process of this machine, which breaks as `breaks` says."""
 
     def __init__(self, root: Path) -> None:
         self.process = subprocess.Popen(
@@ -63,32 +63,32 @@ class Pipe:
         self.process.communicate()
 
 
-class Far:
-    """Opens channels, and remembers them."""
+class RemoteHost:
+    """Open channels, and record them."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.pipes = root, list[Pipe]()
-        self.opens: Callable[[Path], Pipe] = Pipe
+        self.open_pipe: Callable[[Path], Pipe] = Pipe
 
     def __call__(self) -> Pipe:
-        self.pipes.append(self.opens(self.root))
+        self.pipes.append(self.open_pipe(self.root))
         return self.pipes[-1]
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[Far]:
-    found = Far(tmp_path)
-    yield found
-    for pipe in found.pipes:
+def remote(tmp_path: Path) -> Iterator[RemoteHost]:
+    remote_host = RemoteHost(tmp_path)
+    yield remote_host
+    for pipe in remote_host.pipes:
         pipe.close()
 
 
 @pytest.fixture
-def store(far: Far) -> SshBucket:
-    return SshBucket(far, PATIENCE)
+def store(remote: RemoteHost) -> SshBucket:
+    return SshBucket(remote, PATIENCE)
 
 
-def test_every_method_over_one_channel(store: SshBucket, far: Far) -> None:
+def test_every_method_uses_one_channel(store: SshBucket, remote: RemoteHost) -> None:
     content = bytes(range(256)) + b"\n\xff"
     assert store.read("jobs/a/job.json") is None
     version = store.create("jobs/a/job.json", content)
@@ -96,51 +96,49 @@ def test_every_method_over_one_channel(store: SshBucket, far: Far) -> None:
     second = store.replace("jobs/a/job.json", b"two\n", version)
     assert store.read_all(iter(["jobs/a/job.json", "none"])) == {"jobs/a/job.json": (b"two\n", second)}
     assert store.scan("jobs/*/job.json") == {"jobs/a/job.json": b"two\n"}
-    assert (far.root / "jobs/a/job.json").read_bytes() == b"two\n"
-    assert (far.root / "jobs/a").stat().st_mode & 0o777 == 0o775  # the bucket is the group's
-    assert len(far.pipes) == 1
+    assert (remote.root / "jobs/a/job.json").read_bytes() == b"two\n"
+    assert (remote.root / "jobs/a").stat().st_mode & 0o777 == 0o775  # the group may write to the bucket
+    assert len(remote.pipes) == 1
 
 
-def test_large_files_are_counted_and_a_channel_that_breaks_in_the_middle_is_opened_again(
-    store: SshBucket, far: Far, tmp_path: Path
-) -> None:
+def test_a_large_download_continues_on_a_new_channel(store: SshBucket, remote: RemoteHost, tmp_path: Path) -> None:
     source, target, sizes = tmp_path / "source", tmp_path / "target", list[int]()
     source.write_bytes(os.urandom(3_000_000))
     store.upload("a/b", source, sizes.append)
     assert sum(sizes) == 3_000_000
-    far.pipes[0].breaks = "in the middle"
+    remote.pipes[0].breaks = "in the middle"
     assert store.download("a/b", target)
     assert target.read_bytes() == source.read_bytes()
-    assert len(far.pipes) == 2
+    assert len(remote.pipes) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "source", "target"]
 
 
-def test_a_source_that_becomes_shorter_is_no_object(
-    store: SshBucket, far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_source_that_becomes_shorter_is_not_stored(
+    store: SshBucket, remote: RemoteHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "source").write_bytes(b"12345")
     monkeypatch.setattr(ssh_bucket, "pieces", lambda _: [b"123"])
     with pytest.raises(BucketError, match="became shorter while it was read"):
         store.upload("a/b", tmp_path / "source")
-    assert far.pipes[0].closed
+    assert remote.pipes[0].closed
     assert store.walk("a") == {}
 
 
-def test_threads_have_channels_of_their_own(store: SshBucket, far: Far) -> None:
+def test_each_thread_has_its_own_channel(store: SshBucket, remote: RemoteHost) -> None:
     barrier = threading.Barrier(3)
 
-    def opened(root: Path) -> Pipe:
+    def open_pipe(root: Path) -> Pipe:
         barrier.wait(PATIENCE)
         return Pipe(root)
 
-    far.opens = opened
+    remote.open_pipe = open_pipe
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(store.create, "abc", [b"1", b"2", b"3"]))
     assert store.scan("*") == {"a": b"1", "b": b"2", "c": b"3"}
-    assert len(far.pipes) == 3
+    assert len(remote.pipes) == 3
 
 
-def test_a_conflict_is_one_here(store: SshBucket, far: Far) -> None:
+def test_a_remote_conflict_is_raised(store: SshBucket, remote: RemoteHost) -> None:
     first = store.create("a", b"one")
     with pytest.raises(Conflict) as caught:
         store.create("a", b"two")
@@ -149,82 +147,82 @@ def test_a_conflict_is_one_here(store: SshBucket, far: Far) -> None:
     with pytest.raises(Conflict):
         store.replace("a", b"three", first)
     assert store.scan("*") == {"a": b"two"}
-    assert len(far.pipes) == 1
+    assert len(remote.pipes) == 1
 
 
-def test_an_error_there_is_one_here(far: Far) -> None:
-    far.root /= "none"
+def test_a_remote_error_is_raised(remote: RemoteHost) -> None:
+    remote.root /= "none"
     with pytest.raises(BucketError, match="none is not there"):
-        SshBucket(far).read("a")
+        SshBucket(remote).read("a")
 
 
 @pytest.mark.parametrize("breaks", ["before", "after", "half"])
-def test_a_channel_that_breaks_is_opened_again_and_a_write_is_made_once(store: SshBucket, far: Far, breaks: str) -> None:
+def test_a_broken_channel_is_opened_again_and_a_write_happens_once(store: SshBucket, remote: RemoteHost, breaks: str) -> None:
     first = store.create("a", b"one")
-    far.pipes[-1].breaks = breaks
+    remote.pipes[-1].breaks = breaks
     second = store.replace("a", b"two", first)
     assert store.read("a") == (b"two", second)
-    assert len(far.pipes) == 2
-    assert far.pipes[0].closed
-    far.pipes[-1].breaks = breaks
+    assert len(remote.pipes) == 2
+    assert remote.pipes[0].closed
+    remote.pipes[-1].breaks = breaks
     store.create("b", b"one")
     assert store.scan("*") == {"a": b"two", "b": b"one"}
 
 
-def test_a_process_that_was_killed_there(store: SshBucket, far: Far) -> None:
+def test_a_killed_remote_process_is_started_again(store: SshBucket, remote: RemoteHost) -> None:
     store.create("a", b"one")
-    far.pipes[0].process.kill()
-    far.pipes[0].process.wait(PATIENCE)
+    remote.pipes[0].process.kill()
+    remote.pipes[0].process.wait(PATIENCE)
     assert store.scan("*") == {"a": b"one"}
 
 
-def test_a_channel_that_breaks_at_once_is_not_opened_for_ever(store: SshBucket, far: Far) -> None:
-    def broken(root: Path) -> Pipe:
+def test_a_channel_that_keeps_breaking_is_an_error(store: SshBucket, remote: RemoteHost) -> None:
+    def open_broken_pipe(root: Path) -> Pipe:
         pipe = Pipe(root)
         pipe.breaks = "before"
         return pipe
 
-    far.opens = broken
+    remote.open_pipe = open_broken_pipe
     with pytest.raises(BucketError, match="the connection to the bucket broke off: EOFError"):
         store.read("a")
-    assert len(far.pipes) == 2
-    far.opens = Pipe
+    assert len(remote.pipes) == 2
+    remote.open_pipe = Pipe
     assert store.read("a") is None
 
 
-def test_a_first_channel_that_breaks_is_opened_again(store: SshBucket, far: Far) -> None:
-    def opened(root: Path) -> Pipe:
+def test_a_first_channel_that_breaks_is_opened_again(store: SshBucket, remote: RemoteHost) -> None:
+    def open_pipe(root: Path) -> Pipe:
         pipe = Pipe(root)
-        pipe.breaks = "after" if not far.pipes else ""
+        pipe.breaks = "after" if not remote.pipes else ""
         return pipe
 
-    far.opens = opened
+    remote.open_pipe = open_pipe
     version = store.create("a", b"one")
     assert store.read("a") == (b"one", version)
-    assert len(far.pipes) == 2
+    assert len(remote.pipes) == 2
 
 
-def test_an_answer_that_does_not_come_is_waited_for_so_long(far: Far) -> None:
-    store = SshBucket(far, PATIENCE)
+def test_a_missing_answer_times_out(remote: RemoteHost) -> None:
+    store = SshBucket(remote, PATIENCE)
     store.create("a", b"one")
-    far.pipes[0].breaks = "silent"
-    began = time.monotonic()
+    remote.pipes[0].breaks = "silent"
+    start = time.monotonic()
     with pytest.raises(BucketError, match=f"the bucket does not answer within {PATIENCE:g} s"):
         store.read("a")
-    assert time.monotonic() - began < PATIENCE
-    assert far.pipes[0].closed
+    assert time.monotonic() - start < PATIENCE
+    assert remote.pipes[0].closed
     assert store.read("a") is not None
-    assert len(far.pipes) == 2
+    assert len(remote.pipes) == 2
 
 
-def test_the_answer_to_an_interrupted_call_is_not_taken_for_that_to_the_next(far: Far, store: SshBucket) -> None:
+def test_an_answer_to_an_interrupted_call_is_discarded(remote: RemoteHost, store: SshBucket) -> None:
     version = store.create("a", b"1")
-    far.pipes[0].breaks = "interrupted"
+    remote.pipes[0].breaks = "interrupted"
     with pytest.raises(KeyboardInterrupt):
         store.replace("a", b"2", version)
-    there = store.read("b/none")
-    assert there is None
-    found = store.read("a")
-    assert found is not None
-    assert found.content == b"2"
-    assert far.pipes[0].closed
+    missing = store.read("b/none")
+    assert missing is None
+    item = store.read("a")
+    assert item is not None
+    assert item.content == b"2"
+    assert remote.pipes[0].closed

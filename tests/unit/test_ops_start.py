@@ -1,4 +1,4 @@
-"""`scaletier` from any folder: the checkout it chooses, and that this one's own program runs."""
+"""Check `scaletier` in any folder: the checkout it chooses, and that it runs that checkout's program."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def call(here: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_scaletier(working_dir: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if key != "SCALETIER_PROJECT"}
     environ = {**clean, "PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, "-c", _CALL, *argv]
-    return subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=working_dir, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_which_checkout_is_meant(project: Path, tmp_path: Path) -> None:
+def test_the_checkout_is_found_by_folder_flag_or_variable(project: Path, tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     (other / "Pulumi.yaml").write_text("name: somebody-else\n")
     deep = project / "deep" / "down"
@@ -44,45 +44,59 @@ def test_which_checkout_is_meant(project: Path, tmp_path: Path) -> None:
     assert checkout.find(["jobs", "--project", "work"], tmp_path, {"SCALETIER_PROJECT": "/nowhere"}) == project
     assert checkout.find(["--project=work", "jobs"], tmp_path, {}) == project
     assert checkout.find(["jobs"], tmp_path, {"SCALETIER_PROJECT": str(project)}) == project
-    assert checkout.find(["train", "--", "--project", "mine"], deep, {}) == project, "that is the trainer's"
+    assert checkout.find(["train", "--", "--project", "mine"], deep, {}) == project, "a flag of the trainer"
 
 
-def test_the_program_of_the_checkout_runs_where_one_is(project: Path) -> None:
-    done = call(project / "deep", "train", "job01", "--", "a b", "")
-    assert (done.returncode, done.stderr) == (7, "")
-    assert done.stdout.split("|") == [str(project / "deep"), str(project / ".venv/bin"), "train", "job01", "--", "a b", "", ""]
+def test_the_checkouts_own_program_runs(project: Path) -> None:
+    result = run_scaletier(project / "deep", "train", "job01", "--", "a b", "")
+    assert (result.returncode, result.stderr) == (7, "")
+    assert result.stdout.split("|") == [
+        str(project / "deep"),
+        str(project / ".venv/bin"),
+        "train",
+        "job01",
+        "--",
+        "a b",
+        "",
+        "",
+    ]
 
 
-def test_outside_of_any_it_says_what_to_do(project: Path, tmp_path: Path) -> None:
-    lost = call(tmp_path, "jobs")
-    assert (lost.returncode, lost.stdout) == (2, "")
-    assert lost.stderr == "error: there is no checkout of scaletier here or above: cd into one, or name it by --project DIR\n"
-    wrong = call(tmp_path, "jobs", "--project", str(tmp_path))
-    assert (wrong.returncode, "is no checkout of scaletier" in wrong.stderr) == (2, True)
+def test_without_a_checkout_an_error_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    outside = run_scaletier(tmp_path, "jobs")
+    assert (outside.returncode, outside.stdout) == (2, "")
+    assert (
+        outside.stderr == "error: there is no checkout of scaletier here or above: cd into one, or name it by --project DIR\n"
+    )
+    invalid = run_scaletier(tmp_path, "jobs", "--project", str(tmp_path))
+    assert (invalid.returncode, "is no checkout of scaletier" in invalid.stderr) == (2, True)
     (project / ".venv/bin/scaletier").unlink()
-    bare = call(project, "jobs")
-    assert (bare.returncode, bare.stderr) == (2, f"error: the checkout {project} is not set up: run make setup there\n")
+    not_set_up = run_scaletier(project, "jobs")
+    assert (not_set_up.returncode, not_set_up.stderr) == (
+        2,
+        f"error: the checkout {project} is not set up: run make setup there\n",
+    )
 
 
-def test_help_and_version_are_said_anywhere(tmp_path: Path) -> None:
-    assert call(tmp_path, "--version").stdout.startswith("scaletier ")
-    assert "Usage: scaletier" in call(tmp_path, "--help").stdout
+def test_help_and_version_work_anywhere(tmp_path: Path) -> None:
+    assert run_scaletier(tmp_path, "--version").stdout.startswith("scaletier ")
+    assert "Usage: scaletier" in run_scaletier(tmp_path, "--help").stdout
 
 
-def test_a_copy_of_a_checkout_with_its_venv_does_not_run_itself_for_ever(project: Path) -> None:
-    """Its script starts the Python of the original, whose prefix is another."""
+def test_a_copied_checkout_does_not_run_itself_forever(project: Path) -> None:
+    """Let its script start the Python of the original, which has another prefix."""
     script = f'#!/bin/sh\nexec {sys.executable} -c "{_CALL}" "$@"\n'
     (project / ".venv/bin/scaletier").write_text(script)
-    assert call(project, "--version").stdout.startswith("scaletier ")
+    assert run_scaletier(project, "--version").stdout.startswith("scaletier ")
 
 
-def test_a_program_that_does_not_run_and_a_folder_that_is_gone(project: Path, tmp_path: Path) -> None:
+def test_a_broken_program_and_a_deleted_folder_are_one_line(project: Path, tmp_path: Path) -> None:
     (project / ".venv/bin/scaletier").write_text("#!/nowhere/python\n")
-    moved = call(project, "jobs")
-    assert (moved.returncode, "does not run (No such file or directory): was" in moved.stderr) == (2, True)
-    (gone := tmp_path / "gone").mkdir()
-    command = f"import os; os.rmdir('{gone}'); {_CALL}"
-    done = subprocess.run(
-        [sys.executable, "-c", command, "jobs"], cwd=gone, env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT
+    broken = run_scaletier(project, "jobs")
+    assert (broken.returncode, "does not run (No such file or directory): was" in broken.stderr) == (2, True)
+    (deleted := tmp_path / "gone").mkdir()
+    command = f"import os; os.rmdir('{deleted}'); {_CALL}"
+    result = subprocess.run(
+        [sys.executable, "-c", command, "jobs"], cwd=deleted, env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT
     )
-    assert (done.returncode, done.stderr.startswith("error: the folder that this is called in is gone")) == (2, True)
+    assert (result.returncode, result.stderr.startswith("error: the folder that this is called in is gone")) == (2, True)

@@ -1,4 +1,4 @@
-"""Hosts that are started from here: the operator's token, and how long is waited."""
+"""Check the start of hosts by the operator: the token, and the wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POWER = PowerAccess(
 
 
 class Fleet:
-    """Hosts that answer from a moment on."""
+    """Hosts that answer from a given time on."""
 
     def __init__(self, clock: Clock, **answers_at: float) -> None:
         self.clock, self.answers_at = clock, answers_at
@@ -36,7 +36,7 @@ class Fleet:
         return Outcome({}, dict(late))
 
 
-def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
+def test_the_wait_ends_when_all_answer_or_time_is_over() -> None:
     clock = Clock()
     fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + start_hosts.SECONDS + 10)
     assert start_hosts.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
@@ -46,35 +46,35 @@ def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
     assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + start_hosts.SECONDS)
 
 
-def test_who_stays_away_is_asked_for_again_each_minute_whatever_the_answer() -> None:
-    clock, asked = Clock(), list[tuple[str, float]]()
+def test_a_silent_host_is_started_again_each_minute() -> None:
+    clock, calls = Clock(), list[tuple[str, float]]()
 
     def start(name: str) -> None:
-        asked.append((name, clock() - 1000.0))
+        calls.append((name, clock() - 1000.0))
         if clock() > 1000.0:
             raise PowerError("HTTP 400, not ready")
 
     fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
     assert start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
-    assert sorted(asked) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
+    assert sorted(calls) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
 
 
-def test_a_start_without_an_answer_is_asked_for_until_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, asked = Clock(), list[float]()
+def test_a_start_without_an_answer_is_retried(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, calls = Clock(), list[float]()
 
     def start(name: str) -> None:
-        asked.append(clock() - 1000.0)
-        if len(asked) < 3:
+        calls.append(clock() - 1000.0)
+        if len(calls) < 3:
             raise NoAnswerError("api does not answer (timed out)")
 
     fleet: Any = Fleet(clock, worker=1040.0)
     assert start_hosts.start_and_wait(fleet, ["worker-0"], start, clock.pass_, clock) == {}
-    assert asked == [0.0, 0.0, 5.0], "and then it is started"
-    said = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
-    assert said in capsys.readouterr().err
+    assert calls == [0.0, 0.0, 5.0], "retried until the API answers"
+    message = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
+    assert message in capsys.readouterr().err
 
 
-def test_a_start_that_is_refused_is_one_line() -> None:
+def test_a_refused_start_is_one_line() -> None:
     def start(name: str) -> None:
         raise PowerError("HTTP 403, no right")
 
@@ -84,24 +84,24 @@ def test_a_start_that_is_refused_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "reason"),
     [("echo no login >&2; exit 1", "no login"), ("exit 3", "it ended with 3"), ("true", "it ended with 0")],
 )
-def test_a_token_that_is_not_to_be_had_is_one_line(command: str, said: str) -> None:
+def test_a_failed_token_command_is_one_line(command: str, reason: str) -> None:
     with pytest.raises(PowerError) as error:
         start_hosts._token(replace(POWER, token_command=command))
-    assert str(error.value) == f"`{command}` gives no token ({said})"
+    assert str(error.value) == f"`{command}` gives no token ({reason})"
     assert start_hosts._token(POWER) == "t1"
 
 
-def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) -> None:
+def test_hosts_and_the_operator_use_different_urls(inventory: Inventory) -> None:
     hosts = tuple(replace(host, start=f"{host.name}/start" if host.name != "ps-0" else None) for host in inventory.hosts)
     stack = replace(inventory, hosts=hosts, power=POWER)
-    power, own = stack.start_requests(), stack.start_requests(operator=True)
+    power, operator_power = stack.start_requests(), stack.start_requests(operator=True)
     assert power is not None
-    assert own is not None
+    assert operator_power is not None
     assert power.starts["worker-0"] == "https://api/worker-0/start"
-    assert own.starts["worker-0"] == "http://own/worker-0/start"
+    assert operator_power.starts["worker-0"] == "http://own/worker-0/start"
     assert "ps-0" not in power.starts
     assert (power.token, power.preempted, power.headers) == ("http://token", "http://preempted", {"Flavor": "G"})
     assert start_hosts.startable_hosts(stack, ["ps-0", "worker-1"]) == ["worker-1"]

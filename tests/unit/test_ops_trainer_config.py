@@ -1,4 +1,4 @@
-"""scaletier.yaml: a package's declaration, the errors of a wrong one, and the shipped one's truth."""
+"""Check scaletier.yaml: a package's declaration, the errors of a wrong one, and the shipped trainer's own."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def read(text: str | bytes) -> TrainerConfig:
     return trainer_config.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
 
 
-def declared(built: package.Package) -> TrainerConfig:
+def read_declaration(built: package.Package) -> TrainerConfig:
     return trainer_config.read(built.files, built.name)
 
 
-def test_everything_that_can_be_declared() -> None:
+def test_all_keys_of_a_declaration() -> None:
     apart = Strategy(
         requiredRoles=("ps", "worker"), optionalRoles=("worker",), restartPolicy="all", exchange="servers", replicas=("worker",)
     )
@@ -59,26 +59,26 @@ def test_everything_that_can_be_declared() -> None:
     )
 
 
-def test_nothing_that_is_declared() -> None:
-    nothing = TrainerConfig()
-    assert trainer_config.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
-    assert read("") == read("plan:  # none\n") == nothing
-    assert nothing.chosen("any") == nothing.chosen(None) == Strategy()
+def test_the_defaults_of_a_declaration() -> None:
+    defaults = TrainerConfig()
+    assert trainer_config.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == defaults
+    assert read("") == read("plan:  # none\n") == defaults
+    assert defaults.chosen("any") == defaults.chosen(None) == Strategy()
     assert Strategy().model_dump(exclude_none=True) == {
         "requiredRoles": (),
         "allOrNone": (),
         "optionalRoles": ("evaluator",),
         "restartPolicy": "replica",
     }
-    assert nothing.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
-    assert nothing.data_for([]) is None
+    assert defaults.plan.model_dump(exclude_none=True) == {"defaultSyncPeriod": 1, "parameterBits": 32}
+    assert defaults.data_for([]) is None
     assert read("plan: {defaultSteps: 1, defaultSyncPeriod: 1, parameterBits: 1}").plan == PlanFlags(
         defaultSteps=1, defaultSyncPeriod=1, parameterBits=1
     )
 
 
 @pytest.mark.parametrize(
-    ("lines", "whole", "says"),
+    ("lines", "complete", "message"),
     [
         (["tensorflow-cpu==2.20.0", "numpy==2.0"], True, None),
         (["numpy", "tensorflow==2.21.*"], False, None),
@@ -89,31 +89,29 @@ def test_nothing_that_is_declared() -> None:
         (["jax==0.6.0", "tensorflow-text==2.20.0"], True, "has none: "),
     ],
 )
-def test_a_python_of_the_job_s_own_has_a_tensorflow_that_the_trainer_knows(
-    lines: list[str], whole: bool, says: str | None
-) -> None:
-    told = read("tensorflow: ['2.20', '2.21']")
-    trainer_config.check_tensorflow(TrainerConfig(), "mine", lines, whole)
-    if says is None:
-        trainer_config.check_tensorflow(told, "mine", lines, whole)
+def test_a_runtime_has_a_tensorflow_that_the_trainer_supports(lines: list[str], complete: bool, message: str | None) -> None:
+    config = read("tensorflow: ['2.20', '2.21']")
+    trainer_config.check_tensorflow(TrainerConfig(), "mine", lines, complete)
+    if message is None:
+        trainer_config.check_tensorflow(config, "mine", lines, complete)
         return
-    with pytest.raises(UsageError, match=re.escape(says)) as error:
-        trainer_config.check_tensorflow(told, "mine", lines, whole)
+    with pytest.raises(UsageError, match=re.escape(message)) as error:
+        trainer_config.check_tensorflow(config, "mine", lines, complete)
     assert str(error.value).startswith("package mine trains by TensorFlow 2.20, 2.21, and ")
 
 
-def test_the_library_declares_the_versions_that_it_was_tried_with() -> None:
+def test_the_library_declares_its_tested_versions() -> None:
     files = {f"scaletier/{FILE}": (ROOT / "scaletier" / FILE).read_bytes()}
     assert trainer_config.read(files, "mine").tensorflow == tuple(private.VERSIONS)
 
 
-def test_the_default_strategy_is_meant_where_none_is_named() -> None:
+def test_the_default_strategy_is_used_if_none_is_given() -> None:
     assert read(ALL).chosen(None) == read(ALL).strategies["apart"]
     assert read(ALL).chosen("1") == Strategy()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
         (
@@ -168,65 +166,68 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("tensorflow: ['2.20.1']", "tensorflow must be a list of minor versions in quotes"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_full_path(text: str, says: str) -> None:
+def test_an_error_names_the_full_path_of_the_key(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         read(text)
-    assert str(error.value).startswith(f"mine/{FILE}: {says}")
+    assert str(error.value).startswith(f"mine/{FILE}: {message}")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("- a", f"mine/{FILE} is not a mapping of keys to values; valid keys are data"),
         ("a:\n  [", f"mine/{FILE}:2 is not YAML: "),
         (b"\xff", f"mine/{FILE} cannot be read: 'utf-8' codec"),
     ],
 )
-def test_a_file_that_is_none(text: str | bytes, says: str) -> None:
+def test_a_file_without_a_mapping_is_refused(text: str | bytes, message: str) -> None:
     with pytest.raises(UsageError) as error:
         read(text)
-    assert str(error.value).startswith(says)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_data_is_wanted_unless_other_data_is_named() -> None:
-    mine = read(ALL)
-    assert mine.data_for(["--datas", "x"]) == Data(name="mnist", flags=("--data",))
-    assert mine.data_for(["--data", "x"]) is mine.data_for(["--data=x"]) is None
+def test_declared_data_is_used_unless_a_flag_names_other_data() -> None:
+    config = read(ALL)
+    assert config.data_for(["--datas", "x"]) == Data(name="mnist", flags=("--data",))
+    assert config.data_for(["--data", "x"]) is config.data_for(["--data=x"]) is None
 
 
-def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path) -> None:
+def test_the_declaration_is_read_from_the_package(tmp_path: Path) -> None:
     (tmp_path / "mine" / "sub").mkdir(parents=True)
     for path in ("__init__.py", "task.py", "sub/__init__.py", "sub/saved.py"):
         (tmp_path / "mine" / path).write_text("")
     (tmp_path / "mine" / FILE).write_text(ALL)
     built = package.build(tmp_path / "mine", "mine.task")
-    assert declared(built) == trainer_config.read_from_archive(built.archive, "mine") == read(ALL)
-    assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == read(ALL)
+    assert read_declaration(built) == trainer_config.read_from_archive(built.archive, "mine") == read(ALL)
+    assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == read(ALL)
     assert trainer_config.read_from_archive(built.archive, "other") == TrainerConfig()
 
 
-def test_the_shipped_declaration_is_true() -> None:
+def test_the_shipped_declaration_matches_the_trainer() -> None:
     shipped = trainer_config.read(SHIPPED.files, SHIPPED.name)
     parser = trainer_flags.parser({})
-    known = {name for action in parser._actions for name in action.option_strings}
+    flags = {name for action in parser._actions for name in action.option_strings}
     assert tuple(shipped.strategies) == library_flags.STRATEGIES
     assert shipped.strategy == parser.get_default("strategy")
     assert shipped.data is not None
-    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= known
+    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= flags
     assert shipped.plan.defaultSteps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
-    assert {name for name, each in shipped.strategies.items() if each.requiredRoles} == {"sync", "model-parallel"}
-    assert {name for name, each in shipped.strategies.items() if each.restartPolicy == "all"} == {"sync", "model-parallel"}
+    assert {name for name, strategy in shipped.strategies.items() if strategy.requiredRoles} == {"sync", "model-parallel"}
+    assert {name for name, strategy in shipped.strategies.items() if strategy.restartPolicy == "all"} == {
+        "sync",
+        "model-parallel",
+    }
     assert "worker" in shipped.strategies["async"].optionalRoles
     assert "ps" not in shipped.strategies["async"].optionalRoles
     assert shipped.export == "trainer.export"
 
 
 @pytest.mark.parametrize(
-    ("args", "pace", "wanted"),
+    ("args", "plan_flags", "last"),
     [
         ("--stop-at 7", PlanFlags(steps="--stop-at", defaultSteps=9), 7),
         ("--stop-at=7 --stop-at 8", PlanFlags(steps="--stop-at", defaultSteps=9), 8),
@@ -239,18 +240,18 @@ def test_the_shipped_declaration_is_true() -> None:
         ("", PlanFlags(), None),
     ],
 )
-def test_the_step_at_which_a_trainer_ends(args: str, pace: PlanFlags, wanted: int | None) -> None:
-    assert last_step(args.split(), pace) == wanted
+def test_the_last_step_is_read_from_arguments(args: str, plan_flags: PlanFlags, last: int | None) -> None:
+    assert last_step(args.split(), plan_flags) == last
 
 
-def test_the_contract_shows_the_shipped_declaration() -> None:
-    shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "trainers.md").read_text(), re.MULTILINE | re.DOTALL)
-    declarations = [block for block in shown if yaml.safe_load(block).keys() & {"strategies", "export"}]
+def test_the_docs_show_the_shipped_declaration() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "trainers.md").read_text(), re.MULTILINE | re.DOTALL)
+    declarations = [block for block in blocks if yaml.safe_load(block).keys() & {"strategies", "export"}]
     files = {**SHIPPED.files, f"{LIBRARY}/{FILE}": b"", f"trainer/{FILE}": "".join(declarations).encode()}
     assert trainer_config.read(files, "trainer") == trainer_config.read(SHIPPED.files, "trainer")
 
 
-LIBRARYS_OWN = TrainerConfig(
+LIBRARY_CONFIG = TrainerConfig(
     strategies={
         "async": Strategy(
             optionalRoles=("worker", "evaluator"), exchange="servers", allOrNone=("ps", "worker"), successPolicy="chief"
@@ -284,8 +285,8 @@ LIBRARYS_OWN = TrainerConfig(
 )
 
 
-def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
-    """Return a package that trains by the library, and declares this itself."""
+def build_with_library(tmp_path: Path, text: str | None = None) -> package.Package:
+    """Return a package that imports the library, with this declaration of its own."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text("import scaletier\n")
@@ -294,36 +295,36 @@ def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
     return package.build(tmp_path / "mine", "mine.task")
 
 
-def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: Path) -> None:
-    built = with_library(tmp_path)
-    assert declared(built) == LIBRARYS_OWN
-    assert declared(built).chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
-    assert declared(built).chosen("sync").end_keys == {"gracePeriod": 0}
-    assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARYS_OWN
-    assert declared(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARYS_OWN
+def test_a_package_with_the_library_has_its_declaration(tmp_path: Path) -> None:
+    built = build_with_library(tmp_path)
+    assert read_declaration(built) == LIBRARY_CONFIG
+    assert read_declaration(built).chosen("async").end_keys == {"successPolicy": "chief", "gracePeriod": 0}
+    assert read_declaration(built).chosen("sync").end_keys == {"gracePeriod": 0}
+    assert trainer_config.read_from_archive(built.archive, "mine") == LIBRARY_CONFIG
+    assert read_declaration(package.unpack(built.archive, "mine", list(built.files), "mine.task")) == LIBRARY_CONFIG
 
 
-def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
-    built = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n")
+def test_a_packages_own_keys_override_the_librarys(tmp_path: Path) -> None:
+    built = build_with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n")
     own = {"data": Data(name="mnist"), "strategy": "sync", "plan": PlanFlags(steps="--steps")}
-    assert declared(built) == LIBRARYS_OWN.model_copy(update=own)
+    assert read_declaration(built) == LIBRARY_CONFIG.model_copy(update=own)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("strategy: ring", "strategy 'ring' is not one of its strategies; valid are async, sync, model-parallel"),
         ("strategies: {ring: }", "strategy 'async' is not one of its strategies; valid are ring"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
     ],
 )
-def test_what_does_not_go_with_the_library_s_is_the_package_s_fault(tmp_path: Path, text: str, says: str) -> None:
+def test_a_conflict_with_the_librarys_declaration_is_the_packages_error(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        declared(with_library(tmp_path, text))
-    assert str(error.value) == f"mine/{FILE}: {says}"
+        read_declaration(build_with_library(tmp_path, text))
+    assert str(error.value) == f"mine/{FILE}: {message}"
 
 
-def test_a_script_that_trains_by_the_library_has_its_strategies(
+def test_a_script_with_the_library_has_its_strategies(
     inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits.py").write_text("import scaletier\n")
@@ -334,16 +335,16 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
     assert plan["args"][:2] == ["--strategy", "sync"]
 
 
-def test_the_examples_declare_what_they_look_for() -> None:
+def test_the_examples_declare_the_data_they_read() -> None:
     for folder in sorted(path for path in (ROOT / "examples").iterdir() if (path / "task.py").is_file()):
-        found = trainer_config.read(package.find(folder).files, folder.name)
-        assert (found.data is not None) == ("SCALETIER_DATA" in (folder / "task.py").read_text()), folder
+        config = trainer_config.read(package.find(folder).files, folder.name)
+        assert (config.data is not None) == ("SCALETIER_DATA" in (folder / "task.py").read_text()), folder
 
 
 DATA = "data: {name: digits, files: mine/*.tfrecord, command: make digits, flags: [--data]}"
 
 
-def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) -> Submission:
+def prepare_package(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) -> Submission:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text("import os\nos.environ['SCALETIER_DATA']\n")
@@ -363,41 +364,41 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("args", "text", "files"), [((), None, 1), (("--data=/d",), None, 0), ((), "", 0)])
-def test_fab_train_takes_along_what_is_declared(
+def test_declared_data_is_uploaded(
     inventory: Inventory, tmp_path: Path, digits: Path, args: tuple[str, ...], text: str | None, files: int
 ) -> None:
-    made = prepare(inventory, tmp_path, *args, **({} if text is None else {"text": text}))
-    assert made.data == ({digits.name: digits} if files else {})
-    declared_data = made.job.declared.data
+    submission = prepare_package(inventory, tmp_path, *args, **({} if text is None else {"text": text}))
+    assert submission.data == ({digits.name: digits} if files else {})
+    declared_data = submission.job.declared.data
     folder = "/bucket/data/digits" if declared_data else "/bucket/data"
-    assert render.data_folder(inventory, made.job) == folder
+    assert render.data_folder(inventory, submission.job) == folder
 
 
-def test_no_pattern_takes_along_keys(tmp_path: Path) -> None:
+def test_a_data_pattern_never_matches_keys(tmp_path: Path) -> None:
     for name in (".scaletier/local/key", ".other/local/key"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    found = trainer_config.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
-    assert found == {"key": tmp_path / ".other/local/key"}
+    files = trainer_config.Data(name="x", files=".[so]*/local/key").local_files(tmp_path)
+    assert files == {"key": tmp_path / ".other/local/key"}
 
 
 class Bucket:
-    """A bucket with those files of the data set."""
+    """A bucket with these files of the data set."""
 
     def __init__(self, *names: str) -> None:
-        self.there = dict.fromkeys(names, 1)
+        self.files_in_folder = dict.fromkeys(names, 1)
 
     def sizes(self, folder: str) -> dict[str, int]:
         assert folder == "data/digits"
-        return self.there
+        return self.files_in_folder
 
 
-def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventory, tmp_path: Path, digits: Path) -> None:
+def test_missing_data_is_refused_before_the_start(inventory: Inventory, tmp_path: Path, digits: Path) -> None:
     digits.unlink()
-    made = prepare(inventory, tmp_path)
+    submission = prepare_package(inventory, tmp_path)
     with pytest.raises(UsageError, match=r"^there is no digits to train on: run make digits, or name other data with --data$"):
-        train._check_data(ClusterClient(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
-    train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]
+        train._check_data(ClusterClient(inventory, bucket=Bucket()), submission)  # type: ignore[arg-type]
+    train._check_data(ClusterClient(inventory, bucket=Bucket("train.tfrecord")), submission)  # type: ignore[arg-type]
 
 
 OLD_KEYS = """strategies: {a: {needs: [ps], together: [ps, worker], expendable: [worker]}, b: {needs: [ps]}}
@@ -413,12 +414,12 @@ PRESENT_KEYS = {
 }
 
 
-def renamed(path: str, *old: str) -> list[str]:
-    rest = "rename it, as the next release reads that alone"
-    return [f"{path}: the key {key} is called {PRESENT_KEYS[key]} now: {rest}" for key in old]
+def rename_lines(path: str, *old: str) -> list[str]:
+    advice = "rename it, as the next release reads that alone"
+    return [f"{path}: the key {key} is called {PRESENT_KEYS[key]} now: {advice}" for key in old]
 
 
-def test_an_old_key_has_the_meaning_of_the_present_one() -> None:
+def test_an_old_key_means_the_same_as_the_present_one() -> None:
     present = OLD_KEYS
     for old, new in PRESENT_KEYS.items():
         present = present.replace(f"{old}:", f"{new}:")
@@ -429,29 +430,29 @@ def test_train_prints_one_line_for_each_old_key_and_file(
     inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (config := tmp_path / "config.yaml").write_text("trainingInput: {scheduling: {expendable: [worker]}}")
-    folder = with_library(tmp_path, OLD_KEYS + "strategy: a").name
+    folder = build_with_library(tmp_path, OLD_KEYS + "strategy: a").name
     flags = JobFlags("job01", config=str(config))
     assert train.dry_run(ClusterClient(inventory), flags, str(tmp_path / folder), True) == 0
     printed = [line for line in capsys.readouterr().err.splitlines() if "is called" in line]
-    assert printed == renamed(str(config), "expendable") + renamed(f"mine/{FILE}", *PRESENT_KEYS)
+    assert printed == rename_lines(str(config), "expendable") + rename_lines(f"mine/{FILE}", *PRESENT_KEYS)
 
 
 def test_plan_prints_one_line_for_each_old_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    built = with_library(tmp_path, OLD_KEYS + "strategy: a")
+    built = build_with_library(tmp_path, OLD_KEYS + "strategy: a")
     monkeypatch.setattr(plan.package, "build", lambda *_: built)
     monkeypatch.setattr(plan, "_unpack", lambda _: nullcontext(tmp_path))
     monkeypatch.setattr(plan.profile, "profile_job", lambda *_: [])
     with pytest.raises(UsageError, match="came no further"):
         plan.plan(plan.PlanRequest(str(tmp_path / "mine"), None, None, None, (), 60, None), False)
-    assert [line for line in capsys.readouterr().err.splitlines() if "is called" in line] == renamed(
+    assert [line for line in capsys.readouterr().err.splitlines() if "is called" in line] == rename_lines(
         f"mine/{FILE}", *PRESENT_KEYS
     )
 
 
 def test_an_old_key_in_a_stored_package_is_read_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    built = with_library(tmp_path, OLD_KEYS + "strategy: a")
+    built = build_with_library(tmp_path, OLD_KEYS + "strategy: a")
     capsys.readouterr()
     assert trainer_config.read_from_archive(built.archive, "mine").plan.defaultSteps == 7
     assert not capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The reports on a silent job, at its start and at its end."""
+"""Check the reports on a silent job, at its start and at its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = JobRecord("job01", JobState.RUNNING, candidates={name: [name] for name in 
 STARTED = "2026-01-31T12:00:00.000Z"
 
 
-def replicas(*states: ReplicaState, code: int = 0, unsaved: UnsavedFiles | None = None) -> dict[str, ReplicaRecord]:
+def make_replicas(*states: ReplicaState, code: int = 0, unsaved: UnsavedFiles | None = None) -> dict[str, ReplicaRecord]:
     exits = [code if state is ReplicaState.EXITED else None for state in states]
     return {
         name: ReplicaRecord(name, state, exit_code, startTime=STARTED, unsaved=unsaved)
@@ -38,29 +38,29 @@ def replicas(*states: ReplicaState, code: int = 0, unsaved: UnsavedFiles | None 
 
 
 RUNNING, EXITED, PREPARING = ReplicaState.RUNNING, ReplicaState.EXITED, ReplicaState.PREPARING
-LOOKED = UnsavedFiles()
+CHECKED = UnsavedFiles()
 
 
 @pytest.mark.parametrize(
-    ("state", "records", "reading", "said"),
+    ("state", "records", "reading", "expected"),
     [
-        (JobState.RUNNING, replicas(RUNNING, RUNNING, RUNNING), (), ""),
-        (JobState.RUNNING, replicas(RUNNING, EXITED, EXITED), (), ""),
-        (JobState.RUNNING, replicas(EXITED, EXITED, EXITED, code=1), (), ""),
-        (JobState.RUNNING, replicas(EXITED, RUNNING, EXITED), (), "waiting for worker-0 to end"),
-        (JobState.RUNNING, replicas(EXITED, EXITED, EXITED), (), "waiting for the job to end: all its replicas have"),
-        (JobState.CANCELLING, replicas(RUNNING, RUNNING, EXITED), (), "waiting for master-0, worker-0 to end"),
-        (JobState.FAILED, replicas(EXITED, RUNNING, RUNNING), (), "waiting for worker-0, worker-1 to end"),
+        (JobState.RUNNING, make_replicas(RUNNING, RUNNING, RUNNING), (), ""),
+        (JobState.RUNNING, make_replicas(RUNNING, EXITED, EXITED), (), ""),
+        (JobState.RUNNING, make_replicas(EXITED, EXITED, EXITED, code=1), (), ""),
+        (JobState.RUNNING, make_replicas(EXITED, RUNNING, EXITED), (), "waiting for worker-0 to end"),
+        (JobState.RUNNING, make_replicas(EXITED, EXITED, EXITED), (), "waiting for the job to end: all its replicas have"),
+        (JobState.CANCELLING, make_replicas(RUNNING, RUNNING, EXITED), (), "waiting for master-0, worker-0 to end"),
+        (JobState.FAILED, make_replicas(EXITED, RUNNING, RUNNING), (), "waiting for worker-0, worker-1 to end"),
         (
             JobState.SUCCEEDED,
-            replicas(EXITED, EXITED, EXITED),
+            make_replicas(EXITED, EXITED, EXITED),
             (),
             "waiting for master-0, worker-0, worker-1 to look for files beside JOB_DIR",
         ),
-        (JobState.SUCCEEDED, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED), (), ""),
+        (JobState.SUCCEEDED, make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED), (), ""),
         (
             JobState.SUCCEEDED,
-            replicas(EXITED, EXITED, EXITED, unsaved=LOOKED),
+            make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED),
             {"worker-1", "worker-0"},
             "collecting the logs of worker-0, worker-1",
         ),
@@ -68,15 +68,15 @@ LOOKED = UnsavedFiles()
         (JobState.PREPARING, {}, (), ""),
     ],
 )
-def test_what_the_end_waits_for(state: JobState, records: dict[str, ReplicaRecord], reading: set[str], said: str) -> None:
-    assert waits.waiting_at_end(replace(JOB, state=state), records, NAMES, reading) == said
+def test_the_message_at_the_end(state: JobState, records: dict[str, ReplicaRecord], reading: set[str], expected: str) -> None:
+    assert waits.waiting_at_end(replace(JOB, state=state), records, NAMES, reading) == expected
 
 
-def test_what_the_start_waits_for() -> None:
-    assert waits.waiting_at_start(JOB, replicas(RUNNING, RUNNING, RUNNING), NAMES) == "", "a program that thinks"
-    found = replicas(RUNNING, PREPARING)
-    found["master-0"] = replace(found["master-0"], connections=["connecting to worker-0:2222", "listening on 2222"])
-    assert waits.waiting_at_start(JOB, found, NAMES) == (
+def test_the_message_at_the_start() -> None:
+    assert waits.waiting_at_start(JOB, make_replicas(RUNNING, RUNNING, RUNNING), NAMES) == "", "a program that computes"
+    records = make_replicas(RUNNING, PREPARING)
+    records["master-0"] = replace(records["master-0"], connections=["connecting to worker-0:2222", "listening on 2222"])
+    assert waits.waiting_at_start(JOB, records, NAMES) == (
         "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 is not heard of"
     )
     many = [f"worker-{n}" for n in range(9)]
@@ -87,65 +87,65 @@ def test_what_the_start_waits_for() -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Return the ledger of a job that runs, with everything due at once."""
+    """Return the ledger of a running job, with everything due at once."""
     monkeypatch.setattr(waits, "END_QUIET_SECONDS", 0.0)
     for name in ("_POLL_SECONDS", "_LAST_POLL_SECONDS", "_RETRY_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)
     ledger = Ledger(FolderBucket(tmp_path))
     put_job(ledger, JOB)
-    write(ledger, replicas(RUNNING, RUNNING, RUNNING))
+    write_replicas(ledger, make_replicas(RUNNING, RUNNING, RUNNING))
     return ledger
 
 
-def write(ledger: Ledger, records: dict[str, ReplicaRecord]) -> None:
+def write_replicas(ledger: Ledger, records: dict[str, ReplicaRecord]) -> None:
     for name, record in records.items():
         ledger.write_replica("job01", record, ledger.replica_version("job01", name))
 
 
-def test_a_follower_says_what_the_end_waits_for_as_it_changes(inventory: Inventory, ledger: Ledger) -> None:
+def test_a_follower_updates_the_message_at_the_end(inventory: Inventory, ledger: Ledger) -> None:
     fleet: Any = NoHosts(inventory)
-    seen: list[str] = []
-    write(ledger, replicas(EXITED, RUNNING, EXITED))
+    messages: list[str] = []
+    write_replicas(ledger, make_replicas(EXITED, RUNNING, EXITED))
     for event in Follower(fleet, ledger, JOB, NAMES, LogFilter()).events():
         if not isinstance(event, Waiting) or not event.text:
             continue
-        seen.append(event.text)
+        messages.append(event.text)
         if event.text == "waiting for worker-0 to end":
-            write(ledger, replicas(EXITED, EXITED, EXITED))
+            write_replicas(ledger, make_replicas(EXITED, EXITED, EXITED))
             put_job(ledger, replace(JOB, state=JobState.SUCCEEDED))
         elif "look for files" in event.text:
-            write(ledger, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED))
-    told = dict.fromkeys(text.replace("job to end: all its replicas have", "leader") for text in seen)
-    assert [text.split()[2] for text in told if "leader" not in text][:2] == ["worker-0", "master-0,"]
+            write_replicas(ledger, make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED))
+    unique_messages = dict.fromkeys(text.replace("job to end: all its replicas have", "leader") for text in messages)
+    assert [text.split()[2] for text in unique_messages if "leader" not in text][:2] == ["worker-0", "master-0,"]
 
 
-def test_a_follower_says_once_what_the_start_waits_for(
+def test_a_follower_prints_the_message_at_the_start_once(
     inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waits, "START_QUIET_SECONDS", 0.05)
     fleet: Any = NoHosts(inventory)
-    write(ledger, replicas(PREPARING, RUNNING, RUNNING))
-    seen: list[str] = []
+    write_replicas(ledger, make_replicas(PREPARING, RUNNING, RUNNING))
+    messages: list[str] = []
     ticks = 0
     for event in Follower(fleet, ledger, JOB, NAMES, LogFilter(), ticks=True).events():
         ticks += isinstance(event, follow.Replicas)
         if isinstance(event, Note) and event.text.startswith("nothing was printed"):
-            seen.append(event.text)
+            messages.append(event.text)
         if ticks == 20:
-            write(ledger, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED))
+            write_replicas(ledger, make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED))
             put_job(ledger, replace(JOB, state=JobState.FAILED))
     states = "master-0 is PREPARING; worker-0 is RUNNING; worker-1 is RUNNING"
-    assert seen == [f"nothing was printed for 0 s: {states}"]
+    assert messages == [f"nothing was printed for 0 s: {states}"]
 
 
-class Screen(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize("live", [True, False])
 def test_a_status_line_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
-    stream = Screen() if live else io.StringIO()
+    stream = FakeTerminal() if live else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
@@ -153,20 +153,20 @@ def test_a_status_line_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch
     status = terminal.StatusLine(" …")
     for text in ("one", "two\033[2J is far too long for it", "", ""):
         status.show(text)
-    written = stream.getvalue()
+    output = stream.getvalue()
     if live:
-        assert written.startswith("one …\r\033[Ktwo")
-        assert written.endswith("\r\033[K")
-        assert len(written.split("\033[K")[1]) <= len("\r") + 20
-        assert "\033[2J" not in written
+        assert output.startswith("one …\r\033[Ktwo")
+        assert output.endswith("\r\033[K")
+        assert len(output.split("\033[K")[1]) <= len("\r") + 20
+        assert "\033[2J" not in output
     else:
-        assert [line[:3] for line in written.splitlines()] == ["one", "two"]
+        assert [line[:3] for line in output.splitlines()] == ["one", "two"]
 
 
-def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
+def test_the_status_line_is_cleared_before_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    done: list[str] = []
+    clears: list[str] = []
     events: list[Event] = [Waiting("waiting for worker-0 to end"), Note("a note"), replace(JOB, state=JobState.FAILED)]
 
     class FakeFollower:
@@ -177,9 +177,9 @@ def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
             return [events]
 
     monkeypatch.setattr(logs, "Follower", FakeFollower)
-    monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: done.append("clear"))
+    monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: clears.append("clear"))
     cluster: Any = SimpleNamespace(fleet=None, ledger=Ledger(FolderBucket(tmp_path)))
     end = logs.follow_plain(cluster, JOB, NAMES, LogFilter(), False)
     assert end == events[-1]
     assert capsys.readouterr().err == "waiting for worker-0 to end\na note\n"
-    assert len(done) == 4
+    assert len(clears) == 4
