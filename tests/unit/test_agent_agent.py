@@ -132,7 +132,7 @@ def test_a_host_is_the_replica_of_its_queue_entry(host: Host) -> None:
     assert host.plan.tasks["worker-0"].tfConfig == '{"cluster": {"worker": ["10.0.0.1:2222"]}}'
 
 
-def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
+def test_a_host_drops_a_job_that_runs_on_other_hosts(host: Host) -> None:
     host.submit()
     either = {"master-0": ["worker-7", "master-0"]}
     host.ledger.change_queue(

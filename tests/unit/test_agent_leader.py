@@ -52,7 +52,7 @@ def bucket(tmp_path: Path) -> Bucket:
     return Bucket(tmp_path)
 
 
-def running(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaRecord]:
+def running_replicas(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaRecord]:
     names = names or tuple(NAMES)
     return {name: ReplicaRecord(name, state=ReplicaState.RUNNING, heartbeatSeq=beat, **changes) for name in names}  # type: ignore[arg-type]
 
@@ -83,9 +83,9 @@ def test_a_held_lease_is_taken_only_when_its_holder_is_silent(bucket: Bucket) ->
     for _ in range(30):
         assert not other.may_take(bucket.job)
         bucket.clock.pass_(1.0)
-        holder.act(bucket.stored, running(), False)  # it renews its lease
+        holder.act(bucket.stored, running_replicas(), False)  # it renews its lease
     bucket.clock.pass_(4.0)
-    holder.act(bucket.stored, running(), False)
+    holder.act(bucket.stored, running_replicas(), False)
     assert seconds_until_free(bucket, other) == pytest.approx(11.0, abs=0.11)
 
 
@@ -93,11 +93,11 @@ def test_a_lease_is_renewed_at_most_three_times_in_its_period(bucket: Bucket) ->
     leader = bucket.leading()
     for _ in range(100):
         bucket.clock.pass_(0.1)
-        leader.act(bucket.stored, running(), False)
+        leader.act(bucket.stored, running_replicas(), False)
     assert bucket.job.lease.heartbeatSeq in (2, 3)
 
 
-def test_only_the_own_earlier_lease_is_taken_at_once(bucket: Bucket) -> None:
+def test_a_replica_takes_only_its_own_earlier_lease_at_once(bucket: Bucket) -> None:
     bucket.leader("worker-0", "1").take(bucket.stored)
     later = bucket.leader("worker-0", "2")
     assert not later.leads(bucket.job)
@@ -115,7 +115,7 @@ def test_a_replaced_leader_changes_nothing(bucket: Bucket) -> None:
     second.take(bucket.stored)
     after = bucket.stored
     assert (after.record.lease.holder, after.record.lease.epoch) == ("worker-0/1", 2)
-    done = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
+    done = running_replicas() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     with pytest.raises(Conflict):
         first.act(outdated, done, False)
     with pytest.raises(Conflict):
@@ -128,7 +128,7 @@ def test_a_replaced_leader_changes_nothing(bucket: Bucket) -> None:
 def test_a_wrong_wall_clock_changes_nothing(bucket: Bucket, wall: str) -> None:
     leader = bucket.leading()
     for beat in range(30):
-        records = running(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
+        records = running_replicas(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
         bucket.wall = wall if beat % 3 else "2026-01-31T12:00:00.000Z"
         bucket.clock.pass_(1.0)
         leader.act(bucket.stored, records, False)
@@ -138,21 +138,21 @@ def test_a_wrong_wall_clock_changes_nothing(bucket: Bucket, wall: str) -> None:
 
 def test_a_silent_replica_is_lost_by_the_leader_s_clock(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
-    leader.act(bucket.stored, running(), False)
+    leader.act(bucket.stored, running_replicas(), False)
     for beat in range(30):
         bucket.clock.pass_(1.0)
-        leader.act(bucket.stored, running("master-0", "worker-0", beat=beat) | running("ps-0"), False)
+        leader.act(bucket.stored, running_replicas("master-0", "worker-0", beat=beat) | running_replicas("ps-0"), False)
     assert bucket.job.state == "RUNNING"
     bucket.clock.pass_(1.0)
-    leader.act(bucket.stored, running("master-0", "worker-0", beat=99) | running("ps-0"), False)
+    leader.act(bucket.stored, running_replicas("master-0", "worker-0", beat=99) | running_replicas("ps-0"), False)
     assert bucket.job.errorMessage == "The replica ps 0 is lost: no heartbeat for 30 s."
 
 
 def test_silence_during_a_suspension_does_not_count(bucket: Bucket) -> None:
     leader = bucket.leading(plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
-    leader.act(bucket.stored, running(), False)
+    leader.act(bucket.stored, running_replicas(), False)
     bucket.clock.pass_(3600.0)
-    leader.act(bucket.stored, running(), False)
+    leader.act(bucket.stored, running_replicas(), False)
     assert (bucket.job.state, bucket.job.lostReplicas) == ("RUNNING", [])
     assert bucket.job.runSeconds == 5.0
 
@@ -161,13 +161,13 @@ def test_the_run_time_continues_under_another_leader(bucket: Bucket) -> None:
     first, second = bucket.leader("master-0"), bucket.leader("worker-0")
     first.take(bucket.stored)
     for _ in range(21):
-        first.act(bucket.stored, running(), False)
+        first.act(bucket.stored, running_replicas(), False)
         bucket.clock.pass_(1.0)
     assert bucket.job.runSeconds == pytest.approx(20.0, abs=4.0)
     before = bucket.job.runSeconds
     second.take(bucket.stored)
     for _ in range(21):
-        second.act(bucket.stored, running(), False)
+        second.act(bucket.stored, running_replicas(), False)
         bucket.clock.pass_(1.0)
     assert bucket.job.runSeconds - before == pytest.approx(20.0, abs=4.0)
 
@@ -176,7 +176,7 @@ def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) ->
     """An exit of a peer 20 s after a kill is attributed to it, one 40 s after is not."""
     for pause, state in ((20, "RUNNING"), (40, "FAILED")):
         leader = bucket.leading(incarnation=str(pause))
-        killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
+        killed = running_replicas() | running_replicas("ps-0", restarts=1, attempt=bucket.job.attempt)
         killed = {name: replace(record, attempt=bucket.job.attempt) for name, record in killed.items()}
         for _ in range(pause):
             killed = {name: replace(record, heartbeatSeq=record.heartbeatSeq + 1) for name, record in killed.items()}
@@ -193,9 +193,9 @@ def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) ->
 def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
     leader = bucket.leading()
     done = {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
-    ended = leader.act(bucket.stored, running() | done, False)
+    ended = leader.act(bucket.stored, running_replicas() | done, False)
     assert ended.record.state == "SUCCEEDED"
-    assert not leader.settled(ended.record, running() | done)
+    assert not leader.settled(ended.record, running_replicas() | done)
     others = {name: ReplicaRecord(name, state=ReplicaState.EXITED, exitCode=143) for name in ("worker-0", "ps-0")}
     after = leader.act(ended, done | others, False)
     assert leader.settled(after.record, done | others)
@@ -205,7 +205,7 @@ def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
 
 def test_the_leader_s_wait_for_the_others_has_a_limit(bucket: Bucket) -> None:
     leader = bucket.leading()
-    records = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
+    records = running_replicas() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
     for _ in range(2):  # the first ends the job, the second observes the end
         leader.act(bucket.stored, records, False)
     bucket.clock.pass_(6.0)  # stopSeconds and two heartbeats
@@ -216,10 +216,10 @@ def test_the_leader_s_wait_for_the_others_has_a_limit(bucket: Bucket) -> None:
 
 def test_a_reassigned_job_records_its_hosts(bucket: Bucket) -> None:
     leader = bucket.leader("master-0", plan=PLAN.with_hosts({"master-0": "w3", "worker-0": "w4", "ps-0": "p"}))
-    leader.act(leader.take(bucket.stored), running(), False)
+    leader.act(leader.take(bucket.stored), running_replicas(), False)
     assert bucket.job.hosts == ["w3", "w4", "p"]
     before = bucket.stored.version
-    leader.act(bucket.stored, running(), False)
+    leader.act(bucket.stored, running_replicas(), False)
     assert bucket.stored.version == before, "the hosts are written once"
 
 
@@ -235,7 +235,9 @@ def test_the_leader_starts_hosts_and_records_the_answers(bucket: Bucket) -> None
     leader = Leader(plan, "master-0", "1", bucket.ledger, bucket.clock, lambda: bucket.wall, starter)
     leader.take(bucket.stored)
     for beat in range(40):
-        leader.act(bucket.stored, running("master-0", beat=beat) | running("worker-0", "ps-0", preempted=True), False)
+        leader.act(
+            bucket.stored, running_replicas("master-0", beat=beat) | running_replicas("worker-0", "ps-0", preempted=True), False
+        )
         bucket.clock.pass_(1.0)
     assert requests == ["h-ps", "h-w"] * 3
     causes = [event.cause for event in bucket.job.events]

@@ -135,18 +135,18 @@ def test_a_file_is_read_once_by_all_replicas_together(
     plan(request, out)
     counts = dict.fromkeys(request.inputs, 0)
 
-    def count(name: str) -> None:
+    def install_counter(name: str) -> None:
         original = getattr(inputs, name)
 
-        def counting(file: InputFile, start: int) -> Iterator[inputs.Record]:
+        def count_records(file: InputFile, start: int) -> Iterator[inputs.Record]:
             for record in original(file, start):
                 counts[file.path] += 1
                 yield record
 
-        monkeypatch.setattr(inputs, name, counting)
+        monkeypatch.setattr(inputs, name, count_records)
 
-    count("_lines")
-    count("_tfrecords")
+    install_counter("_lines")
+    install_counter("_tfrecords")
     for rank in (3, 2, 1, 0):
         run(request, model, out, rank, 4)
     assert results(out) == [2.0 * x for x in (*values, *values, *values)]
@@ -392,11 +392,11 @@ def test_an_unreadable_file_does_not_count_as_damaged(
 def test_an_unresponsive_output_exits_with_143(
     make_request: MakeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def unavailable(*_: object) -> None:
+    def raise_unavailable(*_: object) -> None:
         raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
 
     monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
-    monkeypatch.setattr(PredictionOutput, "_write", unavailable)
+    monkeypatch.setattr(PredictionOutput, "_write", raise_unavailable)
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 

@@ -114,14 +114,14 @@ def test_a_job_continues_without_an_optional_host(warnings: list[str]) -> None:
 
 
 def test_a_harmless_change_is_allowed(warnings: list[str]) -> None:
-    def never(*_: object) -> Any:
+    def fail_if_called(*_: object) -> Any:
         raise AssertionError("no host is removed, so nothing is read")
 
-    guard.check(Change(), never, never, preview=False, allowed=False)
-    guard.check(Change(["ps-0"]), lambda _: None, never, preview=False, allowed=False)
-    guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), never, preview=False, allowed=False)
+    guard.check(Change(), fail_if_called, fail_if_called, preview=False, allowed=False)
+    guard.check(Change(["ps-0"]), lambda _: None, fail_if_called, preview=False, allowed=False)
+    guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), fail_if_called, preview=False, allowed=False)
     assert warnings == []
-    guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", never, preview=False, allowed=False)
+    guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", fail_if_called, preview=False, allowed=False)
     assert "the queue cannot be read" in warnings.pop()
 
 
@@ -129,7 +129,7 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     from infra.gcp import target
     from infra.gcp.api import GcpError
 
-    def never(*_: object) -> Any:
+    def fail_if_called(*_: object) -> Any:
         raise AssertionError("no job is known")
 
     reads: list[tuple[str, Any]] = []
@@ -164,7 +164,7 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     for failure, message in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
         session.read = failure
         with pytest.raises(TargetError, match=rf"^the bucket does not answer \({message}.*\): try again$"):
-            guard.check(Change(["ps-0"]), gcp.read, never, preview=False, allowed=False)
+            guard.check(Change(["ps-0"]), gcp.read, fail_if_called, preview=False, allowed=False)
 
     gcp.create("jobs/j/cancel.json", b"{}")
     assert writes == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]

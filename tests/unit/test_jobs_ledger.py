@@ -179,9 +179,9 @@ def test_a_rebuilt_queue_has_its_submitters_and_assigns_no_host_twice(ledger: Le
 def test_an_unreadable_folder_is_not_an_empty_one(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.create_job(JobRecord("job01"))
 
-    def refused(path: Path) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "iterdir", refused)
+    monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(BucketError, match="Permission denied"):
         ledger.jobs()

@@ -33,7 +33,7 @@ from ops.submit.trials import TuningResult
 ROOT = DOCS.parents[1]
 
 
-def printers() -> set[str]:
+def find_json_printers() -> set[str]:
     """Return the functions of ops that call terminal.as_json."""
     names = set()
     for path in (ROOT / "ops").rglob("*.py"):
@@ -46,7 +46,7 @@ def printers() -> set[str]:
 
 
 def test_all_functions_that_print_json_are_listed() -> None:
-    assert printers() == PRINTED.keys()
+    assert find_json_printers() == PRINTED.keys()
 
 
 def test_every_command_with_json_is_documented() -> None:

@@ -129,7 +129,7 @@ def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch
 @pytest.mark.parametrize(
     ("changes", "kept"), [({"force": True}, False), ({"retain": True}, True), ({"force": True, "retain": True}, True)]
 )
-def test_force_destroy_and_retain_bucket_need_no_look_at_the_content(
+def test_force_destroy_and_retain_bucket_skip_the_content_check(
     volume: Volume, files: dict[str, list[str]], changes: dict[str, bool], kept: bool
 ) -> None:
     bucket_guard.create(props())

@@ -271,10 +271,10 @@ def test_free_space_on_a_disk(gib: float, severity: str) -> None:
 
 
 def test_without_a_stack_a_target_s_errors_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(_: object) -> Iterable[Finding]:
+    def refuse(_: object) -> Iterable[Finding]:
         raise LxdError("LXD does not answer: start it with `make lxd`")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"daemon": refuses, "kernel": lambda _: [fail("low")]})
+    monkeypatch.setattr(doctor, "CHECKS", {"daemon": refuse, "kernel": lambda _: [fail("low")]})
     monkeypatch.setattr(general, "known", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
     for stack, severity in (("local", "error"), ("none", "warning"), (None, "warning")):
         severities = {each.check: str(each.severity) for each in look(general.checks(stack), 30)}

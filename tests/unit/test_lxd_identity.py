@@ -65,10 +65,10 @@ def test_a_retained_bucket_is_adopted_by_the_next_stack_of_its_name(owners: list
 
 
 def test_a_checkout_without_read_permission_counts_as_existing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(_: Path) -> bool:
+    def refuse(_: Path) -> bool:
         raise PermissionError
 
-    monkeypatch.setattr(Path, "exists", denied)
+    monkeypatch.setattr(Path, "exists", refuse)
     assert (
         retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", CHECKOUT)
         is None

@@ -241,12 +241,12 @@ def test_a_foreign_firewall_that_drops_between_hosts_is_reported(tmp_path: Path)
         ("ip", "filter", "forward", "drop"), ("ip", "filter", "input", "drop"), ("bridge", "own", "forward", "drop")
     )
 
-    def never() -> str:
+    def fail_if_called() -> str:
         raise AssertionError("bridged frames are not filtered, so nft is not called")
 
-    assert forward_drops(switch, never) == []
+    assert forward_drops(switch, fail_if_called) == []
     switch.write_text("0\n")
-    assert forward_drops(switch, never) == []
+    assert forward_drops(switch, fail_if_called) == []
     switch.write_text("1\n")
     assert forward_drops(switch, lambda: "") == []
     assert forward_drops(switch, lambda: _chains(("ip", "filter", "forward", "accept"))) == []
