@@ -16,9 +16,7 @@ ROLES = {
 }
 
 
-@pytest.mark.full(
-    "test_scaletier_job.py::test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_kept, on one host"
-)
+@pytest.mark.full("test_scaletier_job.py::test_a_late_invalid_batch_is_one_line_and_training_is_saved, on one host")
 @pytest.mark.parametrize("strategy", ROLES)
 def test_a_batch_that_is_wrong_late_is_one_line(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}", "--max-steps=100000", "--checkpoint-steps=100000"]

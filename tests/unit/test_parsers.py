@@ -1,4 +1,4 @@
-"""The seeds of `make fuzz` parse, and text near them raises no error but the declared ones."""
+"""The seeds of `make fuzz` parse, and similar text raises only the declared errors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
 
 from parsers import PARSERS
 
-FOUND = (("config of a local stack", b'labels {"a\xff": "b"}'),)
-"""What ended otherwise once."""
+REGRESSIONS = (("config of a local stack", b'labels {"a\xff": "b"}'),)
+"""Cases that once raised other errors."""
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_examples_are_taken(name: str) -> None:
+def test_seeds_are_parsed(name: str) -> None:
     for seed in PARSERS[name].seeds:
         PARSERS[name].of(seed)
 
 
-@pytest.mark.parametrize(("name", "case"), FOUND, ids=[name for name, _ in FOUND])
-def test_what_was_found(name: str, case: bytes) -> None:
+@pytest.mark.parametrize(("name", "case"), REGRESSIONS, ids=[name for name, _ in REGRESSIONS])
+def test_former_failures_are_parsed(name: str, case: bytes) -> None:
     with suppress(*PARSERS[name].refuses):
         PARSERS[name].of(case)
 
@@ -33,11 +33,11 @@ def test_what_was_found(name: str, case: bytes) -> None:
 @settings(max_examples=30)
 @given(st.data())
 @pytest.mark.parametrize("name", PARSERS)
-def test_nearly_right_text(name: str, data: st.DataObject) -> None:
+def test_nearly_valid_text_raises_only_declared_errors(name: str, data: st.DataObject) -> None:
     parser = PARSERS[name]
     text = bytearray(data.draw(st.sampled_from(parser.seeds)))
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(text)))
-        text[place : place + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+        position = data.draw(st.integers(0, len(text)))
+        text[position : position + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
     with suppress(*parser.refuses):
         parser.of(bytes(text))

@@ -1,4 +1,4 @@
-"""The run of tests by phases: signals reach pytest, a second run is refused, its processes end too."""
+"""The run of tests by phases: signals reach pytest, a second run is refused, and child processes end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waiting import limit, wait_for
 
 
 class _Child:
-    """Stands for pytest."""
+    """A fake of pytest's process."""
 
     def __init__(self) -> None:
         self.signals: list[int] = []
@@ -35,9 +35,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Lock:
     return run.Lock("make test")
 
 
-def test_a_signal_interrupts_pytest_once_though_nobody_reads_the_output(
-    lock: run.Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_interrupts_pytest_once_if_the_output_is_closed(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as broken:
@@ -59,10 +57,10 @@ def test_a_second_run_of_a_checkout_is_refused_by_name(lock: run.Lock, capsys: p
     assert line.endswith(f"or end it by `kill -INT {os.getpid()}`")
 
 
-def test_pytest_is_named_if_its_run_was_killed() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    text = json.dumps({"what": "make test", "since": "10:00:00", "processes": [gone.pid, os.getpid()]})
+def test_a_surviving_pytest_of_a_killed_run_is_named() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    text = json.dumps({"what": "make test", "since": "10:00:00", "processes": [ended.pid, os.getpid()]})
     assert run.describe_holder(text) == f"make test, since 10:00:00. Wait for it, or end it by `kill -INT {os.getpid()}`"
     assert run.describe_holder("") == "it starts just now. Wait for it"
 
@@ -70,14 +68,14 @@ def test_pytest_is_named_if_its_run_was_killed() -> None:
 def test_busy_loops_end_with_the_process_that_started_them() -> None:
     parent = "import os, run, sys\nwith run.busy_loops(1) as loops:\n    print(loops[0].pid, flush=True)\n    os._exit(0)"
     environment = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parent)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", parent], env=environment, capture_output=True, text=True, timeout=limit(), check=True
     )
-    stat = Path("/proc", done.stdout.strip(), "stat")
+    stat = Path("/proc", result.stdout.strip(), "stat")
     wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the loop has ended")
 
 
-def test_too_little_room_for_temporary_files_is_told_first(
+def test_too_little_space_for_temporary_files_is_reported_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -105,21 +103,21 @@ REPORT = """<testsuites><testsuite>
 @pytest.mark.parametrize(
     ("fault", "code", "codes"), [("", 0, (0, 0)), ("<error/>", 1, (0, 1)), ("<failure/>", 1, (0, 1)), ("", 3, (3, 3))]
 )
-def test_shards_of_one_cluster_have_an_outcome_each(tmp_path: Path, fault: str, code: int, codes: tuple[int, int]) -> None:
+def test_each_shard_of_a_cluster_has_an_outcome(tmp_path: Path, fault: str, code: int, codes: tuple[int, int]) -> None:
     shards = {name: run.Shard((f"tests/e2e/test_{name}.py",)) for name in ("a", "b")}
     (tmp_path / "report.xml").write_text(REPORT.format(fault))
-    both = run.Outcome("a b", code, minutes=2.5)
-    both.read(tmp_path / "report.xml")
-    a, b = both.split(shards)
-    assert (a.name, [*a.seconds], a.skipped) == (
+    phase = run.Outcome("a b", code, minutes=2.5)
+    phase.read(tmp_path / "report.xml")
+    first, second = phase.split(shards)
+    assert (first.name, [*first.seconds], first.skipped) == (
         "a",
         ["tests/e2e/test_a.py::test_one"],
         {"tests/e2e/test_a.py::test_two": "no wheel"},
     )
-    assert (b.name, [*b.seconds], b.skipped) == ("b", ["tests/e2e/test_b.py::test_three"], {})
-    assert (a.minutes, b.minutes) == (1.5, 1.0), "the first has also what no test took"
-    assert (a.code, b.code) == codes
-    assert (len(a.failed), len(b.failed)) == (0, bool(fault))
+    assert (second.name, [*second.seconds], second.skipped) == ("b", ["tests/e2e/test_b.py::test_three"], {})
+    assert (first.minutes, second.minutes) == (1.5, 1.0), "the first shard includes the time outside tests"
+    assert (first.code, second.code) == codes
+    assert (len(first.failed), len(second.failed)) == (0, bool(fault))
 
 
 def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
@@ -143,7 +141,7 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
     assert capfd.readouterr().out.split() == ["of", "others"] * 2
 
 
-def test_the_tests_of_a_cluster_know_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_of_a_cluster_get_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     environments = []
 
     def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> run.Outcome:
@@ -156,13 +154,13 @@ def test_the_tests_of_a_cluster_know_its_name(lock: run.Lock, monkeypatch: pytes
     assert environments == [{"CLUSTER": SHARDS["examples"].cluster}, SHARDS["storage"].environment]
 
 
-def test_phases_side_by_side_are_all_interrupted_and_both_are_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_phases_are_all_interrupted_and_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "BIN", Path("/bin"))
     phases = run.Run(lock)
     with ThreadPoolExecutor(2) as pool:
-        begun = [pool.submit(phases.phase, name, ["sleep", "600"]) for name in ("one", "two")]
+        futures = [pool.submit(phases.phase, name, ["sleep", "600"]) for name in ("one", "two")]
         wait_for(lambda: len(phases._children) == 2, "both have started")
         holders = json.loads((run.CACHE / "lock").read_text())["processes"]
         assert {*holders} == {os.getpid(), *(child.pid for child in phases._children)}
         phases.interrupt(signal.SIGINT, None)
-        assert [future.result().code for future in begun] == [-signal.SIGINT] * 2
+        assert [future.result().code for future in futures] == [-signal.SIGINT] * 2

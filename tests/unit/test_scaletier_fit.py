@@ -1,4 +1,4 @@
-"""What `scaletier.fit` refuses before any training, in one line, and how long its job and its epochs are."""
+"""`scaletier.fit` refuses invalid training in one line; lengths of its jobs and epochs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
 
 
 def model() -> Any:
-    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    made.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)), "mse")
-    return made
+    compiled = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    compiled.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)), "mse")
+    return compiled
 
 
 class Batches(keras.callbacks.Callback):  # type: ignore[misc]
@@ -100,22 +100,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_trained_is_one_line(
+def test_invalid_training_is_refused_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    given, line = WRONG[name]
-    with pytest.raises(SystemExit) as ended:
-        scaletier.fit(model, **{"train_data": (X, Y), **given}, arguments=[f"--job-dir={tmp_path}"])
-    assert ended.value.code == 2
+    settings, line = WRONG[name]
+    with pytest.raises(SystemExit) as error:
+        scaletier.fit(model, **{"train_data": (X, Y), **settings}, arguments=[f"--job-dir={tmp_path}"])
+    assert error.value.code == 2
     out, err = capfd.readouterr()
     assert "Train [" not in out
     assert re.search(f"^error: {re.escape(line)}", err, re.MULTILINE), err
     assert "Traceback" not in err
 
 
-def test_arrays_are_not_for_several_processes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_arrays_are_refused_for_several_processes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
     with pytest.raises(SystemExit):
@@ -127,7 +127,7 @@ def test_arrays_are_not_for_several_processes(monkeypatch: pytest.MonkeyPatch, c
 
 
 @pytest.mark.parametrize(
-    ("words", "epochs", "of_epoch", "length", "steps", "every"),
+    ("arguments", "epochs", "of_epoch", "length", "steps", "every"),
     [
         (["--max-steps=100"], None, None, 40, 100, 40),
         (["--max-steps=100"], 9, 30, 40, 100, 30),
@@ -140,16 +140,16 @@ def test_arrays_are_not_for_several_processes(monkeypatch: pytest.MonkeyPatch, c
         ([], 3, 30, None, 90, 30),
     ],
 )
-def test_how_long_a_job_and_its_epochs_are(
-    words: list[str], epochs: int | None, of_epoch: int | None, length: int | None, steps: int, every: int
+def test_lengths_of_jobs_and_epochs(
+    arguments: list[str], epochs: int | None, of_epoch: int | None, length: int | None, steps: int, every: int
 ) -> None:
-    flags = flags_of(words)
-    flags = flags if words else replace(flags, max_steps=0)
+    flags = flags_of(arguments)
+    flags = flags if arguments else replace(flags, max_steps=0)
     planned = Callbacks((), epochs, of_epoch).plan(flags, length)
     assert (planned.max_steps, planned.eval_steps) == (steps, every)
 
 
-def test_the_steps_of_a_command_line_come_before_those_of_a_program() -> None:
+def test_steps_of_the_command_line_override_those_of_the_program() -> None:
     parsed = scaletier.parser().parse_args(["--max-steps=7"])
     assert flags_of([], max_steps=9).max_steps == 9
     assert flags_of(["--max-steps=7"], max_steps=9).max_steps == 7
@@ -161,24 +161,24 @@ def test_the_steps_of_a_command_line_come_before_those_of_a_program() -> None:
     assert flags_of(parsed, max_steps=0).max_steps == 0
 
 
-def test_a_callback_is_known_by_what_it_has() -> None:
+def test_callbacks_are_recognized_by_their_methods() -> None:
     class Plain(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             """Called."""
 
-    good = [
+    callbacks = [
         keras.callbacks.EarlyStopping(),
         keras.callbacks.ModelCheckpoint("a.keras"),
         keras.callbacks.CSVLogger("a"),
         Plain(),
     ]
-    Callbacks(good).check()
+    Callbacks(callbacks).check()
     with pytest.raises(JobError, match="TerminateOnNaN is invalid: it has on_batch_end"):
-        Callbacks([*good, keras.callbacks.TerminateOnNaN()]).check()
+        Callbacks([*callbacks, keras.callbacks.TerminateOnNaN()]).check()
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_the_model_s_optimizer_holds_what_was_trained_also_if_its_rate_follows_the_replicas(replicas: int) -> None:
+def test_the_model_has_the_trained_optimizer_also_with_a_rate_by_replicas(replicas: int) -> None:
     def optimizer(replicas: int) -> Any:
         return keras.optimizers.SGD(0.05 * replicas, momentum=0.9)
 
@@ -187,6 +187,6 @@ def test_the_model_s_optimizer_holds_what_was_trained_also_if_its_rate_follows_t
     shared, local = ([tf.Variable(value) for value in values] for values in State.initial(network))
     local[-1].assign_add(tf.ones_like(local[-1]))
     network.attach(shared, local)
-    held = network.model.optimizer
-    assert float(held.learning_rate) == pytest.approx(0.05 * replicas)
-    np.testing.assert_array_equal(held.variables[-1], local[-1])
+    trained_optimizer = network.model.optimizer
+    assert float(trained_optimizer.learning_rate) == pytest.approx(0.05 * replicas)
+    np.testing.assert_array_equal(trained_optimizer.variables[-1], local[-1])

@@ -1,4 +1,4 @@
-"""The flags of every job: defaults, spellings, a program's own beside them, and one line for an error."""
+"""The flags of every job: defaults, spellings, a program's own flags, and one line for an error."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def test_spellings(spelling: str) -> None:
     assert flags_of([spelling, "out/"]).job_dir == "out"
 
 
-def test_a_period_is_a_number_or_as_measured() -> None:
+def test_a_sync_period_is_a_number_or_measured() -> None:
     assert flags_of(["--sync-period=auto"]).sync_period is None
     assert flags_of(["--sync-period=7"]).sync_period == 7
 
 
-def test_the_least_that_each_flag_takes() -> None:
-    whole = ["max-steps", "eval-steps", "checkpoint-steps", "keep-checkpoints", "sync-period", "microbatches"]
-    parsed = vars(flags_of([*(f"--{flag}=1" for flag in whole), "--seed=0"]))
-    assert {parsed[flag.replace("-", "_")] for flag in whole} == {1}
-    for flag in whole:
+def test_the_minimum_of_each_flag() -> None:
+    names = ["max-steps", "eval-steps", "checkpoint-steps", "keep-checkpoints", "sync-period", "microbatches"]
+    parsed = vars(flags_of([*(f"--{flag}=1" for flag in names), "--seed=0"]))
+    assert {parsed[flag.replace("-", "_")] for flag in names} == {1}
+    for flag in names:
         with pytest.raises(SystemExit):
             flags_of([f"--{flag}=0"])
 
 
-def test_a_program_adds_flags_of_its_own() -> None:
+def test_a_program_adds_its_own_flags() -> None:
     flags = parser({}, description="Trains pictures.")
     flags.add_argument("--width", type=int)
     parsed = flags.parse_args(["--width=3", "--max-steps=9"])
@@ -82,19 +82,19 @@ def test_a_program_adds_flags_of_its_own() -> None:
 def test_a_wrong_call_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         flags_of(arguments)
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert message in shown
-    assert shown.startswith("error: ")
-    assert shown.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert error.value.code == 2
+    assert message in stderr
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
 
 
 def test_the_manual_has_every_flag_and_every_field() -> None:
     manual = (Path(__file__).resolve().parents[2] / "docs/library.md").read_text()
     rows = re.findall(r"^\| (`[^|]+`) \|", manual, re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     flags = {action.option_strings[0] for action in scaletier.parser()._actions if action.dest != "help"}
-    assert {name for name in told if name.startswith("--")} == flags
-    assert {field.name for field in dataclasses.fields(scaletier.Job)} <= told
+    assert {name for name in documented if name.startswith("--")} == flags
+    assert {field.name for field in dataclasses.fields(scaletier.Job)} <= documented

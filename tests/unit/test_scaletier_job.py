@@ -22,7 +22,7 @@ from scaletier.network import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 from keras import layers  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,16 +40,16 @@ def make_model() -> Any:
 
 
 def make_pair() -> Any:
-    given = keras.Input((3,))
-    return keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in ("first", "second")], name="pair")
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("first", "second")], name="pair")
 
 
-def paired(inputs: Any, first: Any, second: Any) -> Any:
+def pair_of_datasets(inputs: Any, first: Any, second: Any) -> Any:
     return inputs, (first, second)
 
 
-def job(**changed: Any) -> scaletier.Job:
-    return scaletier.Job(**{"model": make_model, "data": dataset(), "loss": "mse", "optimizer": "sgd", **changed})
+def job(**settings: Any) -> scaletier.Job:
+    return scaletier.Job(**{"model": make_model, "data": dataset(), "loss": "mse", "optimizer": "sgd", **settings})
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
     """Run a job in this process; return its exit code."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    return lambda made, *flags: scaletier.main(made, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])
+    return lambda program, *flags: scaletier.main(program, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])
 
 
 class Subclassed(keras.Model):  # type: ignore[misc]
-    """Without `build`: its variables come to be when it first sees data."""
+    """A model without `build`, whose variables are created by its first data."""
 
     def __init__(self) -> None:
         super().__init__(name="subclassed")
@@ -82,23 +82,23 @@ class Stepped(Subclassed):
         return {"loss": data[0]}
 
 
-def endless() -> Any:
+def endless_data() -> Any:
     return dataset().repeat()
 
 
-def short() -> Any:
+def short_data() -> Any:
     return tf.data.Dataset.from_tensors((INPUTS[:4], TARGETS[:3]))
 
 
-def unbatched() -> Any:
+def unbatched_data() -> Any:
     return tf.data.Dataset.from_tensors((tf.constant(1.0), tf.constant(1.0)))
 
 
-def shapeless() -> Any:
+def shapeless_data() -> Any:
     return tf.data.Dataset.from_generator(lambda: iter([(INPUTS, TARGETS)]), output_types=(tf.float32, tf.float32))
 
 
-def fails() -> Any:
+def failing_data() -> Any:
     return tf.data.TextLineDataset("/nowhere/file").batch(4).map(lambda line: (line, line))
 
 
@@ -117,11 +117,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the data's elements are a tuple of 4; valid are inputs, (inputs, targets) and (inputs, targets, sample_weight)",
     ),
     "other sizes": (
-        {"data": short},
+        {"data": short_data},
         "a batch of the job's data has parts of 3, 4 samples; all inputs, targets and weights have as many",
     ),
     "no batches": (
-        {"data": unbatched},
+        {"data": unbatched_data},
         "the job's data has a single number where there is to be one for each sample: add .batch(…)",
     ),
     "no targets": (
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the job's data has no targets; valid are elements (inputs, targets)",
     ),
     "no shapes": (
-        {"data": shapeless},
+        {"data": shapeless_data},
         "the job's data does not say how many dimensions it has; give from_generator an output_signature",
     ),
     "no files": (
@@ -137,12 +137,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the job's data cannot be made: ",
     ),
     "empty": ({"data": lambda: dataset().take(0)}, "the job's data has no batch: it ends before the first one"),
-    "unreadable": ({"data": fails}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
+    "unreadable": ({"data": failing_data}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
     "empty eval_data": (
         {"eval_data": lambda: dataset().take(0)},
         "the job's eval_data has no batch: it ends before the first one",
     ),
-    "endless eval_data": ({"eval_data": endless}, "the job's eval_data has no end; pass a dataset without .repeat()"),
+    "endless eval_data": ({"eval_data": endless_data}, "the job's eval_data has no end; pass a dataset without .repeat()"),
     "other eval_data": (
         {"eval_data": lambda: dataset(INPUTS[:, :2], TARGETS)},
         "the model line does not take inputs of eval_data of float32 [?, 2]: ",
@@ -189,7 +189,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown loss": ({"loss": "least_squares"}, "the loss does not fit: the model gives float32 [?, 1], "),
     "unknown metric": ({"metrics": ["precise"]}, "the metrics do not fit: the model gives float32 [?, 1], "),
     "a metric of another output": (
-        {"model": make_pair, "metrics": {"other": ["mae"]}, "data": lambda: dataset(INPUTS, TARGETS, TARGETS).map(paired)},
+        {
+            "model": make_pair,
+            "metrics": {"other": ["mae"]},
+            "data": lambda: dataset(INPUTS, TARGETS, TARGETS).map(pair_of_datasets),
+        },
         "the metrics are invalid: the model pair has no output 'other'. Valid: first, second",
     ),
     "unknown optimizer": ({"optimizer": "quick"}, "the optimizer is invalid: Could not interpret optimizer identifier"),
@@ -218,32 +222,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_with_a_job_is_one_line_and_exit_code_2(
-    what: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("case", WRONG)
+def test_an_invalid_job_is_one_line_and_exit_code_2(
+    case: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    changed, message = WRONG[what]
-    assert main(job(**changed)) == 2
-    shown = capfd.readouterr().err
-    assert shown.startswith(f"error: {message}")
-    assert shown.count("\n") == 1
+    settings, message = WRONG[case]
+    assert main(job(**settings)) == 2
+    stderr = capfd.readouterr().err
+    assert stderr.startswith(f"error: {message}")
+    assert stderr.count("\n") == 1
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_evaluator_of_a_job_without_eval_data_says_so_and_waits_for_its_end(
+def test_an_evaluator_without_eval_data_reports_it_and_waits(
     main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = queue.SimpleQueue[Callable[[], None]]()
+    handlers = queue.SimpleQueue[Callable[[], None]]()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 1}}))
-    monkeypatch.setattr("signal.signal", lambda number, handler: told.put(handler))
-    ending = threading.Timer(0.2, lambda: told.get()())
+    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.put(handler))
+    ending = threading.Timer(0.2, lambda: handlers.get()())
     ending.start()
     assert main(job()) == 0
     ending.join()
     assert capfd.readouterr().out == "Idle [evaluator/1]: the job has no eval_data; this one waits for the job's end\n"
 
 
-def test_a_checkpoint_of_another_job_is_named_by_the_first_difference(
+def test_a_checkpoint_of_another_job_is_refused_by_its_first_difference(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def wider() -> Any:
@@ -270,7 +274,7 @@ def damage(tmp_path: Path, step: int) -> None:
     data.write_bytes(data.read_bytes()[:20])
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(job()) == 0
@@ -288,28 +292,28 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     for step in (4, 8):
         (tmp_path / f"checkpoints/model-{step}.index").unlink(missing_ok=True)
     assert main(job(), "--max-steps=12") == 2
-    shown = capfd.readouterr().err
-    assert re.fullmatch(rf"error: checkpoint {tmp_path}/checkpoints/model-\d+ cannot be read: .*\n", shown)
+    stderr = capfd.readouterr().err
+    assert re.fullmatch(rf"error: checkpoint {tmp_path}/checkpoints/model-\d+ cannot be read: .*\n", stderr)
 
 
 @pytest.mark.parametrize("torn", ["", 'model_checkpoint_path: "model-', None], ids=["empty", "cut short", "gone"])
-def test_where_tensorflow_s_list_of_checkpoints_is_damaged_those_that_are_there_count(
+def test_checkpoints_are_found_without_tensorflow_s_list(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str], torn: str | None
 ) -> None:
     assert main(job()) == 0
     assert main(job(), "--max-steps=12") == 0
-    listed = tmp_path / "checkpoints/checkpoint"
+    checkpoint_list = tmp_path / "checkpoints/checkpoint"
     if torn is None:
-        listed.unlink()
+        checkpoint_list.unlink()
     else:
-        listed.write_text(torn)
+        checkpoint_list.write_text(torn)
     capfd.readouterr()
     assert main(job(), "--max-steps=16", "--keep-checkpoints=2") == 0
     assert f"Resuming from {tmp_path}/checkpoints/model-12, step 12" in capfd.readouterr().out
     assert sorted(path.stem for path in tmp_path.glob("checkpoints/*.index")) == ["model-12", "model-16"]
 
 
-def test_a_damaged_checkpoint_holds_up_no_export_and_no_evaluator(
+def test_a_damaged_checkpoint_stops_neither_export_nor_evaluator(
     main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(job()) == 0
@@ -320,19 +324,19 @@ def test_a_damaged_checkpoint_holds_up_no_export_and_no_evaluator(
     passed, exported = capfd.readouterr().out.splitlines()
     assert passed.endswith("; going on from an older one")
     assert exported.startswith(f"{tmp_path}/export/Servo/")
-    told = list[Callable[[], None]]()
+    handlers = list[Callable[[], None]]()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
-    monkeypatch.setattr("signal.signal", lambda number, handler: told.append(handler))
-    monkeypatch.setattr("scaletier.evaluation.say", lambda line: (print(line), line.endswith("the next one") and told[0]()))
+    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
+    monkeypatch.setattr("scaletier.evaluation.say", lambda line: (print(line), line.endswith("the next one") and handlers[0]()))
     assert main(job(eval_data=dataset()), "--eval-interval=0.1") == 0
     assert re.search(
         r"^checkpoint \S+/model-8 cannot be read: .*; waits for the next one$", capfd.readouterr().out, re.MULTILINE
     )
 
 
-def late(good: Any, bad: Any, batches: int = 400) -> Any:
-    """Yield N batches of the one, then of the other."""
-    return tf.data.Dataset.from_tensors(good).repeat(batches).concatenate(tf.data.Dataset.from_tensors(bad).repeat())
+def valid_then_invalid(valid: Any, invalid: Any, batches: int = 400) -> Any:
+    """Yield N valid batches, then invalid ones."""
+    return tf.data.Dataset.from_tensors(valid).repeat(batches).concatenate(tf.data.Dataset.from_tensors(invalid).repeat())
 
 
 def generated() -> Any:
@@ -354,38 +358,38 @@ KINDS = np.zeros(24, np.int64)
 CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 LATE: dict[str, tuple[dict[str, Any], str]] = {
     "a label that is no class": (
-        {"model": classes, "data": lambda: late((INPUTS, KINDS), (INPUTS, KINDS + 2)), "loss": CROSS},
+        {"model": classes, "data": lambda: valid_then_invalid((INPUTS, KINDS), (INPUTS, KINDS + 2)), "loss": CROSS},
         "Received a label value of 2 which is outside the valid range of [0, 2)",
     ),
     "a program's own error": ({"data": generated}, "the source is gone"),
 }
 
 
-@pytest.mark.parametrize("what", LATE)
-def test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_kept(
-    what: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("case", LATE)
+def test_a_late_invalid_batch_is_one_line_and_training_is_saved(
+    case: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    changed, message = LATE[what]
-    assert main(job(**changed), "--max-steps=5000", "--checkpoint-steps=100000") == 2
-    said = capfd.readouterr()
-    *_, last = said.err.splitlines()
+    settings, message = LATE[case]
+    assert main(job(**settings), "--max-steps=5000", "--checkpoint-steps=100000") == 2
+    output = capfd.readouterr()
+    *_, last = output.err.splitlines()
     assert last.startswith("error: a batch of the job cannot be made, or does not go through its model: ")
     assert message in last
-    assert "Traceback" not in said.err
-    saved = re.search(r"^A checkpoint of step (\d+) is saved$", said.out, re.MULTILINE)
+    assert "Traceback" not in output.err
+    saved = re.search(r"^A checkpoint of step (\d+) is saved$", output.out, re.MULTILINE)
     assert saved
     assert 100 < int(saved[1]) <= 400
     assert (tmp_path / f"checkpoints/model-{saved[1]}.index").exists()
 
 
-def test_what_a_job_says_of_its_data_s_error_is_what_is_told(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
-    changed, _ = LATE["a label that is no class"]
-    assert main(job(**changed, explain=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
+def test_on_data_error_replaces_the_message(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    settings, _ = LATE["a label that is no class"]
+    assert main(job(**settings, explain=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: by InvalidArgumentError"
 
 
-class Odd(keras.Model):  # type: ignore[misc]
-    """Its variables have the names of what a checkpoint keeps beside them."""
+class ReservedNames(keras.Model):  # type: ignore[misc]
+    """A layer whose variables have the names of other checkpoint entries."""
 
     def __init__(self) -> None:
         super().__init__(name="odd")
@@ -396,25 +400,25 @@ class Odd(keras.Model):  # type: ignore[misc]
         return sum(inputs @ part for part in self.parts)
 
 
-def test_variables_of_any_name_are_gone_on_with(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(job(model=Odd)) == 0
-    assert main(job(model=Odd), "--max-steps=8") == 0
+def test_variables_with_reserved_names_are_restored(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job(model=ReservedNames)) == 0
+    assert main(job(model=ReservedNames), "--max-steps=8") == 0
     assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in capfd.readouterr().out
-    held = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
-    assert all(held[name].any() for name in ("data_begin:", "data_of:", "global_step:", "root:", "save_counter:"))
+    tensors_by_name = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
+    assert all(tensors_by_name[name].any() for name in ("data_begin:", "data_of:", "global_step:", "root:", "save_counter:"))
 
 
-def test_where_nothing_can_be_written_is_one_line_and_summaries_alone_end_no_job(
+def test_unwritable_folders_are_one_line_and_summaries_end_no_job(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "summaries").write_text("a file")
     (tmp_path / "export").write_text("a file")
     assert main(job(eval_data=dataset())) == 2
-    said = capfd.readouterr()
-    assert said.out.count(f"There are no summaries from here on: {tmp_path}/summaries cannot be written to: ") == 1
-    assert "Final metrics after 4 steps, loss: " in said.out
-    assert said.err.startswith(f"error: {tmp_path}/export/Servo cannot be written to: ")
-    assert said.err.endswith("; make room there, and run the job again\n")
+    output = capfd.readouterr()
+    assert output.out.count(f"There are no summaries from here on: {tmp_path}/summaries cannot be written to: ") == 1
+    assert "Final metrics after 4 steps, loss: " in output.out
+    assert output.err.startswith(f"error: {tmp_path}/export/Servo cannot be written to: ")
+    assert output.err.endswith("; make room there, and run the job again\n")
     for file in tmp_path.glob("checkpoints/*"):
         file.unlink()
     (tmp_path / "checkpoints").rmdir()
@@ -423,31 +427,31 @@ def test_where_nothing_can_be_written_is_one_line_and_summaries_alone_end_no_job
     assert capfd.readouterr().err.startswith(f"error: {tmp_path}/checkpoints cannot be written to: ")
 
 
-def test_an_optimizer_s_function_gets_the_number_of_replicas_where_it_must_have_an_argument(main: Main, tmp_path: Path) -> None:
-    given = list[Any]()
+def test_an_optimizer_function_with_a_required_argument_gets_the_replica_count(main: Main, tmp_path: Path) -> None:
+    arguments = list[Any]()
     for function in (
-        lambda rate=0.25: given.append(rate),
-        lambda replicas: given.append(replicas),
-        functools.partial(lambda first, second=0.5: given.append((first, second)), 0.125),
+        lambda rate=0.25: arguments.append(rate),
+        lambda replicas: arguments.append(replicas),
+        functools.partial(lambda first, second=0.5: arguments.append((first, second)), 0.125),
     ):
         assert main(job(optimizer=function)) == 2
-    assert given == [0.25, 1, (0.125, 0.5)]
+    assert arguments == [0.25, 1, (0.125, 0.5)]
     assert main(job(optimizer=keras.optimizers.Adam)) == 0
 
 
 @pytest.mark.parametrize("portable", [False, True])
-def test_a_function_makes_the_data_of_each_replica(portable: bool) -> None:
+def test_a_function_returns_the_data_of_each_replica(portable: bool) -> None:
     def make(context: Any) -> Any:
         return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
 
-    found = BatchSource(make, portable=portable)
-    assert [next(iter(found.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
-    assert next(iter(found.training_here(2, 3))).numpy().tolist() == [20, 21]
+    source = BatchSource(make, portable=portable)
+    assert [next(iter(source.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
+    assert next(iter(source.training_here(2, 3))).numpy().tolist() == [20, 21]
     shared = BatchSource(tf.data.Dataset.range(8).batch(2), portable=portable)
     assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
-def taken(dataset: Any, batches: int) -> list[Any]:
+def read_batches(dataset: Any, batches: int) -> list[Any]:
     return [batch.numpy().tolist() for batch in dataset.take(batches)]
 
 
@@ -465,73 +469,73 @@ UNBOUNDED = {
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", UNBOUNDED)
-def test_data_continues_at_a_step_as_if_all_before_had_been_read(kind: str, replicas: int) -> None:
-    """A pass is 7 batches, of which the replicas take others in each."""
-    whole = taken(BatchSource(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
-    assert whole[:7] != whole[7:14]
+def test_data_continues_at_a_step_like_an_unbroken_run(kind: str, replicas: int) -> None:
+    """A pass is 7 batches; in each pass a replica gets other ones."""
+    all_batches = read_batches(BatchSource(UNBOUNDED[kind]).training(replicas - 1, replicas), 40)
+    assert all_batches[:7] != all_batches[7:14]
     for step in (0, 1, 5, 13, 14, 33):
         source, begin = BatchSource(UNBOUNDED[kind]), step // replicas
-        assert taken(source.training(replicas - 1, replicas, step), 7) == whole[begin : begin + 7]
-        assert taken(source.training_here(replicas - 1, replicas, step), 1) == [whole[begin]]
+        assert read_batches(source.training(replicas - 1, replicas, step), 7) == all_batches[begin : begin + 7]
+        assert read_batches(source.training_here(replicas - 1, replicas, step), 1) == [all_batches[begin]]
 
 
-def test_passes_that_are_over_are_not_read_again() -> None:
+def test_finished_passes_are_not_read_again() -> None:
     read = list[int]()
 
     def data() -> Any:
         numbers = tf.data.Dataset.range(7)
-        counted = numbers.map(lambda one: tf.numpy_function(lambda at: (read.append(at), at)[1], [one], tf.int64))
-        return counted.map(lambda one: tf.ensure_shape(one, [])).batch(1)
+        observed = numbers.map(lambda one: tf.numpy_function(lambda at: (read.append(at), at)[1], [one], tf.int64))
+        return observed.map(lambda one: tf.ensure_shape(one, [])).batch(1)
 
     source = BatchSource(data)
     read.clear()
-    assert taken(source.training(step=7 * 1000 + 2), 1) == [[2]]
+    assert read_batches(source.training(step=7 * 1000 + 2), 1) == [[2]]
     assert read == [0, 1, 2]
 
 
-def test_batches_of_one_size_alone_count() -> None:
+def test_only_batches_of_one_size_are_skipped() -> None:
     source = BatchSource(lambda: tf.data.Dataset.range(5).batch(2))
     assert source.keep_largest() == 2
-    assert taken(source.training_here(0, 1, 3), 2) == [[2, 3], [0, 1]]
+    assert read_batches(source.training_here(0, 1, 3), 2) == [[2, 3], [0, 1]]
 
 
-def test_other_data_begins_anew_and_says_so(
+def test_other_data_starts_from_the_beginning_and_is_reported(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data is told from other data without being copied."""
+    """Data is compared without being copied."""
     monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", None)
     begins = []
     for steps, size in ((3, 4), (5, 2), (6, 2)):
         assert main(job(data=lambda size=size: dataset(INPUTS, TARGETS, batch=size)), f"--max-steps={steps}") == 0
-        held = {key.partition("/")[0]: value for key, value in tensors(tmp_path, steps).items()}
-        begins.append((int(held["data_begin"]), "The data begins anew: it is" in capfd.readouterr().out))
+        tensors_by_name = {key.partition("/")[0]: value for key, value in tensors(tmp_path, steps).items()}
+        begins.append((int(tensors_by_name["data_begin"]), "The data begins anew: it is" in capfd.readouterr().out))
     assert begins == [(0, False), (3, True), (3, False)]
 
 
-def test_who_is_told_to_end_does_not_evaluate_to_the_end(
+def test_a_stopped_chief_breaks_off_its_evaluation(
     monkeypatch: pytest.MonkeyPatch, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told, seen = list[Callable[[], None]](), list[int]()
+    handlers, batches = list[Callable[[], None]](), list[int]()
 
     class Looks:
         def batch(self, *_: Any) -> None:
-            seen.append(len(seen))
-            if len(seen) == 3:
-                told[0]()
+            batches.append(len(batches))
+            if len(batches) == 3:
+                handlers[0]()
 
         def done(self, *_: Any) -> None:
             raise AssertionError("it was not evaluated")
 
-    monkeypatch.setattr("signal.signal", lambda number, handler: told.append(handler))
+    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
     assert main(job(eval_data=dataset(), inspector=Looks), "--eval-steps=1", "--max-steps=1000") == 143
-    assert len(seen) == 3
-    said = capfd.readouterr()
-    assert "Eval" not in said.out
-    assert re.fullmatch(r"error: told to end at step (\d+); a checkpoint is saved\n", said.err)
+    assert len(batches) == 3
+    output = capfd.readouterr()
+    assert "Eval" not in output.out
+    assert re.fullmatch(r"error: told to end at step (\d+); a checkpoint is saved\n", output.err)
     assert [*tmp_path.glob("checkpoints/model-*.index")]
 
 
-def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_optimizer_starts_from_scratch_and_is_reported(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job()) == 0
     assert main(job(optimizer="adam"), "--max-steps=8") == 0
     assert re.search(
@@ -551,7 +555,7 @@ class Quiet(layers.Layer):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", [lambda: layers.Dropout(0.5), Quiet])
-def test_a_layer_more_without_weights_begins_anew_and_says_so(
+def test_an_added_layer_without_weights_starts_from_scratch_and_is_reported(
     kind: Callable[[], Any], main: Main, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def more() -> Any:
@@ -562,14 +566,14 @@ def test_a_layer_more_without_weights_begins_anew_and_says_so(
     assert "seed_generator_state: the optimizer and what is random begin anew" in capfd.readouterr().out
 
 
-def test_a_learning_rate_is_the_job_s_and_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
-    """The loss is the weight, so that it falls by the rate, and by half of the last change."""
+def test_the_learning_rate_is_the_job_s_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
+    """The loss is the weight, so it falls by the rate plus half of the last change."""
 
     def weight() -> float:
         newest = tf.train.latest_checkpoint(str(tmp_path / "checkpoints"))
         return float(tf.train.load_checkpoint(newest).get_tensor("out:kernel/.ATTRIBUTES/VARIABLE_VALUE").item())
 
-    def falls(rate: float) -> scaletier.Job:
+    def falling(rate: float) -> scaletier.Job:
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
         model = keras.Sequential([keras.Input((1,)), layer], name="weight")
         ones = dataset(np.ones((24, 1), np.float32), TARGETS)
@@ -577,43 +581,43 @@ def test_a_learning_rate_is_the_job_s_and_not_the_checkpoint_s(main: Main, tmp_p
             model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=keras.optimizers.SGD(rate, 0.5, name="sgd")
         )
 
-    assert main(falls(1.0), "--max-steps=1") == 0
+    assert main(falling(1.0), "--max-steps=1") == 0
     assert weight() == -1.0
-    assert main(falls(0.25), "--max-steps=2") == 0
+    assert main(falling(0.25), "--max-steps=2") == 0
     assert weight() == -1.0 - 0.25 - 0.5 * 1.0
 
 
-def test_where_nothing_is_left_to_train_no_loss_is_told(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_loss_is_printed_if_nothing_is_left_to_train(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job()) == 0
     assert "Final metrics after 4 steps, loss: " in capfd.readouterr().out
     assert main(job()) == 0
-    said = capfd.readouterr().out
-    assert "Nothing is left to train" in said
-    assert "Final metrics" not in said
+    output = capfd.readouterr().out
+    assert "Nothing is left to train" in output
+    assert "Final metrics" not in output
 
 
 def make_words() -> Any:
-    words = keras.layers.StringLookup(vocabulary=["good", "bad"])
+    lookup = keras.layers.StringLookup(vocabulary=["good", "bad"])
     layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
-    return keras.Sequential([keras.Input((1,), dtype="string"), words, *layers], name="words")
+    return keras.Sequential([keras.Input((1,), dtype="string"), lookup, *layers], name="words")
 
 
-SAID = np.array([["good"], ["bad"]] * 12)
+INPUT_WORDS = np.array([["good"], ["bad"]] * 12)
 
 
 @pytest.mark.parametrize("strategy", ["async", "model-parallel"])
-def test_a_model_that_looks_words_up_goes_to_no_other_host(
+def test_a_model_with_a_lookup_is_refused_on_several_hosts(
     strategy: str, main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    assert main(job(model=make_words, data=dataset(SAID, TARGETS)), f"--strategy={strategy}") == 2
+    assert main(job(model=make_words, data=dataset(INPUT_WORDS, TARGETS)), f"--strategy={strategy}") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: the model words looks words up in a table, which no other host can be given: ")
 
 
-def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_path: Path) -> None:
-    assert main(job(model=make_words, data=dataset(SAID, TARGETS))) == 0
+def test_a_model_with_a_lookup_is_exported_with_its_vocabulary(main: Main, tmp_path: Path) -> None:
+    assert main(job(model=make_words, data=dataset(INPUT_WORDS, TARGETS))) == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
     ask = tf.saved_model.load(str(exported)).signatures["serving_default"]
     first, second, third = ask(inputs=tf.constant([["good"], ["bad"], ["good"]]))["outputs"].numpy()[:, 0].tolist()
@@ -623,46 +627,46 @@ def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_
 def test_an_export_holds_nothing_of_the_optimizer(main: Main, tmp_path: Path) -> None:
     assert main(job(optimizer="adam")) == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
-    held = [
+    values = [
         shape
         for name, shape in tf.train.list_variables(f"{exported}/variables/variables")
         if name.startswith(("shared", "local"))
     ]
-    assert sorted(held) == [[1], [3, 1]]
+    assert sorted(values) == [[1], [3, 1]]
 
 
 def frozen(value: float) -> Callable[[], Any]:
     """Return a model of a layer that is not trained, and one that is."""
 
-    def made() -> Any:
+    def make() -> Any:
         first = layers.Dense(3, kernel_initializer=keras.initializers.Constant(value), name="first", trainable=False)
         return keras.Sequential([keras.Input((3,)), first, layers.Dense(1, name="out")], name="frozen")
 
-    return made
+    return make
 
 
-def test_what_no_step_changes_is_saved_and_restored_and_not_exchanged(main: Main, tmp_path: Path) -> None:
+def test_frozen_variables_are_saved_and_restored_but_not_exchanged(main: Main, tmp_path: Path) -> None:
     network = FunctionalModel(job(model=frozen(1.0)), dataset().element_spec, 0)
     assert [spec.name for spec in network.fixed] == ["first/kernel", "first/bias"]
     assert [spec.name for spec in network.shared] == ["out/kernel", "out/bias"]
     assert main(job(model=frozen(1.0))) == 0
     assert main(job(model=frozen(2.0), optimizer="adam"), "--max-steps=8") == 0
-    held = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
-    assert held["first:kernel"].tolist() == np.ones((3, 3)).tolist()
+    tensors_by_name = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
+    assert tensors_by_name["first:kernel"].tolist() == np.ones((3, 3)).tolist()
 
 
-def test_a_layer_that_was_adapted_is_as_it_was_when_the_job_goes_on(main: Main, tmp_path: Path) -> None:
-    def adapted(scale: float) -> Callable[[], Any]:
-        def made() -> Any:
+def test_an_adapted_layer_is_restored_on_resume(main: Main, tmp_path: Path) -> None:
+    def adapted_model(scale: float) -> Callable[[], Any]:
+        def make() -> Any:
             norm = layers.Normalization()
             norm.adapt(INPUTS * scale)
             return keras.Sequential([keras.Input((3,)), norm, layers.Dense(1, kernel_initializer="ones")], name="norm")
 
-        return made
+        return make
 
-    still = keras.optimizers.SGD(0.0)
-    assert main(job(model=adapted(1.0), optimizer=still)) == 0
-    assert main(job(model=adapted(5.0), optimizer=still), "--max-steps=8") == 0
+    same = keras.optimizers.SGD(0.0)
+    assert main(job(model=adapted_model(1.0), optimizer=same)) == 0
+    assert main(job(model=adapted_model(5.0), optimizer=same), "--max-steps=8") == 0
     first, second = (
         tf.saved_model.load(str(path)).signatures["serving_default"](inputs=tf.constant(INPUTS))["outputs"]
         for path in sorted((tmp_path / "export/Servo").iterdir())
@@ -671,25 +675,25 @@ def test_a_layer_that_was_adapted_is_as_it_was_when_the_job_goes_on(main: Main, 
     np.testing.assert_allclose(second, first, atol=1e-5)
 
 
-def test_an_optimizer_that_averages_ends_with_its_averages(main: Main, tmp_path: Path) -> None:
-    """The gradient is 1, so that the weight is -1, -2, -3, -4, of which the averages by a half are -1, -1.5, -2.25, -3.125."""
+def test_an_averaging_optimizer_exports_its_averages(main: Main, tmp_path: Path) -> None:
+    """The gradient is 1, so the weight is -1, -2, -3, -4, of which the averages by a half are -1, -1.5, -2.25, -3.125."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
     model = keras.Sequential([keras.Input((1,)), layer])
     optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     ones = dataset(np.ones((24, 1), np.float32), TARGETS)
     assert main(job(model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer)) == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
-    found = tf.saved_model.load(str(exported)).signatures["serving_default"](inputs=tf.ones([1, 1]))
-    assert float(found["outputs"][0, 0]) == -3.125
+    outputs = tf.saved_model.load(str(exported)).signatures["serving_default"](inputs=tf.ones([1, 1]))
+    assert float(outputs["outputs"][0, 0]) == -3.125
     assert float(tensors(tmp_path, 4)["out:kernel/.ATTRIBUTES/VARIABLE_VALUE"][0, 0]) == -4.0
 
 
-def test_a_subclassed_model_without_build(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(job(model=Subclassed, eval_data=dataset(), metrics=["mae"]), "--max-steps=60") == 0
     assert re.search(r"^Final metrics after 60 steps, loss: \d\.\d{3}, mae: \d\.\d{3}$", capfd.readouterr().out, re.MULTILINE)
 
 
-def test_a_compiled_model_brings_what_the_job_does_not_say(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_model_fills_missing_job_settings(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
     def compiled() -> Any:
         model = make_model()
         model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
@@ -709,5 +713,5 @@ def tensors(folder: Path, step: int) -> dict[str, Any]:
 
 def test_the_library_is_imported_without_tensorflow() -> None:
     code = "import scaletier, sys; print({'tensorflow', 'keras', 'numpy'} & {*sys.modules})"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

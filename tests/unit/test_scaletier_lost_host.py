@@ -34,7 +34,7 @@ ERRORS = {
     "FailedPreconditionError": f"Collective ops is aborted by: Device /job:worker/replica:0/task:0 {private._RESTARTED}.",
     "NotFoundError": "'f_8' is neither a type of a primitive operation nor a name of a function registered in binary",
 }
-# Of the program: the data's own Python code, on another host too, and what a batch holds.
+# Errors of the program: the data's Python code, also on another host, and the content of a batch.
 FAILURES = {
     "UnknownError": f"{REMOTE}UNKNOWN:Error received from peer ipv4:10.0.0.2:2222 {{grpc_status:2}}",
     "InvalidArgumentError": "Received a label value of 2 which is outside the valid range of [0, 2)",
@@ -46,11 +46,11 @@ CLUSTER = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "c
 @pytest.fixture(params=ERRORS)
 def error(request: pytest.FixtureRequest) -> Exception:
     """Return one of the errors."""
-    made: Exception = getattr(tf.errors, request.param)(None, None, ERRORS[request.param])
-    return made
+    instance: Exception = getattr(tf.errors, request.param)(None, None, ERRORS[request.param])
+    return instance
 
 
-def end_by(error: Exception, strategy: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def exit_code_of(error: Exception, strategy: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the exit code of a process whose training ends by this error."""
     monkeypatch.setattr(importlib.import_module("scaletier.run"), "_perform", MagicMock(side_effect=error))
     return scaletier.main(scaletier.Job(None, None), [f"--strategy={strategy}"])
@@ -60,7 +60,7 @@ def test_a_lost_host_is_a_restart(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
-    assert end_by(error, "sync", monkeypatch) == 143
+    assert exit_code_of(error, "sync", monkeypatch) == 143
     assert capsys.readouterr().err.startswith("error: a host of the cluster is lost: ")
 
 
@@ -69,7 +69,7 @@ def test_an_error_of_the_program_is_a_failure(
     code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
-    assert end_by(getattr(tf.errors, code)(None, None, FAILURES[code]), "sync", monkeypatch) == 2
+    assert exit_code_of(getattr(tf.errors, code)(None, None, FAILURES[code]), "sync", monkeypatch) == 2
     assert capsys.readouterr().err.startswith("error: a batch of the job cannot be made")
 
 
@@ -77,40 +77,40 @@ def test_a_precondition_of_the_program_is_no_lost_host() -> None:
     assert not private.is_lost_host(tf.errors.FailedPreconditionError(None, None, "/data is a directory"))
 
 
-def test_a_single_host_loses_no_other(
+def test_a_single_host_reports_no_lost_peer(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", "")
     if isinstance(error, tf.errors.InternalError):
         with pytest.raises(tf.errors.InternalError):
-            end_by(error, "async", monkeypatch)
+            exit_code_of(error, "async", monkeypatch)
     else:
-        assert end_by(error, "async", monkeypatch) == 143
+        assert exit_code_of(error, "async", monkeypatch) == 143
         assert capsys.readouterr().err.startswith("error: a service that the job uses does not answer: ")
 
 
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
     """Run a strategy whose training fails, and return its chief."""
-    made = strategy.__new__(strategy)
-    made.chief = MagicMock()
+    instance = strategy.__new__(strategy)
+    instance.chief = MagicMock()
     for name, value in attributes.items():
-        setattr(made, name, value)
+        setattr(instance, name, value)
     with pytest.raises(tf.errors.OpError):
-        made.run()
-    chief: MagicMock = made.chief
+        instance.run()
+    chief: MagicMock = instance.chief
     return chief
 
 
-def test_the_texts_of_a_restarted_peer_are_tensorflow_s_own() -> None:
-    """The coordinator tells lost workers by the same texts."""
+def test_the_messages_of_a_restarted_peer_exist_in_tensorflow() -> None:
+    """The coordinator recognizes lost workers by the same texts."""
     source = inspect.getsource(importlib.import_module("tensorflow.python.distribute.coordinator.cluster_coordinator"))
     source = re.sub(r'"\s*\n\s*"', "", source)
     assert all(text in source for text in (private._REMOTE, *private._FORGOTTEN))
     assert private._RESTARTED.encode() in Path(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2").read_bytes()
 
 
-def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -> None:
-    """`keep` asks other hosts for the parameters; the strategies must not do that here."""
+def test_the_chief_saves_its_state_without_the_lost_host(error: Exception) -> None:
+    """`keep` reads parameters from other hosts; the strategies must not do that here."""
     fails = MagicMock(side_effect=error)
     sync = run_strategy(Synchronous, rounds=fails)
     sync.rescue.assert_called_once()
@@ -125,36 +125,47 @@ def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -
 
 
 @pytest.mark.parametrize("step", [0, 8])
-def test_every_replica_begins_with_what_the_chief_has(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimizer's variables too, where the job goes on; at its begin they are the same everywhere."""
-    made, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
+def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the optimizer's variables if the job resumes; at its start they are equal everywhere."""
+    synchronous, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
     calls = MagicMock()
-    made.job, made.flags, made.position = SimpleNamespace(callbacks=None), flags_of(["--max-steps=9"]), SimpleNamespace(begin=2)
-    made.network = SimpleNamespace(local=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
-    made.index, made.count, made.devices = 1, 2, ("/device:CPU:0",) * 2
-    made.copy, made.source, calls.source.training.return_value = calls.copy, calls.source, []
-    made.copy.shared, made.copy.local, made.copy.fixed, made.copy.step = [weight], [slot, fixed], [fixed], step
-    made._give = calls.give
+    synchronous.job, synchronous.flags, synchronous.position = (
+        SimpleNamespace(callbacks=None),
+        flags_of(["--max-steps=9"]),
+        SimpleNamespace(begin=2),
+    )
+    synchronous.network = SimpleNamespace(
+        local=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
+    )
+    synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
+    synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []
+    synchronous.copy.shared, synchronous.copy.local, synchronous.copy.fixed, synchronous.copy.step = (
+        [weight],
+        [slot, fixed],
+        [fixed],
+        step,
+    )
+    synchronous._give = calls.give
     monkeypatch.setattr(tf, "function", lambda function, **_: function)
     monkeypatch.setattr("scaletier.synchronous.AllReduce", MagicMock())
     monkeypatch.setattr("scaletier.synchronous.make_round", MagicMock())
-    assert made.begin(0).step == step
+    assert synchronous.begin(0).step == step
     assert [name for name, *_ in calls.mock_calls] == ["give", "give", "copy.fix", "source.training"]
     calls.source.training.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.give.call_args_list] == [
         [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
-    assert [float(value) for value in made.owns] == [1.0, 2.0] * 2
+    assert [float(value) for value in synchronous.owns] == [1.0, 2.0] * 2
 
 
 @pytest.mark.parametrize("chief", [True, False])
-def test_the_chief_gives_its_values_and_the_others_none(chief: bool) -> None:
-    made, sent = Synchronous.__new__(Synchronous), list[Any]()
-    made.leads, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
-    made.add = lambda value: sent.append((value.numpy().tolist(), value.dtype)) or value + 1
-    made._give(variables)
-    assert sent == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
+def test_only_the_chief_contributes_values(chief: bool) -> None:
+    synchronous, summed = Synchronous.__new__(Synchronous), list[Any]()
+    synchronous.leads, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
+    synchronous.add = lambda value: summed.append((value.numpy().tolist(), value.dtype)) or value + 1
+    synchronous._give(variables)
+    assert summed == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
     assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
 
 

@@ -22,7 +22,7 @@ from scaletier.round_graph import State, make_round, run_round
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - TensorFlow imports it, without its noise
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 from keras import layers  # noqa: E402
 
 STEPS, BATCH, WIDTH = 20, 4, 3
@@ -60,12 +60,12 @@ def dense(units: int = 1, **more: Any) -> Callable[[], Any]:
     return lambda: keras.Sequential([keras.Input((WIDTH,)), layers.Dense(units, name="out", **more)], name="model")
 
 
-def stack(*made: Callable[[], Any], given: Any = (WIDTH,), kind: str = "float32", out: int = 1) -> Callable[[], Any]:
+def stack(*makers: Callable[[], Any], input_shape: Any = (WIDTH,), kind: str = "float32", out: int = 1) -> Callable[[], Any]:
     """Return layers, one after the other, and a last one of `out` units."""
 
     def make() -> Any:
-        inner = [one() for one in made]
-        return keras.Sequential([keras.Input(given, dtype=kind), *inner, layers.Dense(out, name="out")], name="model")
+        inner = [one() for one in makers]
+        return keras.Sequential([keras.Input(input_shape, dtype=kind), *inner, layers.Dense(out, name="out")], name="model")
 
     return make
 
@@ -74,10 +74,10 @@ def pair(pack: Callable[[Any, Any], Any] = lambda first, second: [first, second]
     """Return a model with two outputs, price and size."""
 
     def make() -> Any:
-        given = keras.Input((WIDTH,), name="given")
-        body = layers.Dense(4, "tanh", name="body")(given)
-        made = [layers.Dense(units[at], name=name)(body) for at, name in enumerate(("price", "size"))]
-        return keras.Model(given, pack(*made), name="model")
+        inputs = keras.Input((WIDTH,), name="given")
+        body = layers.Dense(4, "tanh", name="body")(inputs)
+        outputs = [layers.Dense(units[at], name=name)(body) for at, name in enumerate(("price", "size"))]
+        return keras.Model(inputs, pack(*outputs), name="model")
 
     return make
 
@@ -90,7 +90,7 @@ def nested(first: Any, second: Any) -> Any:
     return {"a": {"price": first}, "b": second}
 
 
-def inputs(pack: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+def two_inputs(pack: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     """Return a model with two inputs."""
 
     def make() -> Any:
@@ -115,24 +115,24 @@ def adapted() -> Any:
 
 
 def looked_up() -> Any:
-    words = layers.StringLookup(vocabulary=["a", "b"])
-    made = [words, layers.Embedding(3, 2), layers.Flatten(), layers.Dense(1, name="out")]
-    return keras.Sequential([keras.Input((1,), dtype="string"), *made], name="model")
+    lookup = layers.StringLookup(vocabulary=["a", "b"])
+    stack_layers = [lookup, layers.Embedding(3, 2), layers.Flatten(), layers.Dense(1, name="out")]
+    return keras.Sequential([keras.Input((1,), dtype="string"), *stack_layers], name="model")
 
 
 def stateful() -> Any:
-    given = keras.Input(batch_shape=(BATCH, 4, WIDTH))
-    return keras.Model(given, layers.Dense(1, name="out")(layers.LSTM(2, stateful=True)(given)), name="model")
+    inputs = keras.Input(batch_shape=(BATCH, 4, WIDTH))
+    return keras.Model(inputs, layers.Dense(1, name="out")(layers.LSTM(2, stateful=True)(inputs)), name="model")
 
 
 def ragged() -> Any:
-    given = keras.Input((None,), dtype="int64", ragged=True)
-    return keras.Model(given, layers.Dense(1, name="out")(Pool()(layers.Embedding(9, 2)(given))), name="model")
+    inputs = keras.Input((None,), dtype="int64", ragged=True)
+    return keras.Model(inputs, layers.Dense(1, name="out")(Pool()(layers.Embedding(9, 2)(inputs))), name="model")
 
 
 def tied() -> Any:
-    given, shared = keras.Input((WIDTH,)), layers.Dense(WIDTH, "tanh", name="shared")
-    return keras.Model(given, layers.Dense(1, name="out")(shared(shared(given))), name="model")
+    inputs, shared = keras.Input((WIDTH,)), layers.Dense(WIDTH, "tanh", name="shared")
+    return keras.Model(inputs, layers.Dense(1, name="out")(shared(shared(inputs))), name="model")
 
 
 def normalized() -> Any:
@@ -147,33 +147,33 @@ def adapters() -> Any:
     return keras.Sequential([keras.Input((WIDTH,)), first, layers.Dense(1, name="out")], name="model")
 
 
-def within() -> Any:
+def model_in_model() -> Any:
     inner = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(4, "tanh", kernel_regularizer="l2"), Adds()], name="inner")
-    given = keras.Input((WIDTH,))
-    return keras.Model(given, layers.Dense(1, name="out")(inner(given)), name="model")
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, layers.Dense(1, name="out")(inner(inputs)), name="model")
 
 
 def attention() -> Any:
-    given = keras.Input((4,), dtype="int64")
-    words = layers.Embedding(9, 4, mask_zero=True)(given)
+    inputs = keras.Input((4,), dtype="int64")
+    words = layers.Embedding(9, 4, mask_zero=True)(inputs)
     attended = layers.MultiHeadAttention(2, 2, dropout=0.2, seed=1)(words, words)
-    return keras.Model(given, layers.Dense(1, name="out")(layers.Bidirectional(layers.GRU(2))(attended)), name="model")
+    return keras.Model(inputs, layers.Dense(1, name="out")(layers.Bidirectional(layers.GRU(2))(attended)), name="model")
 
 
 def vectorized() -> Any:
-    words = layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
-    return keras.Sequential([keras.Input((1,), dtype="string"), words, layers.Dense(1, name="out")], name="model")
+    vectorizer = layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
+    return keras.Sequential([keras.Input((1,), dtype="string"), vectorizer, layers.Dense(1, name="out")], name="model")
 
 
-def half(policy: str) -> Callable[[], Any]:
+def mixed_precision(policy: str) -> Callable[[], Any]:
     """Return a model with one policy for all layers, as in Keras's guide."""
 
     def make() -> Any:
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(policy)
         try:
-            made = [layers.Dense(4, "tanh", name="body"), layers.Dense(1, dtype="float32", name="out")]
-            return keras.Sequential([keras.Input((WIDTH,)), *made], name="model")
+            half_layers = [layers.Dense(4, "tanh", name="body"), layers.Dense(1, dtype="float32", name="out")]
+            return keras.Sequential([keras.Input((WIDTH,)), *half_layers], name="model")
         finally:
             keras.config.set_dtype_policy(before)
 
@@ -181,18 +181,18 @@ def half(policy: str) -> Callable[[], Any]:
 
 
 class Pool(layers.Layer):  # type: ignore[misc]
-    """The mean of the words that there are."""
+    """The mean over the existing words."""
 
-    def call(self, given: Any) -> Any:
-        return tf.reduce_mean(given, 1)
+    def call(self, inputs: Any) -> Any:
+        return tf.reduce_mean(inputs, 1)
 
 
 class Adds(layers.Layer):  # type: ignore[misc]
-    """Adds to the loss what its outputs are."""
+    """Add a penalty of its outputs to the loss."""
 
-    def call(self, given: Any) -> Any:
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(given)))
-        return given
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
 
 
 class Noise(layers.Layer):  # type: ignore[misc]
@@ -202,19 +202,19 @@ class Noise(layers.Layer):  # type: ignore[misc]
         super().__init__()
         self.generator = keras.random.SeedGenerator(1) if own else None
 
-    def call(self, given: Any, training: bool = False) -> Any:
-        return given + keras.random.normal(keras.ops.shape(given), seed=self.generator) if training else given
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.generator) if training else inputs
 
 
 class Subclassed(keras.Model):  # type: ignore[misc]
-    """Its variables come to be when it first sees data, and it says nothing of training to its layers."""
+    """Its variables are created by its first data, and it passes no training argument to its layers."""
 
     def __init__(self) -> None:
         super().__init__(name="model")
         self.norm, self.out = layers.BatchNormalization(), layers.Dense(1)
 
-    def call(self, given: Any) -> Any:
-        return self.out(self.norm(given))
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.norm(inputs))
 
 
 class OwnLoss(Subclassed):
@@ -230,20 +230,20 @@ class OwnLoss(Subclassed):
 
 
 class OwnMetrics(Subclassed):
-    """Reports what no metric of `compile` does, one of them of the last batch alone."""
+    """Report values beside the metrics of `compile`, one of them of the last batch only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.biggest = keras.metrics.Mean(name="biggest")
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        metrics_so_far = super().compute_metrics(x, y, y_pred, sample_weight)
         self.biggest.update_state(keras.ops.max(x))
-        return {**found, "biggest": self.biggest.result(), "last": keras.ops.max(y_pred)}
+        return {**metrics_so_far, "biggest": self.biggest.result(), "last": keras.ops.max(y_pred)}
 
 
 class OneTracker(Subclassed):
-    """Its `metrics` leave out those of `compile`, as in Keras's documentation of compute_loss."""
+    """Its `metrics` omit those of `compile`, as in Keras's documentation of compute_loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,11 +279,11 @@ class Distiller(keras.Model):  # type: ignore[misc]
         self.distance, self.alpha = distance, alpha
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
-        own = keras.ops.mean(keras.ops.square(y - y_pred))
-        return self.alpha * own + (1 - self.alpha) * self.distance(self.teacher(x), y_pred)
+        student_loss = keras.ops.mean(keras.ops.square(y - y_pred))
+        return self.alpha * student_loss + (1 - self.alpha) * self.distance(self.teacher(x), y_pred)
 
-    def call(self, given: Any) -> Any:
-        return self.student(given)
+    def call(self, inputs: Any) -> Any:
+        return self.student(inputs)
 
 
 class Named(keras.Model):  # type: ignore[misc]
@@ -293,15 +293,15 @@ class Named(keras.Model):  # type: ignore[misc]
         super().__init__(name="model")
         self.price, self.size = layers.Dense(1), layers.Dense(1)
 
-    def call(self, given: Any) -> Any:
-        return {"price": self.price(given), "size": self.size(given)}
+    def call(self, inputs: Any) -> Any:
+        return {"price": self.price(inputs), "size": self.size(inputs)}
 
 
 class Listed(Named):
     """A list of outputs, which have no names."""
 
-    def call(self, given: Any) -> Any:
-        return [self.price(given), self.size(given)]
+    def call(self, inputs: Any) -> Any:
+        return [self.price(inputs), self.size(inputs)]
 
 
 class Encoder(keras.Model):  # type: ignore[misc]
@@ -312,8 +312,8 @@ class Encoder(keras.Model):  # type: ignore[misc]
         self.encode, self.decode = layers.Dense(4), layers.Dense(WIDTH)
         self.generator, self.divergence = keras.random.SeedGenerator(5), keras.metrics.Mean(name="divergence")
 
-    def call(self, given: Any) -> Any:
-        mean, spread = keras.ops.split(self.encode(given), 2, -1)
+    def call(self, inputs: Any) -> Any:
+        mean, spread = keras.ops.split(self.encode(inputs), 2, -1)
         divergence = keras.ops.mean(keras.ops.square(mean) + keras.ops.exp(spread) - spread - 1)
         self.add_loss(divergence)
         self.divergence.update_state(divergence)
@@ -349,9 +349,9 @@ class Counts(Subclassed):
         super().__init__()
         self.calls = tf.Variable(0, trainable=False, name="calls")
 
-    def call(self, given: Any) -> Any:
+    def call(self, inputs: Any) -> Any:
         self.calls.assign_add(1)
-        return super().call(given)
+        return super().call(inputs)
 
 
 class OwnStep(Subclassed):
@@ -386,7 +386,9 @@ def several() -> Any:
     return keras.optimizers.MultiOptimizer(kinds)
 
 
-MASKED = stack(lambda: layers.Embedding(9, 3, mask_zero=True), lambda: layers.Dense(3, "tanh"), given=(4,), kind="int64", out=2)
+MASKED = stack(
+    lambda: layers.Embedding(9, 3, mask_zero=True), lambda: layers.Dense(3, "tanh"), input_shape=(4,), kind="int64", out=2
+)
 BOTH = (X, (Y, FLAGS))
 NAMED = (X, {"price": Y, "size": FLAGS})
 ROWS: dict[str, Row] = {
@@ -411,9 +413,9 @@ ROWS: dict[str, Row] = {
     ),
     "nested outputs": Row(pair(nested, (1, 2)), (X, {"a": {"price": Y}, "b": Z}), {"loss": "mse"}),
     # inputs
-    "list of inputs": Row(inputs(lambda first, second: [first, second]), ((X, Z), Y)),
-    "dict of inputs": Row(inputs(lambda first, second: {"p": first, "q": second}), ({"p": X, "q": Z}, Y)),
-    "nested inputs": Row(inputs(lambda first, second: {"p": [first], "q": second}), ({"p": (X,), "q": Z}, Y)),
+    "list of inputs": Row(two_inputs(lambda first, second: [first, second]), ((X, Z), Y)),
+    "dict of inputs": Row(two_inputs(lambda first, second: {"p": first, "q": second}), ({"p": X, "q": Z}, Y)),
+    "nested inputs": Row(two_inputs(lambda first, second: {"p": [first], "q": second}), ({"p": (X,), "q": Z}, Y)),
     "ragged inputs": Row(ragged, (tf.RaggedTensor.from_row_lengths(np.arange(200) % 9, [1, 4, 2, 3] * STEPS), Y)),
     # losses and metrics
     "crossentropy by its short name": Row(dense(2), (X, KINDS), {"loss": "crossentropy", "metrics": ["accuracy"]}),
@@ -467,7 +469,7 @@ ROWS: dict[str, Row] = {
     "masks": Row(MASKED, (WORDS, RANDOM.normal(size=(80, 4, 2)).astype(np.float32)), {"loss": "mse", "metrics": ["mae"]}),
     # layers
     "subclassed, BatchNorm": Row(Subclassed),
-    "Embedding": Row(stack(lambda: layers.Embedding(9, 3), layers.Flatten, given=(4,), kind="int64"), (WORDS, Y)),
+    "Embedding": Row(stack(lambda: layers.Embedding(9, 3), layers.Flatten, input_shape=(4,), kind="int64"), (WORDS, Y)),
     "a layer that is used twice": Row(tied),
     "Dropout": Row(stack(lambda: layers.Dropout(0.5, seed=3))),
     "a seed generator": Row(stack(lambda: Noise(True))),
@@ -480,18 +482,18 @@ ROWS: dict[str, Row] = {
     "add_loss": Row(stack(lambda: layers.Dense(2), Adds)),
     "add_loss alone": Row(stack(lambda: layers.Dense(2), Adds), compile={"loss": None}),
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
-    "mixed_float16": Row(half("mixed_float16"), tolerance=2e-3),
-    "mixed_bfloat16": Row(half("mixed_bfloat16"), tolerance=2e-2),
+    "mixed_float16": Row(mixed_precision("mixed_float16"), tolerance=2e-3),
+    "mixed_bfloat16": Row(mixed_precision("mixed_bfloat16"), tolerance=2e-2),
     "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
     "subclassed, a dict of outputs": Row(Named, NAMED, {"loss": PAIR, "metrics": {"price": ["mae"]}}),
     "subclassed, a list of outputs": Row(Listed, BOTH, {"loss": ["mse", "mae"], "metrics": [["mae"], ["mae"]]}),
-    "a model within a model": Row(within),
+    "a model within a model": Row(model_in_model),
     "constraints": Row(dense(kernel_constraint="unit_norm")),
     "a layer that assigns its weights": Row(normalized),
     "LoRA": Row(adapters),
     "attention, GRU, masks": Row(attention, (WORDS, Y)),
     "image augmentation": Row(
-        stack(lambda: layers.RandomFlip(seed=1), layers.Flatten, given=(4, 4, 1)),
+        stack(lambda: layers.RandomFlip(seed=1), layers.Flatten, input_shape=(4, 4, 1)),
         (RANDOM.normal(size=(80, 4, 4, 1)).astype(np.float32), Y),
     ),
     "TextVectorization": Row(vectorized, (np.array([["a"], ["b a"], ["c"], ["a"]] * STEPS), Y)),
@@ -536,7 +538,7 @@ ROWS: dict[str, Row] = {
     ),
     "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
     "weight decay and clipping": optimizer("Adam", weight_decay=0.1, global_clipnorm=0.1),
-    # what does not fit
+    # refused models
     "a loss of no output": Row(
         pair(),
         BOTH,
@@ -577,8 +579,8 @@ def compiled(row: Row) -> Any:
     """Return the row's model, compiled like a user's."""
     model, settings = row.make(), {"optimizer": "sgd", **row.compile}
     for name in ("optimizer", "metrics"):
-        if callable(made := settings.get(name)):
-            settings[name] = made()
+        if callable(factory := settings.get(name)):
+            settings[name] = factory()
     model.compile(**settings)
     return model
 
@@ -596,7 +598,7 @@ def weighted(row: Row) -> Any:
     return private.add_class_weights(dataset(row), row.class_weight)
 
 
-# Rows of which another one of the table, or the test of all optimizers in test_scaletier_private.py, proves nearly the same.
+# Rows whose case another row, or the test of all optimizers in test_scaletier_private.py, nearly covers.
 FULL = {
     *("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop", "SGD"),
     *("one output", "list of outputs, losses and weights by position", "dict of outputs, one loss", "list of inputs"),
@@ -618,7 +620,7 @@ FULL = {
     "name",
     [pytest.param(name, marks=pytest.mark.full("a like row proves it, see FULL") if name in FULL else ()) for name in ROWS],
 )
-def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
+def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
     row = ROWS[name]
     if not hasattr(keras.optimizers, row.needs):
         pytest.skip(f"this version of Keras has no {row.needs}")
@@ -626,46 +628,46 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
     steps = int(data.cardinality())
     job = Job(lambda: compiled(row), data)
     if row.refused:
-        with pytest.raises(JobError) as told:
+        with pytest.raises(JobError) as error:
             FunctionalModel(job, data.element_spec, 0)
-        assert str(told.value).startswith(row.refused)
-        assert "\n" not in str(told.value)
+        assert str(error.value).startswith(row.refused)
+        assert "\n" not in str(error.value)
         return
     network = FunctionalModel(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
-    begun, iterator = State.initial(network), iter(data)
+    initial_state, iterator = State.initial(network), iter(data)
     first = [np.asarray(network.initial(spec)) for spec in network.trained]
     run = make_round(network, None, iterator, ("/device:CPU:0",))
-    state, losses = begun, list[float]()
+    state, losses = initial_state, list[float]()
     for step in range(steps):
-        state, done = run_round(network, run, iterator, state, 1, step, 1)
-        losses.append(done.loss)
+        state, round_ = run_round(network, run, iterator, state, 1, step, 1)
+        losses.append(round_.loss)
     copy = LocalCopy(network)
     copy.assign(*state, steps)
     if network.averages:
-        trained, slots = copy.shared[: len(first)], copy.local[len(copy.local) - len(network.slots) :]
-        for variable, value in zip(trained, network.averaged(trained, slots), strict=True):
+        trained_weights, slots = copy.shared[: len(first)], copy.local[len(copy.local) - len(network.slots) :]
+        for variable, value in zip(trained_weights, network.averaged(trained_weights, slots), strict=True):
             variable.assign(value)
-    found = make_evaluate(network, copy, dataset(row), None)(lambda: False)
-    assert found
+    evaluation = make_evaluate(network, copy, dataset(row), None)(lambda: False)
+    assert evaluation
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     reference = compiled(row)
-    seen = Losses()
-    reference.fit(dataset(row), class_weight=row.class_weight, verbose=0, shuffle=False, callbacks=[seen], epochs=1)
-    assert losses == pytest.approx(seen.of_batches(row.batch), rel=row.tolerance, abs=row.tolerance)
+    keras_losses = Losses()
+    reference.fit(dataset(row), class_weight=row.class_weight, verbose=0, shuffle=False, callbacks=[keras_losses], epochs=1)
+    assert losses == pytest.approx(keras_losses.of_batches(row.batch), rel=row.tolerance, abs=row.tolerance)
     for variable, value in zip(reference.trainable_variables, copy.shared, strict=False):
         np.testing.assert_allclose(value, np.asarray(variable), rtol=row.tolerance, atol=row.tolerance, err_msg=variable.path)
-    wanted = reference.evaluate(dataset(row), verbose=0, return_dict=True)
-    assert {"loss": found.loss, **found.metrics} == pytest.approx(wanted, rel=row.tolerance, abs=row.tolerance)
+    expected = reference.evaluate(dataset(row), verbose=0, return_dict=True)
+    assert {"loss": evaluation.loss, **evaluation.metrics} == pytest.approx(expected, rel=row.tolerance, abs=row.tolerance)
 
 
 def test_the_manual_shows_the_table() -> None:
-    wanted = "".join(f"| {name} | {'one line' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
-    assert f"| model | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/library.md").read_text()
+    expected = "".join(f"| {name} | {'one line' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
+    assert f"| model | result |\n|---|---|\n{expected}\n" in (ROOT / "docs/library.md").read_text()
 
 
 class Losses(keras.callbacks.Callback):  # type: ignore[misc]
-    """The losses of single batches, of their running means."""
+    """The losses of single batches, from their running means."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model that is cut into parts gives what it gives as a whole."""
+"""A model split into parts computes the same as the whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - TensorFlow imports it, without its noise
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 from keras import layers  # noqa: E402
 
 WORDS = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 4]], np.int32)
@@ -30,21 +30,21 @@ def masked() -> Any:
 
 def masked_twice() -> Any:
     words = keras.Input([4], dtype="int32", name="given")
-    found = layers.GRU(2, return_sequences=True)(layers.Embedding(9, 3, mask_zero=True)(words))
-    return keras.Model(words, layers.Dense(1, name="end")(layers.GRU(2)(found)))
+    sequence = layers.GRU(2, return_sequences=True)(layers.Embedding(9, 3, mask_zero=True)(words))
+    return keras.Model(words, layers.Dense(1, name="end")(layers.GRU(2)(sequence)))
 
 
 def differently_named() -> Any:
     first, second = keras.Input([4], name="zz"), keras.Input([4], name="aa")
-    found = layers.Subtract()([layers.Dense(2)(first), layers.Dense(2)(second)])
-    return keras.Model({"p": first, "q": second}, layers.Dense(1, name="end")(layers.Dense(3, name="mid")(found)))
+    difference = layers.Subtract()([layers.Dense(2)(first), layers.Dense(2)(second)])
+    return keras.Model({"p": first, "q": second}, layers.Dense(1, name="end")(layers.Dense(3, name="mid")(difference)))
 
 
 def skipping() -> Any:
-    given = keras.Input([4], name="given")
-    found = layers.Dense(3, name="first")(given)
-    found = layers.Add(name="add")([found, layers.BatchNormalization()(layers.Dense(3)(found))])
-    return keras.Model(given, layers.Dense(1, name="end")(found))
+    inputs = keras.Input([4], name="given")
+    hidden = layers.Dense(3, name="first")(inputs)
+    hidden = layers.Add(name="add")([hidden, layers.BatchNormalization()(layers.Dense(3)(hidden))])
+    return keras.Model(inputs, layers.Dense(1, name="end")(hidden))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def skipping() -> Any:
         (skipping, NUMBERS, ["end"]),
     ],
 )
-def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
+def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
     data = tf.data.Dataset.from_tensors((inputs, np.zeros([3, 1], np.float32)))
     network = FunctionalModel(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
     state, batch = State.initial(network), Batch.of(next(iter(data)))
@@ -66,8 +66,8 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
     parts, outputs = units(network), batch.inputs
     assert [part.name for part in parts][-len(last) :] == last
     for part in parts:
-        given = tf.nest.map_structure(tf.identity, outputs)  # what goes to another host is but its numbers
-        outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, given, False)
+        boundary = tf.nest.map_structure(tf.identity, outputs)  # another host gets only the values
+        outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, boundary, False)
     np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
     laid = DistributedCopy.__new__(DistributedCopy)
     laid.network, laid.stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
@@ -79,22 +79,22 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
 
 @pytest.mark.parametrize("sequential", [True, False])
 @pytest.mark.parametrize("fixed", [True, False], ids=["batches of one size", "batches of any size"])
-def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool, sequential: bool) -> None:
-    """A value of before this process joins a cluster is lost, and one host may not hold all."""
-    asked = list[Any]()
+def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool) -> None:
+    """A value from before this process joins a cluster is lost, and one host may be too small for all."""
+    initialized_shapes = list[Any]()
 
-    class Asked(keras.initializers.Zeros):  # type: ignore[misc]
+    class RecordingInitializer(keras.initializers.Zeros):  # type: ignore[misc]
         def __call__(self, shape: Any, dtype: Any = None) -> Any:
-            asked.append(shape)
+            initialized_shapes.append(shape)
             return super().__call__(shape, dtype)
 
     def model() -> Any:
-        given, end = keras.Input([4], name="given"), layers.Dense(1, kernel_initializer=Asked())
-        return keras.Sequential([given, end]) if sequential else keras.Model(given, end(given))
+        inputs, end = keras.Input([4], name="given"), layers.Dense(1, kernel_initializer=RecordingInitializer())
+        return keras.Sequential([inputs, end]) if sequential else keras.Model(inputs, end(inputs))
 
     data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
     network = FunctionalModel(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
     assert len(units(network)) == 1
-    assert not asked
+    assert not initialized_shapes
     State.initial(network)
-    assert asked == [(4, 1)]
+    assert initialized_shapes == [(4, 1)]

@@ -22,7 +22,7 @@ from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -31,13 +31,13 @@ BEGIN = [RANDOM.normal(size=(4, 3)).astype(np.float32), RANDOM.normal(size=3).as
 CHANGES = [[RANDOM.normal(size=value.shape).astype(np.float32) for value in BEGIN] for _ in range(STEPS)]
 
 
-def test_the_installed_version_is_one_of_those_that_were_looked_at() -> None:
+def test_the_installed_version_is_supported() -> None:
     assert keras.__version__.rpartition(".")[0] in private.VERSIONS[tf.__version__.rpartition(".")[0]]
     private.check_keras()
 
 
-def test_another_keras_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said before the library asks for names that this version may lack."""
+def test_an_unsupported_keras_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is reported before the library imports names that this version may lack."""
     monkeypatch.setattr(keras, "__version__", "3.4.1")
     monkeypatch.setitem(sys.modules, "scaletier.checkpoint", None)
     version = tf.__version__.rpartition(".")[0]
@@ -49,18 +49,18 @@ def test_another_keras_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         )
 
 
-def kinds() -> list[str]:
-    """Return every optimizer that can be made of its defaults."""
-    found = []
+def optimizer_names() -> list[str]:
+    """Return every optimizer that can be created with its defaults."""
+    names = []
     for name, kind in vars(keras.optimizers).items():
         if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and kind is not keras.optimizers.Optimizer:
             with contextlib.suppress(TypeError):
                 kind()
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)
 
 
-def ordinary(optimizer: Any) -> list[Any]:
+def keras_update(optimizer: Any) -> list[Any]:
     """Return the weights after Keras's own update."""
     variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
     optimizer.build(variables)
@@ -69,41 +69,44 @@ def ordinary(optimizer: Any) -> list[Any]:
     return [np.asarray(variable) for variable in variables]
 
 
-def without_state(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]:
-    """Return the same by values passed in and out, in a graph; and the optimizer."""
+def stateless_update(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]:
+    """Return the weights after a stateless update in a graph, and the optimizer."""
     variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
-    found = private.make_stateless(optimizer, place)
-    found.build(variables)
+    optimizer_stateless = private.make_stateless(optimizer, place)
+    optimizer_stateless.build(variables)
 
     def step(slots: Any, changes: Any, values: Any) -> Any:
         with keras.StatelessScope(initialize_variables=False):
-            return found.stateless_apply(slots, changes, values)
+            return optimizer_stateless.stateless_apply(slots, changes, values)
 
     graph = tf.function(step, autograph=False)
-    values, slots = [tf.constant(value) for value in BEGIN], [tf.constant(np.asarray(one)) for one in found.variables]
+    values, slots = (
+        [tf.constant(value) for value in BEGIN],
+        [tf.constant(np.asarray(one)) for one in optimizer_stateless.variables],
+    )
     for changes in CHANGES:
         values, slots = graph(slots, [tf.constant(change) for change in changes], values)
     assert all(np.array_equal(np.asarray(variable), value) for variable, value in zip(variables, BEGIN, strict=True)), (
         "untouched"
     )
-    return [value.numpy() for value in values], found
+    return [value.numpy() for value in values], optimizer_stateless
 
 
-def test_all_optimizers_are_tried() -> None:
-    assert {"SGD", "Adam", "AdamW", "Adafactor", "Adagrad", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop"} <= {*kinds()}
+def test_all_optimizers_of_keras_are_tested() -> None:
+    assert {"SGD", "Adam", "AdamW", "Adafactor", "Adagrad", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop"} <= {*optimizer_names()}
 
 
-# What this one keeps from before an update is, with TensorFlow, the variable itself, and so what is behind the update.
+# With TensorFlow this one reads the variable after the update, where it means the value before it.
 KEEPS_NOTHING = {"ScheduleFreeAdamW"}
 
 
-@pytest.mark.parametrize("name", sorted({*kinds()} - KEEPS_NOTHING))
-def test_an_optimizer_without_state_does_as_it_does_with_it(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*optimizer_names()} - KEEPS_NOTHING))
+def test_a_stateless_optimizer_updates_like_a_stateful_one(name: str) -> None:
     kind = getattr(keras.optimizers, name)
-    found, _ = without_state(kind())
-    for one, wanted, begun in zip(found, ordinary(kind()), BEGIN, strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
-        assert not np.array_equal(one, begun), "it moved"
+    updated, _ = stateless_update(kind())
+    for one, expected, before in zip(updated, keras_update(kind()), BEGIN, strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
+        assert not np.array_equal(one, before), "the weight changed"
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -117,14 +120,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_what_an_optimizer_is_set_to_holds_without_state_too(settings: str) -> None:
-    found, _ = without_state(keras.optimizers.Adam(**SETTINGS[settings]))
-    for one, wanted in zip(found, ordinary(keras.optimizers.Adam(**SETTINGS[settings])), strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+def test_optimizer_settings_apply_to_stateless_updates(settings: str) -> None:
+    updated, _ = stateless_update(keras.optimizers.Adam(**SETTINGS[settings]))
+    for one, expected in zip(updated, keras_update(keras.optimizers.Adam(**SETTINGS[settings])), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 3)])
-def test_what_needs_keras_s_own_way_to_train_is_refused(setting: str, value: int) -> None:
+def test_settings_of_keras_s_own_training_loop_are_refused(setting: str, value: int) -> None:
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for wrap in (lambda plain: plain, keras.optimizers.LossScaleOptimizer):
         optimizer = wrap(keras.optimizers.Adam(use_ema=True, **{setting: value}))
@@ -133,44 +136,44 @@ def test_what_needs_keras_s_own_way_to_train_is_refused(setting: str, value: int
             FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
 
 
-def test_a_scaled_loss_is_scaled_back_and_a_step_that_overflows_is_none() -> None:
+def test_a_scaled_loss_is_unscaled_and_an_overflowing_step_is_skipped() -> None:
     def make() -> Any:
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=4.0)
 
-    found, optimizer = without_state(make())
-    for one, wanted in zip(found, ordinary(make()), strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    updated, optimizer = stateless_update(make())
+    for one, expected in zip(updated, keras_update(make()), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5)
     slots = [np.asarray(variable) for variable in optimizer.variables]
     with keras.StatelessScope(initialize_variables=False):
         overflow = [tf.fill(value.shape, np.float32(np.inf)) for value in BEGIN]
-        kept, after = optimizer.stateless_apply(slots, overflow, [tf.constant(value) for value in BEGIN])
-    assert all(np.array_equal(one, value) for one, value in zip(kept, BEGIN, strict=True))
-    assert any(float(np.max(one)) == 2.0 for one in after), "the scale is halved"
+        values_after, slots_after = optimizer.stateless_apply(slots, overflow, [tf.constant(value) for value in BEGIN])
+    assert all(np.array_equal(one, value) for one, value in zip(values_after, BEGIN, strict=True))
+    assert any(float(np.max(one)) == 2.0 for one in slots_after), "the scale is halved"
 
 
-def test_each_variable_of_an_optimizer_is_known_with_its_weight_and_updated_in_its_place() -> None:
+def test_optimizer_variables_are_placed_and_updated_with_their_weights() -> None:
     placed = list[str]()
 
     def place(variable: Any) -> Any:
         placed.append(variable.name)
         return contextlib.nullcontext()
 
-    _, optimizer = without_state(keras.optimizers.Adam(), place)
+    _, optimizer = stateless_update(keras.optimizers.Adam(), place)
     weights = [reference.name for reference in optimizer.references.values()]
     assert sorted(weights) == ["weight0", "weight0", "weight1", "weight1"]
     assert placed == ["weight0", "weight1"], "once, as the graph is traced"
 
 
-def test_gradients_on_several_hosts_are_clipped_together_and_each_in_its_place() -> None:
-    """What moves between devices is a number for each gradient, and the common factor."""
+def test_gradients_on_several_hosts_are_clipped_by_one_norm_in_place() -> None:
+    """Only a number per gradient and the common factor move between devices."""
 
-    def make(most: float) -> Any:
-        return keras.optimizers.SGD(0.1, global_clipnorm=most)
+    def make(clip_norm: float) -> Any:
+        return keras.optimizers.SGD(0.1, global_clipnorm=clip_norm)
 
-    for most in (0.1, 1e9):
-        found, optimizer = without_state(make(most), lambda variable: contextlib.nullcontext())
-        for one, wanted in zip(found, ordinary(make(most)), strict=True):
-            np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-7)
+    for clip_norm in (0.1, 1e9):
+        updated, optimizer = stateless_update(make(clip_norm), lambda variable: contextlib.nullcontext())
+        for one, expected in zip(updated, keras_update(make(clip_norm)), strict=True):
+            np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-7)
 
     def step(*changes: Any) -> Any:
         placed = []
@@ -180,85 +183,85 @@ def test_gradients_on_several_hosts_are_clipped_together_and_each_in_its_place()
         return optimizer._clip_gradients(placed)
 
     graph = tf.function(step, autograph=False).get_concrete_function(*map(tf.constant, CHANGES[0])).graph
-    whole = [op for op in graph.get_operations() if op.type in ("Mul", "L2Loss") and op.inputs[0].shape.rank]
-    assert len(whole) == 2 * len(BEGIN)
-    assert all(op.device == op.inputs[0].device != "" for op in whole)
+    elementwise = [op for op in graph.get_operations() if op.type in ("Mul", "L2Loss") and op.inputs[0].shape.rank]
+    assert len(elementwise) == 2 * len(BEGIN)
+    assert all(op.device == op.inputs[0].device != "" for op in elementwise)
 
 
-def test_all_that_an_optimizer_does_for_a_variable_is_where_that_is() -> None:
+def test_an_optimizer_computes_on_the_device_of_each_variable() -> None:
     def make() -> Any:
         return keras.optimizers.Adam(0.01, weight_decay=0.1, clipnorm=0.5, use_ema=True)
 
     devices = ["/device:CPU:1", "/device:CPU:2"]
-    found, optimizer = without_state(make(), lambda variable: tf.device(devices[int(variable.name[-1])]))
-    for one, wanted in zip(found, ordinary(make()), strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    updated, optimizer = stateless_update(make(), lambda variable: tf.device(devices[int(variable.name[-1])]))
+    for one, expected in zip(updated, keras_update(make()), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5)
     of_weights = {
         id(variable): int(weight.name[-1])
         for variable, weight in ((v, optimizer.references.get(id(v))) for v in optimizer.variables)
         if weight is not None
     }
 
-    def here(at: int, value: Any) -> Any:
+    def assert_on_device(at: int, value: Any) -> Any:
         with tf.device(devices[at]):
             return tf.identity(value)
 
     def step(changes: Any, weights: Any, slots: Any) -> Any:
-        changes, weights = ([here(at, value) for at, value in enumerate(values)] for values in (changes, weights))
+        changes, weights = ([assert_on_device(at, value) for at, value in enumerate(values)] for values in (changes, weights))
         slots = [
-            here(of_weights[id(one)], value) if id(one) in of_weights else value
+            assert_on_device(of_weights[id(one)], value) if id(one) in of_weights else value
             for one, value in zip(optimizer.variables, slots, strict=True)
         ]
         with keras.StatelessScope(initialize_variables=False):
             return optimizer.stateless_apply(slots, changes, weights)
 
     slots = [tf.constant(np.asarray(variable)) for variable in optimizer.variables]
-    given = [[tf.constant(value) for value in values] for values in (CHANGES[0], BEGIN)]
-    graph = tf.function(step, autograph=False).get_concrete_function(*given, slots).graph
+    arguments = [[tf.constant(value) for value in values] for values in (CHANGES[0], BEGIN)]
+    graph = tf.function(step, autograph=False).get_concrete_function(*arguments, slots).graph
     placed = {value.name for op in graph.get_operations() if op.device for value in op.outputs}
-    computed = [op for op in graph.get_operations() if op.type != "Identity" and any(one.shape.rank for one in op.inputs)]
-    assert len(computed) > 30
-    for op in computed:
+    operations = [op for op in graph.get_operations() if op.type != "Identity" and any(one.shape.rank for one in op.inputs)]
+    assert len(operations) > 30
+    for op in operations:
         inputs = {one.device for one in op.inputs if one.shape.rank and one.name in placed}
         assert inputs == {op.device}, op
 
 
-def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
+def test_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for optimizer in (keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")])
         network = FunctionalModel(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
-        found = [network.weight_of(spec) for spec in network.slots]
-        assert sorted(one.name for one in found if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
+        slot_weights = [network.weight_of(spec) for spec in network.slots]
+        assert sorted(one.name for one in slot_weights if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
         assert len(State.initial(network).local) == len(network.slots)
 
 
-def test_the_rate_of_an_optimizer_is_its_schedule_or_a_variable_of_its_own() -> None:
+def test_the_rate_of_an_optimizer_is_a_schedule_or_a_variable() -> None:
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     assert private.rate_of(keras.optimizers.SGD(schedule)) is schedule
     plain = keras.optimizers.SGD(0.1)
     assert any(private.rate_of(plain) is variable for variable in plain.variables)
 
 
-def test_a_variable_says_whether_it_has_a_value() -> None:
+def test_an_uninitialized_variable_is_recognized() -> None:
     with keras.StatelessScope(initialize_variables=False):
         later = keras.Variable("zeros", shape=(2,), dtype="float32")
     assert not private.has_value(later)
     assert private.has_value(keras.Variable([1.0]))
 
 
-def test_the_state_of_a_random_generator_is_known_by_its_name() -> None:
+def test_the_state_of_a_random_generator_is_recognized_by_name() -> None:
     assert private.is_seed(keras.layers.Dropout(0.5).seed_generator.state)
     assert not private.is_seed(keras.Variable([1.0]))
 
 
-def test_the_tables_of_a_model_are_those_of_layers_within_layers_too() -> None:
+def test_lookup_tables_of_nested_layers_are_found() -> None:
     within = keras.Sequential([keras.Input((), dtype="string"), keras.layers.StringLookup(vocabulary=["a", "b"])])
     model = keras.Sequential([keras.Input((), dtype="string"), within, keras.layers.Embedding(3, 2), keras.layers.Dense(1)])
     assert len(private.lookup_tables(model)) == 1
 
 
-def test_a_compiled_model_tells_what_it_was_given() -> None:
+def test_settings_of_a_compiled_model_are_read() -> None:
     def metric(targets: Any, outputs: Any) -> Any:
         return tf.reduce_mean(outputs - targets)
 
@@ -277,13 +280,13 @@ def test_a_compiled_model_tells_what_it_was_given() -> None:
     assert private.compile_settings(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == {}
 
 
-def test_the_losses_of_a_compiled_model_are_checked_once_they_are_aligned() -> None:
+def test_losses_of_a_compiled_model_are_checked_after_alignment() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    seen = list[Any]()
+    checked = list[Any]()
 
     def check(function: Any, targets: Any, outputs: Any) -> Any:
-        seen.append((function, targets.shape, outputs.shape))
+        checked.append((function, targets.shape, outputs.shape))
         return function(targets, outputs)
 
     parts = tf.zeros([2]), tf.ones([2, 1])
@@ -292,11 +295,11 @@ def test_the_losses_of_a_compiled_model_are_checked_once_they_are_aligned() -> N
     with private.checked_losses(model, check):
         assert float(loss(*parts)) == 1.0
     loss(*parts)
-    assert seen == [(keras.losses.mean_squared_error, (2, 1), (2, 1))]
+    assert checked == [(keras.losses.mean_squared_error, (2, 1), (2, 1))]
     assert [one.name for one in private.losses(model)] == ["mse"]
 
 
-def test_the_variables_of_metrics_are_also_those_that_a_model_leaves_out() -> None:
+def test_metric_variables_include_those_omitted_by_the_model() -> None:
     class Quiet(keras.Sequential):  # type: ignore[misc]
         @property
         def metrics(self) -> list[Any]:
@@ -308,26 +311,26 @@ def test_the_variables_of_metrics_are_also_those_that_a_model_leaves_out() -> No
     assert len(private.metric_variables(model)) == 4
 
 
-def test_a_mask_is_beside_its_tensor_and_brought_along() -> None:
+def test_a_mask_is_copied_with_its_tensor() -> None:
     masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[0, 1]]))
-    found = private.copy_to_device(masked)
-    assert found._keras_mask.numpy().tolist() == [[False, True]]
-    assert np.array_equal(found, masked)
+    copied = private.copy_to_device(masked)
+    assert copied._keras_mask.numpy().tolist() == [[False, True]]
+    assert np.array_equal(copied, masked)
     assert not hasattr(private.copy_to_device(tf.ones([2])), "_keras_mask")
 
 
-def test_a_server_needs_little_of_tensorflow() -> None:
+def test_a_server_imports_little_of_tensorflow() -> None:
     code = (
         "import sys\nfrom scaletier.private import server_library\nServer, ConfigProto = server_library()\n"
         "server = Server({'local': ['localhost:0']}, protocol='grpc', config=ConfigProto(inter_op_parallelism_threads=2))\n"
         "assert server.target.startswith('grpc://'), server.target\n"
         "print(sorted({'keras', 'tensorflow.python.ops.nn'} & {*sys.modules}), hasattr(sys.modules['tensorflow'], 'constant'))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout == "[] False\n"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[] False\n"
 
 
-def test_what_the_workers_of_a_coordinator_go_by() -> None:
+def test_internals_of_tensorflow_s_coordinator_exist() -> None:
     coordinator = importlib.import_module("tensorflow.python.distribute.coordinator.cluster_coordinator")
     executor = importlib.import_module("tensorflow.python.eager.executor").new_executor(
         enable_async=False, enable_streaming_enqueue=False

@@ -1,4 +1,4 @@
-"""A process's share of the machine, and TensorFlow's noise."""
+"""A process's share of the machine, and TensorFlow's log messages."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from scaletier.runtime import (
 
 @pytest.fixture(autouse=True)
 def whole_tensorflow() -> None:
-    """Import all of TensorFlow first: a server takes a part of it, which other tests of this process cannot use."""
+    """Import all of TensorFlow first: a server imports a part of it, which other tests cannot use."""
     import_tensorflow()
 
 
 @pytest.mark.parametrize(
-    ("quota", "most"), [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
+    ("quota", "expected"), [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
 )
-def test_cpus_are_the_fewer_of_affinity_and_quota(tmp_path: Path, quota: str, most: int) -> None:
+def test_cpus_are_the_minimum_of_affinity_and_quota(tmp_path: Path, quota: str, expected: int) -> None:
     cgroup = tmp_path / "cpu.max"
     cgroup.write_text(quota)
-    assert available_cpus(cgroup) == min(len(os.sched_getaffinity(0)), most)
+    assert available_cpus(cgroup) == min(len(os.sched_getaffinity(0)), expected)
     assert available_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))
 
 
@@ -53,7 +53,7 @@ def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
     assert one_line(ValueError("\x1b[1mNo such shape.\x1b[0m")) == "No such shape."
 
 
-def test_noise_is_held_back_unless_the_import_fails() -> None:
+def test_log_messages_are_hidden_unless_the_import_fails() -> None:
     script = "import os, sys\nfrom scaletier.runtime import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
     quiet = subprocess.run([sys.executable, "-c", script.format("pass")], capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
@@ -61,14 +61,14 @@ def test_noise_is_held_back_unless_the_import_fails() -> None:
     assert (loud.returncode, loud.stderr) == (3, "noise")
 
 
-def test_an_error_within_a_graph_is_told_without_its_code() -> None:
+def test_an_error_within_a_graph_is_printed_without_its_code() -> None:
     code = 'Detected at node while/IteratorGetNext defined at (most recent call last):\n  File "task.py", line 9, in f\n\n'
     message = f"Graph execution error:\n\n{code}/data/train; No such file\n\t [[{{{{node while/IteratorGetNext}}}}]] [Op:f_58]"
     assert one_line(ValueError(message)) == "/data/train; No such file"
 
 
 @pytest.mark.parametrize("module", ["trainer.task", "trainer.records"])
-def test_without_tensorflow_there_is_one_line(tmp_path: Path, module: str) -> None:
+def test_a_missing_tensorflow_is_one_line(tmp_path: Path, module: str) -> None:
     for number in range(2):
         (folder := tmp_path / "pictures" / f"class{number}").mkdir(parents=True)
         (folder / "x.png").write_bytes(b"x")
@@ -83,13 +83,13 @@ def test_without_tensorflow_there_is_one_line(tmp_path: Path, module: str) -> No
     )
     flags = {"trainer.task": ["--train-data", "x", "--eval-data", "x", "--job-dir", str(tmp_path)]}
     flags["trainer.records"] = ["--source", str(tmp_path / "pictures"), "--dest", str(tmp_path / "made")]
-    ran = subprocess.run([sys.executable, "-c", script, *flags[module]], capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert ran.stderr.endswith("error: there is no TensorFlow here: `make tensorflow` installs it for this machine\n")
-    assert "Traceback" not in ran.stderr
+    result = subprocess.run([sys.executable, "-c", script, *flags[module]], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: there is no TensorFlow here: `make tensorflow` installs it for this machine\n")
+    assert "Traceback" not in result.stderr
 
 
-def test_a_host_that_is_paid_for_a_gpu_says_that_there_is_none(
+def test_a_host_with_a_paid_gpu_reports_a_missing_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind: [])
@@ -106,7 +106,7 @@ def test_a_host_that_is_paid_for_a_gpu_says_that_there_is_none(
     assert capsys.readouterr().out == "Trains on 1 processor\n" * 2
 
 
-def test_a_host_computes_on_all_its_gpus_or_on_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_computes_on_all_gpus_or_on_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     tf = import_tensorflow()
     assert local_devices() == ("/device:CPU:0",)
     names = ["chief/0:GPU:0", "worker/0:GPU:0", "worker/0:GPU:1", "chief/0:CPU:0", "worker/0:CPU:0", "worker/1:CPU:0"]
@@ -124,37 +124,37 @@ def test_a_host_computes_on_all_its_gpus_or_on_its_processors(monkeypatch: pytes
     assert local_devices() == ("/device:GPU:0", "/device:GPU:1")
 
 
-def test_a_line_for_another_host_becomes_a_tensor_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it would do so under Python's lock, until that host answers."""
-    tf, seen = import_tensorflow(), list[object]()
+def test_a_line_for_another_host_is_converted_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the other host the conversion would hold Python's lock until that host answers."""
+    tf, calls = import_tensorflow(), list[object]()
 
     @contextlib.contextmanager
-    def here() -> Iterator[None]:
-        seen.append("here")
+    def on_this_host() -> Iterator[None]:
+        calls.append("here")
         yield
-        seen.append("there")
+        calls.append("there")
 
-    monkeypatch.setattr("scaletier.runtime.here", here)
-    monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: seen.append(tf.is_tensor(given["input"])))
+    monkeypatch.setattr("scaletier.runtime.here", on_this_host)
+    monkeypatch.setattr(tf.raw_ops, "PrintV2", lambda **given: calls.append(tf.is_tensor(given["input"])))
     say_there("a line")
-    assert seen == ["here", "there", True]
+    assert calls == ["here", "there", True]
 
 
 @pytest.mark.parametrize("role", ["ps", "worker", "chief"])
-@pytest.mark.parametrize("told", ["two", "0", "-1", ""])
-def test_what_is_no_number_of_devices_is_one_line(
-    role: str, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", ["two", "0", "-1", ""])
+def test_an_invalid_number_of_devices_is_one_line(
+    role: str, text: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
-    monkeypatch.setenv(CPU_DEVICES, told)
+    monkeypatch.setenv(CPU_DEVICES, text)
     assert main(Job(None, None), []) == 2
-    wanted = f"error: SCALETIER_CPU_DEVICES={told!r} is not a number of devices; valid are 1 and above\n"
-    assert capfd.readouterr().err.endswith(wanted)
+    expected = f"error: SCALETIER_CPU_DEVICES={text!r} is not a number of devices; valid are 1 and above\n"
+    assert capfd.readouterr().err.endswith(expected)
 
 
 @pytest.mark.parametrize("role", ["worker", "chief"])
-def test_a_gpu_that_is_paid_for_and_not_there_ends_each_that_trains(
+def test_a_missing_paid_gpu_ends_each_training_replica(
     role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
@@ -166,7 +166,7 @@ def test_a_gpu_that_is_paid_for_and_not_there_ends_each_that_trains(
     assert capfd.readouterr().err.startswith("error: this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: ")
 
 
-KEEPS = """
+KEEP_AND_FREE = """
 import ctypes
 from scaletier.runtime import give_memory_back, reuse_memory
 
@@ -188,7 +188,7 @@ print(full - kept, full - resident())
 """
 
 
-def test_what_is_free_is_kept_until_it_is_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
-    kept, given = map(int, done.stdout.split())
-    assert kept < 20 and given > 150, "MB of 200"
+def test_free_memory_is_kept_until_it_is_released() -> None:
+    result = subprocess.run([sys.executable, "-c", KEEP_AND_FREE], capture_output=True, text=True, check=True)
+    kept_mb, returned_mb = map(int, result.stdout.split())
+    assert kept_mb < 20 and returned_mb > 150, "MB of 200"

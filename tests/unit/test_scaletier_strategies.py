@@ -16,7 +16,7 @@ SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
 
 @given(SIZES, st.integers(1, 6))
-def test_layers_are_cut_into_parts_none_of_them_empty(sizes: list[int], parts: int) -> None:
+def test_layers_are_split_into_non_empty_parts(sizes: list[int], parts: int) -> None:
     cuts = partition(sizes, parts)
     assert (cuts[0], cuts[-1]) == (0, len(sizes))
     assert len(cuts) - 1 == min(parts, len(sizes))
@@ -24,23 +24,23 @@ def test_layers_are_cut_into_parts_none_of_them_empty(sizes: list[int], parts: i
 
 
 @given(SIZES, st.integers(2, 4))
-def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], parts: int) -> None:
+def test_no_other_partition_has_a_smaller_largest_part(sizes: list[int], parts: int) -> None:
     def largest(cuts: list[int]) -> int:
         return max(sum(sizes[start:end]) for start, end in pairwise(cuts))
 
-    found = partition(sizes, parts)
-    others = combinations(range(1, len(sizes)), len(found) - 2)
-    assert largest(found) == min(largest([0, *inner, len(sizes)]) for inner in others)
+    cuts = partition(sizes, parts)
+    others = combinations(range(1, len(sizes)), len(cuts) - 2)
+    assert largest(cuts) == min(largest([0, *inner, len(sizes)]) for inner in others)
 
 
-def test_a_period_that_is_asked_for_stays() -> None:
+def test_a_given_period_stays() -> None:
     period = SyncPeriod.of(3, 5, 10_000)
     for _ in range(20):
         period.observe(3, 1.0, 0.1)
     assert (period.steps, period.line) == (3, "")
 
 
-def test_who_is_alone_looks_up_four_times_a_second() -> None:
+def test_a_single_replica_checks_four_times_a_second() -> None:
     period = SyncPeriod.of(None, 1, 10_000)
     assert period.steps == 1
     for a_step, steps in ((0.001, 64), (0.01, 25), (0.1, 2), (4.0, 1)):
@@ -48,7 +48,7 @@ def test_who_is_alone_looks_up_four_times_a_second() -> None:
         assert (period.steps, period.line) == (steps, "")
 
 
-def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
+def test_a_round_of_slow_steps_is_short_for_any_exchange_time() -> None:
     period = SyncPeriod.of(None, 5, 3_000)
     period.observe(4, 4 * 1.1 + 60.0, 4 * 1.1)
     assert period.steps == 2
@@ -56,7 +56,7 @@ def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
     assert period.steps == 1
 
 
-def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
+def test_a_period_grows_with_the_cost_of_an_exchange() -> None:
     period = SyncPeriod.of(None, 5, 3_000)
     for _ in range(8):
         period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 67 steps would make it 0.15 of theirs
@@ -70,14 +70,14 @@ def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
     assert period.steps == 4
 
 
-def test_a_short_job_still_meets_often() -> None:
+def test_a_short_job_synchronizes_often() -> None:
     period = SyncPeriod.of(None, 5, 300)
     for _ in range(8):
         period.observe(4, 1.0, 0.001)
     assert period.steps == 4
 
 
-def test_the_replicas_that_train_now_are_counted() -> None:
+def test_training_replicas_are_counted() -> None:
     progress = Progress(0, 400, 3)
     assert progress.live == 1
     progress.training |= {"master/0", "worker/0", "worker/1"}
@@ -86,7 +86,7 @@ def test_the_replicas_that_train_now_are_counted() -> None:
     assert progress.live == 1
 
 
-def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
+def test_a_replica_with_a_hanging_round_is_not_counted() -> None:
     now = 0.0
     progress = Progress(0, 400, 2, clock=lambda: now)
     progress.training |= {"master/0", "worker/0"}
@@ -98,7 +98,7 @@ def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
     assert progress.live == 2
 
 
-def test_the_master_begins_when_the_workers_are_prepared() -> None:
+def test_the_master_starts_after_the_workers_are_prepared() -> None:
     progress, order = Progress(0, 400, 2), list[str]()
 
     def worker() -> None:
@@ -115,7 +115,7 @@ def test_the_master_begins_when_the_workers_are_prepared() -> None:
     assert order == ["worker prepared", "worker begins"]
 
 
-def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
+def test_stopping_a_job_releases_a_waiting_worker() -> None:
     progress = Progress(0, 400, 3)
     progress.stop(RuntimeError("first"))
     progress.stop(RuntimeError("second"))

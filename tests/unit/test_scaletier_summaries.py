@@ -28,7 +28,7 @@ def strings(event: Any) -> list[bytes]:
 
 def test_each_kind_is_found_by_its_plugin(tmp_path: Path) -> None:
     summaries = Summaries(str(tmp_path))
-    assert not list(tmp_path.iterdir()), "nothing is written before there is something"
+    assert not list(tmp_path.iterdir()), "no file is written before the first summary"
     summaries.scalars(5, {"loss": 0.5, "replicas/rate": 2})
     summaries.graph(tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([], tf.int32)]).get_concrete_function())
     read_back = read(tmp_path)
@@ -39,7 +39,7 @@ def test_each_kind_is_found_by_its_plugin(tmp_path: Path) -> None:
     assert read_back.SummaryMetadata("summaries", "loss").data_class == 1
 
 
-def test_pictures_lie_under_their_name_one_beside_the_other(tmp_path: Path) -> None:
+def test_pictures_are_stored_side_by_side_under_their_name(tmp_path: Path) -> None:
     pictures = np.stack([np.full((4, 6), shade, np.uint8) for shade in (10, 30)])
     Summaries(str(tmp_path)).images(7, {"some/name": pictures})
     read_back = read(tmp_path)

@@ -1,4 +1,4 @@
-"""TF_CONFIG as the trainer reads it."""
+"""The trainer's parsing of TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config(task_type: str, index: int = 0, chief: str = "chief") -> str:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"cluster": {}}', '{"cluster": null, "task": null}'])
-def test_no_cluster_is_one_process(text: str | None) -> None:
+def test_without_a_cluster_there_is_one_process(text: str | None) -> None:
     assert parse(text) == Cluster("chief", 0)
     assert not parse(text).jobs
 
@@ -57,7 +57,7 @@ def test_the_evaluator_is_outside_the_cluster() -> None:
         ('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "ps", "index": 0}}', "no chief"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(text: str, message: str) -> None:
+def test_an_invalid_tf_config_is_one_line(text: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
@@ -83,7 +83,7 @@ def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) ->
         ("chief ps worker", {"async", "sync", "model-parallel"}),
     ],
 )
-def test_which_strategies_a_cluster_can_train_by(jobs: str, strategies: set[str]) -> None:
+def test_a_cluster_supports_these_strategies(jobs: str, strategies: set[str]) -> None:
     cluster = Cluster("chief", 0, dict.fromkeys(jobs.split(), ("a:2222",)))
     assert {strategy for strategy in STRATEGIES if unfit(cluster, strategy) is None} == strategies
     for strategy in {*STRATEGIES} - strategies:
