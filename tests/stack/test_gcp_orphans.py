@@ -36,13 +36,13 @@ def item(id_: str) -> dict[str, Any]:
 
 
 def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> None:
-    known, orphan, on_next_page = (
+    recorded, orphan, on_next_page = (
         f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("ps-0", "ps-1", "worker-0")
     )
     of_another_stack = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
     network = f"projects/my-project-1/global/networks/{PREFIX}"
     account = f"projects/my-project-1/serviceAccounts/{PREFIX}-ps@my-project-1.iam.gserviceaccount.com"
-    page = {"zones/z": {"instances": [item(known), item(orphan), item(of_another_stack)]}, "zones/y": {"warning": {}}}
+    page = {"zones/z": {"instances": [item(recorded), item(orphan), item(of_another_stack)]}, "zones/y": {"warning": {}}}
     fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page, "nextPageToken": "2"})
     fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(on_next_page)]}}})
     fake.answers[f"{ALL}/global/networks"] = (
@@ -50,7 +50,7 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> Non
         {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
     )
     fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
-    leftovers = orphans.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
+    leftovers = orphans.leftovers("my-project-1", "dev", [recorded], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert leftovers == [
         Leftover("instance", orphan, f"{base}/compute/v1/{orphan}"),
@@ -71,9 +71,9 @@ def test_a_resource_that_is_only_a_pending_operation_is_an_orphan(fake: FakeGoog
         "pending_operations": [{"type": "creating", "resource": {"urn": "urn::worker-3", "type": kind}}],
     }
     monkeypatch.setattr(orphans, "_pulumi", lambda *args: "dev" if "--show-name" in args else {"deployment": deployment})
-    leftovers, known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
+    leftovers, state_known = orphans.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
     assert [leftover.id for leftover in leftovers] == [pending]
-    assert known
+    assert state_known
 
 
 @pytest.mark.parametrize(

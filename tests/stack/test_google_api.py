@@ -130,13 +130,13 @@ def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "has_jobs"), [("jobs/a/job.json", True), ("runtimes/b.tar.gz", False), ("tmp", True), (None, False)]
+    ("name", "expected"), [("jobs/a/job.json", True), ("runtimes/b.tar.gz", False), ("tmp", True), (None, False)]
 )
-def test_a_bucket_has_content_besides_runtimes(fake: FakeGoogle, name: str | None, has_jobs: bool) -> None:
+def test_a_bucket_has_content_besides_runtimes(fake: FakeGoogle, name: str | None, expected: bool) -> None:
     objects = f"{BUCKET}/o?versions=true&maxResults=1&"
     for query, prefix in (("endOffset=runtimes%2F", "jobs"), ("startOffset=runtimes0", "tmp")):
         fake.answers[objects + query] = (200, {"items": [{"name": name}]} if (name or "").startswith(prefix) else {})
-    assert has_content("a-bucket", fake.config) is has_jobs
+    assert has_content("a-bucket", fake.config) is expected
     assert len(fake.requests) == 2 - (name or "").startswith("jobs")
     assert not has_content("one-that-is-gone", fake.config)
 

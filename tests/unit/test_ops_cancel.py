@@ -106,12 +106,12 @@ def test_the_replicas_waited_for_are_shown(
     put_jobs(ledger, job(JobState.RUNNING))
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
-    step, shown = terminal.Step("cancelling"), list[str]()
+    step, counts = terminal.Step("cancelling"), list[str]()
     monkeypatch.setattr(terminal, "Step", lambda _: step)
-    clock.ticks += [lambda: write_heartbeat(ledger), lambda: shown.append(str(step.count))]
+    clock.ticks += [lambda: write_heartbeat(ledger), lambda: counts.append(str(step.count))]
     assert cancel(cluster, "job01") == DONE
     assert step.what == "cancelling job01"
-    assert list(dict.fromkeys(shown)) == ["(RUNNING, waiting for master-0)", "(CANCELLING, waiting for master-0)"]
+    assert list(dict.fromkeys(counts)) == ["(RUNNING, waiting for master-0)", "(CANCELLING, waiting for master-0)"]
 
 
 @pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING, JobState.CANCELLING])
@@ -268,8 +268,8 @@ def test_wait_returns_the_jobs_exit_code(
     assert clock.now == 103
     assert capsys.readouterr().out == f"job01 {state}\n"
     assert wait(cluster, "job01", as_json=True) == code
-    shown = json.loads(capsys.readouterr().out)
-    assert JobRecord.from_dict(shown) == job(state, createTime=shown["createTime"])
+    output = json.loads(capsys.readouterr().out)
+    assert JobRecord.from_dict(output) == job(state, createTime=output["createTime"])
     with pytest.raises(UsageError, match="there is no job 'nope'"):
         wait(cluster, "nope", as_json=False)
 

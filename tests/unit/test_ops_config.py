@@ -251,10 +251,10 @@ def test_an_error_about_secrets_never_shows_a_value(inventory: Inventory, tmp_pa
     assert "hunter2" not in str(error.value)
 
 
-@pytest.mark.parametrize("off", [False, True])
-def test_a_resumed_job_gets_its_job_dir_like_any_other(inventory: Inventory, off: bool) -> None:
-    files = {"mine/task.py": b"p.add_argument('--job_dir')", f"mine/{FILE}": b"passJobDir: false" if off else b""}
-    for files_of_package, passed in ((files, [] if off else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_resumed_job_gets_its_job_dir_like_any_other(inventory: Inventory, disabled: bool) -> None:
+    files = {"mine/task.py": b"p.add_argument('--job_dir')", f"mine/{FILE}": b"passJobDir: false" if disabled else b""}
+    for files_of_package, passed in ((files, [] if disabled else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
         job = build_job(JobFlags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", files_of_package)
         assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
 

@@ -172,7 +172,7 @@ def test_an_output_that_another_job_uses_is_not_deleted(cluster: ClusterClient, 
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"),
+    ("keep", "remaining"),
     [
         ("0", ["job02"]),
         ("1", ["job02", "job03"]),
@@ -180,9 +180,9 @@ def test_an_output_that_another_job_uses_is_not_deleted(cluster: ClusterClient, 
         ("9", ["job00", "job01", "job02", "job03"]),
     ],
 )
-def test_prune_keeps_the_newest_and_active_jobs(cluster: ClusterClient, bucket: Path, keep: str, left: list[str]) -> None:
+def test_prune_keeps_the_newest_and_active_jobs(cluster: ClusterClient, bucket: Path, keep: str, remaining: list[str]) -> None:
     assert prune(cluster, keep, sure=True) == 0
-    assert job_folders(bucket) == left
+    assert job_folders(bucket) == remaining
 
 
 def test_the_json_output_lists_deleted_jobs(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,10 @@ class Replicas:
     """A ledger of one replica."""
 
     def __init__(self, unsaved: UnsavedFiles | None) -> None:
-        self.ledger, self._left = self, unsaved
+        self.ledger, self._unsaved = self, unsaved
 
     def replicas(self, *_: object) -> dict[str, ReplicaRecord]:
-        return {"worker-0": ReplicaRecord("worker-0", ReplicaState.EXITED, unsaved=self._left)}
+        return {"worker-0": ReplicaRecord("worker-0", ReplicaState.EXITED, unsaved=self._unsaved)}
 
 
 def read_lines(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, int], unsaved: UnsavedFiles | None = None) -> list[str]:

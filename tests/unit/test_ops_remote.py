@@ -109,8 +109,8 @@ def test_a_broken_connection_is_opened_again(fleet: Fleet) -> None:
 
 
 def change_known_hosts(folder: Path, change: Callable[[str], str]) -> None:
-    known = folder / "known_hosts"
-    known.write_text(change(known.read_text()))
+    known_hosts = folder / "known_hosts"
+    known_hosts.write_text(change(known_hosts.read_text()))
 
 
 def test_a_host_key_is_never_accepted_blindly(cluster: Inventory) -> None:

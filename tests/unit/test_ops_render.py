@@ -139,9 +139,9 @@ def test_secrets_are_only_in_the_hosts_secret_files(
     built = Package("trainer", {}, {}, b"")
     dry_run(ClusterClient(inventory), flags, None, as_json=False)
     dry_run(ClusterClient(inventory), flags, None, as_json=True)
-    shown = capsys.readouterr().out
-    assert "TOKEN=(secret)" in shown
-    for text in (job_plan.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):
+    output = capsys.readouterr().out
+    assert "TOKEN=(secret)" in output
+    for text in (job_plan.to_json().decode(), repr(job), str(manifest(inventory, job, built)), output):
         assert "s3cr3t" not in text
     assert manifest(inventory, job, built)["secrets"] == ["OTHER", "TOKEN"]
 

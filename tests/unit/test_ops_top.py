@@ -73,8 +73,8 @@ def text_rows(shown_picture: Picture) -> list[str]:
 
 def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
     snapshot_overview = overview(inventory, SnapshotReader(ledger).read(), LATER)
-    shown = text_rows(picture(snapshot_overview))
-    assert shown == [
+    lines = text_rows(picture(snapshot_overview))
+    assert lines == [
         f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy",
         "",
         "HOST ROLE CPU CPUS MEMORY LIMIT JOB REPLICA STATE RESTARTS REPORT",
@@ -92,9 +92,9 @@ def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
 
 def test_the_json_output(inventory: Inventory, ledger: Ledger) -> None:
     priced_hosts = tuple(replace(host, hourly_cost=0.25, create_time=NOON) for host in inventory.hosts)
-    shown = overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER).to_dict()
-    hosts, jobs = shown.pop("hosts"), shown.pop("jobs")
-    assert shown == {"time": LATER, "stack": "test", "scaleTier": "CUSTOM", "hourlyCost": 1.25, "cost": 0.625}
+    output = overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER).to_dict()
+    hosts, jobs = output.pop("hosts"), output.pop("jobs")
+    assert output == {"time": LATER, "stack": "test", "scaleTier": "CUSTOM", "hourlyCost": 1.25, "cost": 0.625}
     assert hosts[1] == {
         "name": "master-0",
         "role": "master",
@@ -162,32 +162,32 @@ def test_one_read_per_poll_and_one_more_for_new_jobs(ledger: Ledger, store: Coun
 def test_unreadable_records_are_left_out(inventory: Inventory, ledger: Ledger, store: CountingBucket, tmp_path: Path) -> None:
     (tmp_path / paths.job("job02")).write_bytes(b"{")
     (tmp_path / paths.replica("job01", "worker-0")).write_bytes(b"[]")
-    shown = text_rows(picture(overview(inventory, SnapshotReader(ledger).read(), LATER)))
-    assert [row for row in shown if row.startswith("worker-0")] == ["worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST - -"]
-    assert shown[-1].startswith("job02 QUEUED - 2 ")
+    lines = text_rows(picture(overview(inventory, SnapshotReader(ledger).read(), LATER)))
+    assert [row for row in lines if row.startswith("worker-0")] == ["worker-0 worker - 1 - 2.0 GB job01 worker-0 LOST - -"]
+    assert lines[-1].startswith("job02 QUEUED - 2 ")
     (tmp_path / paths.QUEUE).write_bytes(b"nonsense")
     assert [job.jobId for job in overview(inventory, SnapshotReader(ledger).read(), LATER).jobs] == ["job01"]
 
 
 def test_the_picture_of_an_idle_cluster(inventory: Inventory, store: CountingBucket) -> None:
-    shown = text_rows(picture(overview(inventory, SnapshotReader(Ledger(store)).read(), LATER)))
-    assert shown[0].endswith("0 of 5 hosts busy")
-    assert shown[-1] == "no job runs, and none waits"
+    lines = text_rows(picture(overview(inventory, SnapshotReader(Ledger(store)).read(), LATER)))
+    assert lines[0].endswith("0 of 5 hosts busy")
+    assert lines[-1] == "no job runs, and none waits"
 
 
 def test_serving_hosts_are_marked(served: Inventory, store: CountingBucket) -> None:
-    shown = text_rows(picture(overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
-    jobs = {row.partition(" ")[0]: row.partition(" GB ")[2] for row in shown}
+    lines = text_rows(picture(overview(served, SnapshotReader(Ledger(store)).read(), LATER)))
+    jobs = {row.partition(" ")[0]: row.partition(" GB ")[2] for row in lines}
     assert jobs["serving-0"] == jobs["serving-1"] == "serves models - - - -"
     assert jobs["master-0"] == "- - - - -"
 
 
 @pytest.mark.parametrize("lines", [6, 8, 10, 12, 40])
 def test_a_picture_fits_the_terminal(inventory: Inventory, ledger: Ledger, lines: int) -> None:
-    shown = picture(overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
-    assert len(shown) <= lines
+    cluster_picture = picture(overview(inventory, SnapshotReader(ledger).read(), LATER), "a problem", lines)
+    assert len(cluster_picture) <= lines
     if lines == 10:
-        assert text_rows(shown)[5] == "and 4 more hosts"
+        assert text_rows(cluster_picture)[5] == "and 4 more hosts"
 
 
 @pytest.mark.parametrize(("lines", "hosts", "jobs"), [(24, 5, 13), (18, 5, 7), (14, 5, 3), (12, 3, 2)])
@@ -195,9 +195,9 @@ def test_jobs_are_cut_before_hosts_down_to_a_third(
     inventory: Inventory, ledger: Ledger, lines: int, hosts: int, jobs: int
 ) -> None:
     snapshot_overview = overview(inventory, SnapshotReader(ledger).read(), LATER)
-    shown = picture(replace(snapshot_overview, jobs=snapshot_overview.jobs * 20), "", lines)
-    assert len(shown) <= lines
-    names = [line.plain.split()[0] for line in shown if line.plain]
+    cluster_picture = picture(replace(snapshot_overview, jobs=snapshot_overview.jobs * 20), "", lines)
+    assert len(cluster_picture) <= lines
+    names = [line.plain.split()[0] for line in cluster_picture if line.plain]
     assert (sum("-" in name for name in names), sum(name.startswith("job") for name in names)) == (hosts, jobs)
 
 
@@ -214,7 +214,7 @@ def test_without_a_terminal_it_prints_once(inventory: Inventory, ledger: Ledger,
 def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
     inventory: Inventory, ledger: Ledger, store: CountingBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[str] = []
+    status_lines: list[str] = []
     final_pictures: list[Any] = []
 
     class Screen:
@@ -227,12 +227,12 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
             pass
 
         def show(self, new_picture: Picture) -> None:
-            shown.append(new_picture[1].plain)
+            status_lines.append(new_picture[1].plain)
 
     def sleep(seconds: float) -> None:
-        assert seconds == module.REFRESH_SECONDS or len(shown) > 1
-        store.failing = len(shown) == 1
-        if len(shown) == 3:
+        assert seconds == module.REFRESH_SECONDS or len(status_lines) > 1
+        store.failing = len(status_lines) == 1
+        if len(status_lines) == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(terminal, "supports_screen", lambda: True)
@@ -240,7 +240,7 @@ def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
     monkeypatch.setattr(module, "print_picture", final_pictures.append)
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert top(ClusterClient(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
-    assert [text.partition(":")[0] for text in shown] == ["", "the bucket does not answer (no answer)", ""]
+    assert [text.partition(":")[0] for text in status_lines] == ["", "the bucket does not answer (no answer)", ""]
     assert len(final_pictures) == 1
 
 
