@@ -102,7 +102,7 @@ CHEAPER: dict[str, str] = {
             f"{_UNIT}test_batch_task.py::test_a_batch_that_is_killed_anywhere_continues"
         ),
         "test_tuning.py::test_every_trial_ends_after_a_kill_and_a_lost_host": (
-            f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"
+            f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_lost_replica_is_run_again"
         ),
         "test_tuning.py::test_a_missing_metric_fails_the_job_and_names_the_reported_one": (
             f"{_UNIT}test_tuner_run.py::test_the_error_of_a_wrong_tag_names_the_reported_metrics"

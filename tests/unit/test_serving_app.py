@@ -36,8 +36,8 @@ class Digits:
         return {"scores": inputs["image"]}
 
     def examples(self, signature: str, examples: Iterable[Any]) -> Arrays:
-        asked = list(examples)
-        return {"key": np.array([e["key"] for e in asked]), "image": np.array([e["image"] for e in asked], np.float32)}
+        parsed = list(examples)
+        return {"key": np.array([e["key"] for e in parsed]), "image": np.array([e["image"] for e in parsed], np.float32)}
 
 
 @pytest.fixture
@@ -59,36 +59,36 @@ def server(manager: ModelManager) -> Starlette:
     return app(manager, ServerMetrics())
 
 
-Said = tuple[int, Any, dict[str, str]]
-"""Status, JSON or text, and headers of an answer."""
+Reply = tuple[int, Any, dict[str, str]]
+"""Status, JSON or text, and headers of a reply."""
 
 
-def ask(server: Starlette, method: str, path: str, body: Any = None, headers: Any = ()) -> Said:
+def ask(server: Starlette, method: str, path: str, body: Any = None, headers: Any = ()) -> Reply:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return at_once(asking(server, method, path, [content], headers))[0]
+    return run_concurrently(send_request(server, method, path, [content], headers))[0]
 
 
-def at_once(*asked: Coroutine[Any, Any, Said]) -> list[Said]:
-    async def gathered() -> list[Said]:
-        return await asyncio.gather(*asked)
+def run_concurrently(*requests: Coroutine[Any, Any, Reply]) -> list[Reply]:
+    async def gather_all() -> list[Reply]:
+        return await asyncio.gather(*requests)
 
-    loop = asyncio.new_event_loop()  # one of its own: asyncio.run would leave the thread without the one that others find there
+    loop = asyncio.new_event_loop()  # its own loop: asyncio.run would remove the thread's loop, which others use
     try:
-        return loop.run_until_complete(gathered())
+        return loop.run_until_complete(gather_all())
     finally:
         loop.close()
 
 
-async def asking(server: Starlette, method: str, path: str, pieces: Sequence[bytes | None], headers: Any = ()) -> Said:
-    """Return the answer to a body in pieces; behind a None nothing arrives."""
+async def send_request(server: Starlette, method: str, path: str, pieces: Sequence[bytes | None], headers: Any = ()) -> Reply:
+    """Send a body in pieces and return the reply; after None the client sends nothing more."""
     sent: list[dict[str, Any]] = []
-    left = list(pieces)
+    remaining = list(pieces)
 
     async def receive() -> dict[str, Any]:
-        piece = left.pop(0)
+        piece = remaining.pop(0)
         if piece is None:
             await asyncio.Event().wait()
-        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+        return {"type": "http.request", "body": piece, "more_body": bool(remaining)}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -107,38 +107,38 @@ async def asking(server: Starlette, method: str, path: str, pieces: Sequence[byt
     }
     await server(scope, receive, send)
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
-    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], json.loads(text) if told["content-type"] == "application/json" else text, told
+    reply_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], json.loads(text) if reply_headers["content-type"] == "application/json" else text, reply_headers
 
 
 ROWS = {"instances": [{"key": 1, "image": [0.25, 0.75]}, {"key": 2, "image": [1, 0]}]}
 
 
 @pytest.mark.parametrize("path", ["/v1/models/mnist:predict", "/v1/models/mnist/versions/v1:predict"])
-def test_predict(server: Starlette, path: str) -> None:
+def test_predict_requests(server: Starlette, path: str) -> None:
     assert ask(server, "POST", path, ROWS)[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
     columns = {"signature_name": "serving_default", "inputs": {"key": [1], "image": [[0, 1]]}}
     assert ask(server, "POST", path, columns)[:2] == (200, {"outputs": [[0.0, 1.0]]})
 
 
-def test_classify(server: Starlette) -> None:
+def test_classify_requests(server: Starlette) -> None:
     body = {"context": {"key": 1}, "examples": [{"image": [0.25, 0.75]}]}
     assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"result": [[["0", 0.25], ["1", 0.75]]]})
 
 
-def test_status_and_metadata(server: Starlette) -> None:
+def test_status_and_metadata_requests(server: Starlette) -> None:
     version = {"version": "v1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}, "deployment": "a"}
     for path in ("/v1/models/mnist", "/v1/models/mnist/versions/v1"):
         assert ask(server, "GET", path)[:2] == (200, {"model_version_status": [version]})
-    status, said, _ = ask(server, "GET", "/v1/models/mnist/metadata")
-    assert (status, said["model_spec"]) == (200, {"name": "mnist", "signature_name": "", "version": "v1"})
-    image = said["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["image"]
+    status, reply, _ = ask(server, "GET", "/v1/models/mnist/metadata")
+    assert (status, reply["model_spec"]) == (200, {"name": "mnist", "signature_name": "", "version": "v1"})
+    image = reply["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["image"]
     shape = {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False}
     assert image == {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "image"}
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "says"),
+    ("method", "path", "body", "status", "message"),
     [
         ("POST", "/v1/models/nope:predict", ROWS, 404, "there is no model 'nope' here; there are mnist"),
         ("POST", "/v1/models/mnist/versions/7:predict", ROWS, 404, "model mnist has no version '7' here; there are v1"),
@@ -151,82 +151,86 @@ def test_status_and_metadata(server: Starlette) -> None:
         ("GET", "/", b"", 404, "Not Found"),
     ],
 )
-def test_what_is_refused(server: Starlette, method: str, path: str, body: Any, status: int, says: str) -> None:
-    found, said, _ = ask(server, method, path, body)
-    assert (found, list(said)) == (status, ["error"])
-    assert said["error"].startswith(says)
-    assert "\n" not in said["error"]
+def test_invalid_requests_are_refused(server: Starlette, method: str, path: str, body: Any, status: int, message: str) -> None:
+    actual_status, reply, _ = ask(server, method, path, body)
+    assert (actual_status, list(reply)) == (status, ["error"])
+    assert reply["error"].startswith(message)
+    assert "\n" not in reply["error"]
 
 
-def test_a_request_that_is_too_large(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     for headers, body in (([(b"content-length", b"104857600")], b""), ((), b"x" * ((1 << 20) + 1))):
-        status, said, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
-        assert (status, said["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
+        status, reply, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
+        assert (status, reply["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
 
 
-def test_no_more_than_fits_is_answered_at_once(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(ROWS).encode()
     monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
     for headers in ([], [(b"content-length", b"%d" % (len(body) + 1))]):
-        status, said, told = ask(server, "POST", "/v1/models/mnist:predict", body + b" ", headers)
-        assert (status, said["error"], told["retry-after"]) == (503, "too many large requests at once", "1")
+        status, reply, reply_headers = ask(server, "POST", "/v1/models/mnist:predict", body + b" ", headers)
+        assert (status, reply["error"], reply_headers["retry-after"]) == (503, "too many large requests at once", "1")
     for headers in ([], [(b"content-length", b"%d" % len(body))]):
-        assert ask(server, "POST", "/v1/models/mnist:predict", body, headers)[0] == 200, "and it is given back"
+        assert ask(server, "POST", "/v1/models/mnist:predict", body, headers)[0] == 200, "its memory is released"
 
 
-def test_what_is_only_announced_takes_no_room(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a request take more than it has, where it comes in pieces and does not say how many."""
+def test_announced_bytes_use_no_memory(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunked request of unknown length also uses only the bytes received."""
     monkeypatch.setattr(module, "BODY_SECONDS", 0.5)
     path, body = "/v1/models/mnist:predict", json.dumps(ROWS).encode()
-    silent = [asking(server, "POST", path, [b"{", None], [(b"content-length", b"16777216")]) for _ in range(3)]
-    small = [asking(server, "POST", path, [body[:9], body[9:]]) for _ in range(20)]
-    answers = at_once(*silent, *small)
+    silent = [send_request(server, "POST", path, [b"{", None], [(b"content-length", b"16777216")]) for _ in range(3)]
+    small = [send_request(server, "POST", path, [body[:9], body[9:]]) for _ in range(20)]
+    answers = run_concurrently(*silent, *small)
     assert [status for status, *_ in answers] == [408] * 3 + [200] * 20
     assert "did not arrive within" in answers[0][1]["error"]
     assert answers[0][2]["connection"] == "close"
     monkeypatch.setattr(module, "MOST_BYTES_IN_PROGRESS", len(body))
-    assert ask(server, "POST", path, ROWS)[0] == 200, "what they had of it was given back"
+    assert ask(server, "POST", path, ROWS)[0] == 200, "their memory is released"
 
 
-def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_request_is_parsed_in_a_thread(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGE_BYTES", 0)
     assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
     assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
 
 
-def test_before_it_is_loaded(manager: ModelManager) -> None:
-    early = app(manager, ServerMetrics())
-    status, said, headers = ask(early, "POST", "/v1/models/mnist:predict", ROWS)
-    assert (status, said, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
+def test_requests_before_loading_are_refused(manager: ModelManager) -> None:
+    application = app(manager, ServerMetrics())
+    status, reply, headers = ask(application, "POST", "/v1/models/mnist:predict", ROWS)
+    assert (status, reply, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
 
 
-def test_what_takes_too_long(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_times_out(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.0)
     assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[0] == 504
 
 
-def test_figures_for_prometheus(server: Starlette) -> None:
+def test_metrics_for_prometheus(server: Starlette) -> None:
     ask(server, "POST", "/v1/models/mnist:predict", ROWS)
     for name in ("a", "b", "c"):
         ask(server, "POST", f"/v1/models/{name}:predict", ROWS)
     status, text, _ = ask(server, "GET", "/metrics")
     assert status == 200
     assert 'scaletier_requests_total{code="200",method="predict",model="mnist"} 1.0' in text
-    assert 'scaletier_requests_total{code="404",method="predict",model="?"} 3.0' in text, "a made-up name makes no new row"
+    assert 'scaletier_requests_total{code="404",method="predict",model="?"} 3.0' in text, (
+        "an unknown model name adds no new metric"
+    )
     assert 'scaletier_versions_available{model="mnist"} 1.0' in text
     assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
 
 
-def test_health_is_whether_it_has_loaded_what_there_is(manager: ModelManager) -> None:
+def test_health_needs_all_models_loaded(manager: ModelManager) -> None:
     server = app(manager, ServerMetrics())
     assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
     manager.follow()
     assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})
 
 
-def test_an_address_that_this_host_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--bucket", str(tmp_path), "--cache", str(tmp_path), "--host", "127.0.0.1", "192.0.2.1", "--port", "0"]
-    assert main(given) == 1
-    said = "<3>serving: cannot listen: Cannot assign requested address (while attempting to bind on address ('192.0.2.1', 0))\n"
-    assert capsys.readouterr().err == said
+def test_a_foreign_address_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--bucket", str(tmp_path), "--cache", str(tmp_path), "--host", "127.0.0.1", "192.0.2.1", "--port", "0"]
+    assert main(arguments) == 1
+    message = (
+        "<3>serving: cannot listen: Cannot assign requested address (while attempting to bind on address ('192.0.2.1', 0))\n"
+    )
+    assert capsys.readouterr().err == message

@@ -1,4 +1,4 @@
-"""The states of a model's versions; of two concurrent changes none is lost."""
+"""The states of a model's versions; no concurrent change is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.
 FILES = {"saved_model.pb": "00"}
 
 
-def with_versions(*names: str) -> Model:
+def make_model(*names: str) -> Model:
     model = Model("mnist")
     for name in names:
         model = model.add_version(Version(name, token=name)).set_files(name, name, FILES, 3).mark_ready(name, name)
@@ -27,7 +27,7 @@ def with_versions(*names: str) -> Model:
 
 def test_the_first_version_that_is_ready_is_the_default() -> None:
     model = Model("mnist").add_version(Version("v1", token="a"))
-    assert (model.default, model.version("v1").loadable) == ("", False), "its files are on their way"
+    assert (model.default, model.version("v1").loadable) == ("", False), "its files are being uploaded"
     model = model.set_files("v1", "a", FILES, 3)
     assert (model.default, model.version("v1").loadable) == ("", True), "servers try it"
     model = model.mark_ready("v1", "a")
@@ -35,7 +35,7 @@ def test_the_first_version_that_is_ready_is_the_default() -> None:
     assert model.add_version(Version("v2", token="b")).set_files("v2", "b", FILES, 3).mark_ready("v2", "b").default == "v1"
 
 
-def test_one_that_failed_is_never_the_default() -> None:
+def test_a_failed_version_is_never_the_default() -> None:
     model = (
         Model("mnist")
         .add_version(Version("v1", token="a"))
@@ -56,7 +56,7 @@ def test_one_that_failed_is_never_the_default() -> None:
 
 
 def test_a_name_is_used_once() -> None:
-    model = with_versions("v1", "v2").delete("v2")
+    model = make_model("v1", "v2").delete("v2")
     for name, was in (("v1", "it is READY"), ("v2", "it was deleted")):
         with pytest.raises(
             ModelError, match=rf"version {name} of model mnist was made at .* \({was}\), and a name is used once"
@@ -67,26 +67,30 @@ def test_a_name_is_used_once() -> None:
         model.version("v2")
 
 
-def test_a_deployment_that_came_to_nothing_leaves_the_name() -> None:
+def test_a_failed_deployment_frees_the_name() -> None:
     model = Model("mnist").add_version(Version("v1", token="a"))
-    assert model.add_version(Version("v1", token="a")) == model, "the same again is nothing new"
+    assert model.add_version(Version("v1", token="a")) == model, "the same change again has no effect"
     model = model.mark_failed("v1", "a", "interrupted").add_version(Version("v1", token="b"))
     assert [(v.name, v.state, v.token) for v in model.versions] == [("v1", "CREATING", "b")]
 
 
-def test_the_default_goes_last() -> None:
-    model = with_versions("v1", "v2")
+def test_the_default_is_deleted_last() -> None:
+    model = make_model("v1", "v2")
     for change in (model.undeploy, model.delete):
         with pytest.raises(ModelError, match="version v1 is the default of model mnist: fab set-default mnist v2 first"):
             change("v1")
     model = model.with_default("v2").undeploy("v1")
     assert (model.default, model.version("v1").state, model.version("v1").loadable) == ("v2", "UNDEPLOYED", False)
-    assert model.delete("v2").default == "", "there is no other that is served"
-    again = model.redeploy("v1", "token")
-    assert (again.version("v1").state, again.version("v1").files, again.version("v1").token) == ("CREATING", FILES, "token")
-    assert again.mark_ready("v1", "token").default == "v2"
-    assert again.mark_failed("v1", "token", "why").redeploy("v1", "new").version("v1").state is CREATING, (
-        "what failed is tried again"
+    assert model.delete("v2").default == "", "no other version is served"
+    redeployed = model.redeploy("v1", "token")
+    assert (redeployed.version("v1").state, redeployed.version("v1").files, redeployed.version("v1").token) == (
+        "CREATING",
+        FILES,
+        "token",
+    )
+    assert redeployed.mark_ready("v1", "token").default == "v2"
+    assert redeployed.mark_failed("v1", "token", "why").redeploy("v1", "new").version("v1").state is CREATING, (
+        "a failed version is retried"
     )
     with pytest.raises(ModelError, match="only a version that has files and is not served can be redeployed"):
         model.redeploy("v2", "token")
@@ -104,7 +108,7 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(changes: list[tuple[str, str]]) -> None:
+def test_after_any_changes_the_default_is_ready_and_names_are_unique(changes: list[tuple[str, str]]) -> None:
     model = Model("mnist")
     more = {"set_files": ("t", FILES, 3), "mark_ready": ("t",), "mark_failed": ("t", "why"), "redeploy": ("t",)}
     for number, (change, name) in enumerate(changes):
@@ -119,13 +123,13 @@ def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(chang
         assert Model.from_json(model.to_json()) == model
 
 
-def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
+def test_a_catalog_lists_models_and_invalid_records(tmp_path: Path) -> None:
     catalog = Catalog(FolderBucket(tmp_path))
     assert catalog.models() == ([], [])
     with pytest.raises(ModelError, match="there is no model 'mnist'"):
         catalog.change("mnist", lambda model: model.with_default("v1"))
-    made = catalog.change("mnist", lambda model: model.add_version(Version("v1", token="a")), create=True)
-    assert (catalog.model("mnist"), catalog.models()) == (made, ([made], []))
+    mnist = catalog.change("mnist", lambda model: model.add_version(Version("v1", token="a")), create=True)
+    assert (catalog.model("mnist"), catalog.models()) == (mnist, ([mnist], []))
     assert (path_of("mnist"), folder_of("mnist", "v1")) == ("models/mnist/model.json", "models/mnist/versions/v1")
     (tmp_path / "models/bad").mkdir()
     (tmp_path / "models/bad/model.json").write_text("{")
@@ -133,15 +137,15 @@ def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
     odd = Model("odd", versions=[Version("../../x", token="a")])
     (tmp_path / "models/odd/model.json").write_bytes(odd.to_json())
     (tmp_path / "models/other").mkdir()
-    (tmp_path / "models/other/model.json").write_bytes(made.to_json())
-    found, bad = catalog.models()
-    assert (found, [line.partition(":")[0] for line in bad]) == ([made], ["bad", "odd", "other"])
+    (tmp_path / "models/other/model.json").write_bytes(mnist.to_json())
+    models, invalid = catalog.models()
+    assert (models, [line.partition(":")[0] for line in invalid]) == ([mnist], ["bad", "odd", "other"])
     with pytest.raises(RecordError, match=r"model\.json says that it is that of model 'mnist'"):
         catalog.model("other")
 
 
-def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_path: Path) -> None:
-    won: list[str] = []
+def test_of_twenty_concurrent_deployments_one_gets_each_name(tmp_path: Path) -> None:
+    winners: list[str] = []
 
     def deploy(number: int) -> None:
         name, token = f"v{number % 10}", str(number)
@@ -154,7 +158,7 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
             )
         except ModelError:
             return
-        won.append(name)
+        winners.append(name)
 
     threads = [threading.Thread(target=deploy, args=(number,)) for number in range(20)]
     for thread in threads:
@@ -163,6 +167,6 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
         thread.join()
     model = Catalog(FolderBucket(tmp_path)).model("mnist")
     assert model is not None
-    assert sorted(won) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
+    assert sorted(winners) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
     assert {version.state for version in model.versions} == {READY}
-    assert model.default in won
+    assert model.default in winners

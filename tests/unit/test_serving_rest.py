@@ -20,7 +20,7 @@ for _ in range(40):
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
 
 
-def asked(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
+def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
     arrays, by_rows = rest.predict(rest.body_of(json.dumps(body).encode()), signature)
     return {name: array.tolist() for name, array in arrays.items()}, by_rows
 
@@ -43,12 +43,12 @@ def asked(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
         ({"instances": [{"key": 3.0, "text": "a"}]}, TWO, {"key": [3], "text": [b"a"]}, True),
     ],
 )
-def test_a_request(body: Any, signature: Signature, arrays: dict[str, Any], by_rows: bool) -> None:
-    assert asked(body, signature) == (arrays, by_rows)
+def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, Any], by_rows: bool) -> None:
+    assert parse(body, signature) == (arrays, by_rows)
 
 
 @pytest.mark.parametrize(
-    ("body", "signature", "says"),
+    ("body", "signature", "message"),
     [
         ([1], ONE, "the request must be a JSON object with instances, or inputs"),
         ({}, ONE, "the request must have either instances (rows) or inputs (columns)"),
@@ -73,38 +73,38 @@ def test_a_request(body: Any, signature: Signature, arrays: dict[str, Any], by_r
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],
 )
-def test_a_request_that_is_none(body: Any, signature: Signature, says: str) -> None:
+def test_an_invalid_request_is_refused(body: Any, signature: Signature, message: str) -> None:
     with pytest.raises(RestError) as caught:
-        asked(body, signature)
-    assert says in str(caught.value)
+        parse(body, signature)
+    assert message in str(caught.value)
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("content", [b"{", b"NaN", b'{"instances": [NaN]}', b"\xff", b""])
-def test_what_is_no_json(content: bytes) -> None:
+def test_invalid_json_is_refused(content: bytes) -> None:
     with pytest.raises(RestError, match="the request is no JSON"):
         rest.body_of(content)
 
 
 def test_an_answer_by_rows_and_by_columns() -> None:
-    both = {"a": np.array([1, 2], np.int64), "b": np.array([[0.5], [0.25]], np.float32)}
-    assert json.loads(rest.answer(both, True)) == {"predictions": [{"a": 1, "b": [0.5]}, {"a": 2, "b": [0.25]}]}
-    assert json.loads(rest.answer(both, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
-    assert json.loads(rest.answer({"b": both["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
-    assert json.loads(rest.answer({"b": both["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
+    outputs = {"a": np.array([1, 2], np.int64), "b": np.array([[0.5], [0.25]], np.float32)}
+    assert json.loads(rest.answer(outputs, True)) == {"predictions": [{"a": 1, "b": [0.5]}, {"a": 2, "b": [0.25]}]}
+    assert json.loads(rest.answer(outputs, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
+    assert json.loads(rest.answer({"b": outputs["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
+    assert json.loads(rest.answer({"b": outputs["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
     with pytest.raises(RestError, match="have not one row for each instance"):
         rest.answer({"a": np.zeros(2), "b": np.zeros(())}, True)
     with pytest.raises(RestError, match="have not one row for each instance"):
         rest.answer({"a": np.zeros(2), "b": np.zeros(3)}, True)
 
 
-def test_an_answer_with_texts_bytes_and_no_numbers() -> None:
+def test_an_answer_with_strings_bytes_and_nan() -> None:
     texts = {"label": np.array([b"cat"], object), "image_bytes": np.array([b"\xff"], object)}
     assert json.loads(rest.answer(texts, True)) == {"predictions": [{"label": "cat", "image_bytes": {"b64": "/w=="}}]}
     assert rest.answer({"y": np.array([np.nan, np.inf, 1.0])}, True) == b'{"predictions":[NaN,Infinity,1.0]}'
 
 
-def test_to_classify() -> None:
+def test_classify_requests_and_answers() -> None:
     body = {"context": {"a": 1}, "examples": [{"b": 2}, {"a": 3, "b": 4}]}
     assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     scores = np.array([[0.25, 0.75]])
@@ -118,7 +118,7 @@ def test_to_classify() -> None:
         rest.classified({"y": np.zeros(3)})
 
 
-def test_signatures() -> None:
+def test_signatures_are_described() -> None:
     assert rest.chosen({"serving_default": ONE}, rest.signature_name({})) is ONE
     with pytest.raises(RestError, match=r"there is no signature 'x'; there are serving_default$"):
         rest.chosen({"serving_default": ONE}, rest.signature_name({"signature_name": "x"}))
@@ -129,7 +129,7 @@ def test_signatures() -> None:
     assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows
 
 
-def test_lines_are_the_predictions_one_by_one_and_the_same_in_every_process() -> None:
+def test_lines_are_single_predictions_and_equal_in_every_process() -> None:
     outputs = {"y": np.array([0.5, 1.5], np.float32), "a": np.array([1, 2])}
     assert rest.lines(outputs, 2) == [b'{"a":1,"y":0.5}', b'{"a":2,"y":1.5}']
     assert rest.lines({"y": np.array([[1, 2]])}, 1) == [b"[1,2]"]

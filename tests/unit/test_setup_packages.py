@@ -27,19 +27,19 @@ def packages() -> ModuleType:
     return load("packages")
 
 
-def test_settings_of_pip_come_from_the_environment_first() -> None:
+def test_pip_settings_of_the_environment_come_first() -> None:
     assert settings.parse(LISTED) == {
         "cert": "/etc/ca.pem",
         "disable-pip-version-check": "1",
         "find-links": "/opt/wheels /more",
         "index-url": "https://two.example/simple",
     }
-    both = "global.cert='a'\n:env:.cert='b'\n"
-    assert settings.parse(both) == {"cert": "b"}
+    output = "global.cert='a'\n:env:.cert='b'\n"
+    assert settings.parse(output) == {"cert": "b"}
 
 
-def test_settings_of_pip_become_those_of_uv() -> None:
-    given = {"HOME": "/root", "UV_INDEX": "https://mine.example"}
+def test_pip_settings_become_uv_settings() -> None:
+    environment = {"HOME": "/root", "UV_INDEX": "https://mine.example"}
     options = settings.parse(LISTED) | {"extra-index-url": "https://a.example\nhttps://b.example"}
     assert settings.translate(options, {"HOME": "/root"}) == {
         "HOME": "/root",
@@ -49,7 +49,7 @@ def test_settings_of_pip_become_those_of_uv() -> None:
         "UV_INDEX": "https://a.example https://b.example",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }
-    assert settings.translate(options, given)["UV_INDEX"] == "https://mine.example", "a setting of uv itself stays"
+    assert settings.translate(options, environment)["UV_INDEX"] == "https://mine.example", "a uv setting stays"
 
 
 def test_a_setting_that_uv_lacks_is_named() -> None:
@@ -57,7 +57,7 @@ def test_a_setting_that_uv_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "failing", "ran"),
+    ("pip_settings", "failing", "tools"),
     [
         ("", "", ["pip", "uv"]),
         ("", "/uv", ["pip", "uv", "pip"]),
@@ -65,8 +65,8 @@ def test_a_setting_that_uv_lacks_is_named() -> None:
         ("global.require-hashes='1'", "", ["pip"]),
     ],
 )
-def test_pip_installs_what_uv_cannot(
-    packages: ModuleType, monkeypatch: pytest.MonkeyPatch, listed: str, failing: str, ran: list[str]
+def test_pip_installs_if_uv_cannot(
+    packages: ModuleType, monkeypatch: pytest.MonkeyPatch, pip_settings: str, failing: str, tools: list[str]
 ) -> None:
     commands: list[tuple[str, ...]] = []
 
@@ -75,20 +75,20 @@ def test_pip_installs_what_uv_cannot(
         return int(bool(failing) and any(word.endswith(failing) for word in command))
 
     class Listed:
-        stdout = listed
+        stdout = pip_settings
 
     monkeypatch.setattr(packages, "run", run)
     monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: Listed)
     assert packages.install("image") == 0
-    assert ["uv" if command[0].endswith("uv") else "pip" for command in commands] == ran
+    assert ["uv" if command[0].endswith("uv") else "pip" for command in commands] == tools
     assert commands[-1][-2:] == ("--editable", ".[image]")
     assert all("--python" in command for command in commands if command[0].endswith("uv"))
     files = {word for command in commands for before, word in pairwise(command) if before in ("-r", "--constraint")}
     assert all((SETUP.parent / file).is_file() for file in files)
 
 
-def test_the_script_fab_is_this_projects(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Fabric has a script of that name too, and uv installs packages side by side."""
+def test_the_fab_script_is_this_project_s(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fabric has a script of that name too, and uv installs packages in parallel."""
     commands: list[str] = []
     monkeypatch.setattr(packages, "install", lambda extra: 0)
     monkeypatch.setattr(packages, "run", lambda *command: commands.append(" ".join(command[1:4])) or 0)

@@ -21,8 +21,8 @@ BASE = "/usr/bin:/bin"
 OF_THE_CHECKOUT = "the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
 
 
-def test_one_version_of_pulumi() -> None:
-    """What is required of a user's own is what is pinned, built and told to Pulumi itself."""
+def test_all_versions_of_pulumi_agree() -> None:
+    """The version required of a user's own Pulumi equals the pinned, built and declared one."""
     root = SETUP.parent
     assert f"least_pulumi={LEAST}\n" in (SETUP / "common.sh").read_text()
     assert f'requiredPulumiVersion: ">={LEAST}"\n' in (root / "Pulumi.yaml").read_text()
@@ -32,72 +32,72 @@ def test_one_version_of_pulumi() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout that has only the set-up scripts, and bin/ for the programs that it finds."""
+    """Return a checkout with only the set-up scripts, and bin/ on its PATH for fake programs."""
     (root := tmp_path / "checkout").joinpath("bin").mkdir(parents=True)
     shutil.copytree(SETUP, root / "setup", ignore=shutil.ignore_patterns("go.*", "*.go"))
-    program(root / "bin" / "python3", f'exec {sys.executable} "$@"')
+    write_program(root / "bin" / "python3", f'exec {sys.executable} "$@"')
     return root
 
 
-def program(path: Path, script: str) -> Path:
+def write_program(path: Path, script: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-def sh(root: Path, *command: str, path: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def run_script(root: Path, *command: str, path: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{path}{root}/bin:{BASE}", "HOME": str(root), **env}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=limit(), check=False)
 
 
-def common(root: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return sh(root, "sh", "-euc", f"part=test; . setup/common.sh; {script}", **env)
+def run_common(root: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return run_script(root, "sh", "-euc", f"part=test; . setup/common.sh; {script}", **env)
 
 
-def test_which_version_is_enough(checkout: Path) -> None:
+def test_version_comparison(checkout: Path) -> None:
     enough = ["3.250.0 3.250.0", "3.251.0-alpha.1 3.250.0", "4.0.0 3.250.0", "1.26 1.25.11"]
     too_old = ["3.99.9 3.250.0", "1.25.9 1.25.11"]
     script = "; ".join(f"if newer {pair}; then echo {pair}; fi" for pair in [*enough, *too_old])
-    assert common(checkout, script).stdout.splitlines() == enough
+    assert run_common(checkout, script).stdout.splitlines() == enough
 
 
-def test_the_first_python_that_fits(checkout: Path) -> None:
-    program(checkout / "bin" / "python3.11", "exit 1")  # as pyenv's, where that version is not chosen
-    program(checkout / "bin" / "python3.12", "exit 0")
-    assert common(checkout, "find_python; echo $python").stdout == "python3.12\n"
-    mine = program(checkout / "mine", "exit 0")
-    assert common(checkout, "find_python; echo $python", PYTHON=str(mine)).stdout == f"{mine}\n"
+def test_the_first_suitable_python_is_used(checkout: Path) -> None:
+    write_program(checkout / "bin" / "python3.11", "exit 1")  # like pyenv's for a version that is not selected
+    write_program(checkout / "bin" / "python3.12", "exit 0")
+    assert run_common(checkout, "find_python; echo $python").stdout == "python3.12\n"
+    python = write_program(checkout / "mine", "exit 0")
+    assert run_common(checkout, "find_python; echo $python", PYTHON=str(python)).stdout == f"{python}\n"
 
 
-def test_without_a_python_that_fits(checkout: Path) -> None:
-    ran = common(checkout, "find_python || fail none", PYTHON="/nowhere/python")
-    assert (ran.returncode, ran.stderr) == (2, "test: none\n")
+def test_no_suitable_python_is_an_error(checkout: Path) -> None:
+    result = run_common(checkout, "find_python || fail none", PYTHON="/nowhere/python")
+    assert (result.returncode, result.stderr) == (2, "test: none\n")
 
 
-def choose(root: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run_choose(root: Path, **env: str) -> subprocess.CompletedProcess[str]:
     nowhere = (root / "nowhere").as_uri()
-    return sh(root, "setup/pulumi-cli.sh", **{"PULUMI_DOWNLOADS": nowhere, "PULUMI_SUMS": f"{nowhere}/sums", **env})
+    return run_script(root, "setup/pulumi-cli.sh", **{"PULUMI_DOWNLOADS": nowhere, "PULUMI_SUMS": f"{nowhere}/sums", **env})
 
 
-def chosen(root: Path) -> str:
+def chosen_pulumi(root: Path) -> str:
     return (root / ".cache/pulumi/cli").read_text().strip()
 
 
 def test_a_users_own_pulumi_comes_first(checkout: Path) -> None:
-    own = program(checkout / "bin/pulumi", "echo v3.260.1")
+    own_pulumi = write_program(checkout / "bin/pulumi", "echo v3.260.1")
     # Another checkout's wrapper is no Pulumi of the user's own.
     (venv := checkout / "other/bin").mkdir(parents=True)
-    program(checkout / "other/setup/pulumi.sh", "echo v9.0.0")
+    write_program(checkout / "other/setup/pulumi.sh", "echo v9.0.0")
     (venv / "pulumi").symlink_to("../setup/pulumi.sh")
-    ran = choose(checkout, path=f"{venv}:")
-    assert (ran.returncode, ran.stdout) == (0, f"pulumi: your own, {own} (v3.260.1)\n")
-    assert chosen(checkout) == str(own)
-    assert choose(checkout, SETUP_TOGETHER="60").stdout == "", "nothing has changed"
+    result = run_choose(checkout, path=f"{venv}:")
+    assert (result.returncode, result.stdout) == (0, f"pulumi: your own, {own_pulumi} (v3.260.1)\n")
+    assert chosen_pulumi(checkout) == str(own_pulumi)
+    assert run_choose(checkout, SETUP_TOGETHER="60").stdout == "", "the choice is unchanged"
 
 
-def release(folder: Path, version: str) -> tuple[str, str]:
-    """Make a release of Pulumi as it is published; return its address, and its sums."""
+def publish_release(folder: Path, version: str) -> tuple[str, str]:
+    """Publish a release of Pulumi in a folder; return its URL and its checksums."""
     folder.mkdir()
     system = {"Linux": "linux", "Darwin": "darwin"}[platform.system()]
     machine = {"x86_64": "x64"}.get(platform.machine(), "arm64")
@@ -112,37 +112,37 @@ def release(folder: Path, version: str) -> tuple[str, str]:
     return folder.as_uri(), sums.as_uri()
 
 
-def test_where_ones_own_is_old_the_download_is_taken(checkout: Path) -> None:
-    own = program(checkout / "bin/pulumi", "echo v3.99.0")
-    downloads, sums = release(checkout / "release", LEAST)
-    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert f"(v3.99.0, {own})" in ran.stdout
-    assert re.fullmatch(rf"pulumi: v{LEAST}, Pulumi's download, \d+ s", ran.stdout.splitlines()[-1])
-    assert chosen(checkout) == str(checkout / ".cache/pulumi/pulumi")
-    again = choose(checkout)
-    assert again.stdout.splitlines()[-1] == f"pulumi: v{LEAST} is there"
+def test_the_download_replaces_an_old_own_pulumi(checkout: Path) -> None:
+    own_pulumi = write_program(checkout / "bin/pulumi", "echo v3.99.0")
+    downloads, sums = publish_release(checkout / "release", LEAST)
+    result = run_choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"(v3.99.0, {own_pulumi})" in result.stdout
+    assert re.fullmatch(rf"pulumi: v{LEAST}, Pulumi's download, \d+ s", result.stdout.splitlines()[-1])
+    assert chosen_pulumi(checkout) == str(checkout / ".cache/pulumi/pulumi")
+    result_again = run_choose(checkout)
+    assert result_again.stdout.splitlines()[-1] == f"pulumi: v{LEAST} is there"
 
 
-def test_a_download_that_is_not_what_was_published_is_not_used(checkout: Path) -> None:
-    downloads, sums = release(checkout / "release", LEAST)
+def test_a_download_with_a_wrong_checksum_is_not_used(checkout: Path) -> None:
+    downloads, sums = publish_release(checkout / "release", LEAST)
     (checkout / "release/sums").write_text(re.sub("^.", "x", (checkout / "release/sums").read_text()))
-    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
-    assert ran.returncode == 2
-    assert "is not what was published" in ran.stderr
-    assert "no Go 1.25.11 or later to build it" in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
+    result = run_choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert result.returncode == 2
+    assert "is not what was published" in result.stderr
+    assert "no Go 1.25.11 or later to build it" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     assert not list((checkout / ".cache/pulumi").glob("*pulumi*"))
 
 
 def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
-    downloads, sums = release(checkout / "release", LEAST)
+    downloads, sums = publish_release(checkout / "release", LEAST)
     (archive,) = (checkout / "release").glob("*.tar.gz")
     archive.write_bytes(archive.read_bytes()[:99])
     (checkout / "release/sums").write_text(f"{hashlib.sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n")
-    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-    assert f"{archive.name} cannot be unpacked" in ran.stderr
+    result = run_choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert f"{archive.name} cannot be unpacked" in result.stderr
     assert not (checkout / ".cache/pulumi/cli").exists()
     assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
 
@@ -166,7 +166,7 @@ def test_a_build_leaves_out_unused_files(checkout: Path) -> None:
     for folder in ("pulumi", "language-python"):
         for name in ("go.mod", "go.sum"):
             (root / "setup" / folder / name).touch()
-    program(
+    write_program(
         root / "bin/go",
         f"""for last; do :; done
 case $1 in
@@ -185,9 +185,9 @@ case $1 in
     chmod +x "$2" ;;
 esac""",
     )
-    ran = choose(root)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert re.fullmatch(rf"pulumi: v{LEAST}, built by go1.26.0, \d+ s", ran.stdout.splitlines()[-1])
+    result = run_choose(root)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(rf"pulumi: v{LEAST}, built by go1.26.0, \d+ s", result.stdout.splitlines()[-1])
     replaced, cli, host = (root / "go.log").read_text().splitlines()
     assert "-replace github.com/pulumi/pulumi/pkg/v3=../../.cache/pulumi/source/cli" in replaced
     assert " -modfile=../../.cache/pulumi/source/go.mod -tags=disable_grpc_modules " in cli
@@ -202,36 +202,36 @@ esac""",
     assert not (root / ".cache/pulumi/source").exists()
 
 
-def test_the_wrapper_runs_what_was_chosen(checkout: Path) -> None:
-    program(checkout / "bin/pulumi", 'echo v3.300.0 "$PULUMI_CONFIG_PASSPHRASE_FILE" "$@"')
-    choose(checkout)
+def test_the_wrapper_runs_the_chosen_pulumi(checkout: Path) -> None:
+    write_program(checkout / "bin/pulumi", 'echo v3.300.0 "$PULUMI_CONFIG_PASSPHRASE_FILE" "$@"')
+    run_choose(checkout)
     (checkout / ".venv/bin").mkdir(parents=True)
     (checkout / ".venv/bin/pulumi").symlink_to("../../setup/pulumi.sh")
     (link := checkout / "mine").symlink_to(".venv/bin/pulumi")
     for called in (checkout / ".venv/bin/pulumi", link):
-        assert sh(checkout, str(called), "up").stdout == f"v3.300.0 {checkout}/.pulumi-state/passphrase up\n"
+        assert run_script(checkout, str(called), "up").stdout == f"v3.300.0 {checkout}/.pulumi-state/passphrase up\n"
     (checkout / "bin/pulumi").unlink()
-    ran = sh(checkout, ".venv/bin/pulumi", "up")
-    assert (ran.returncode, ran.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
+    result = run_script(checkout, ".venv/bin/pulumi", "up")
+    assert (result.returncode, result.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
 
 
-def wrapper(root: Path, cwd: Path | None = None, **env: str) -> tuple[list[str], str]:
-    """Return what the wrapper's Pulumi sees, passphrase, its file and the state, and the wrapper's output."""
-    shown = (
+def run_wrapper(root: Path, cwd: Path | None = None, **env: str) -> tuple[list[str], str]:
+    """Return the passphrase, its file and the backend that the wrapper's Pulumi gets, and the wrapper's stderr."""
+    print_environment = (
         'echo "${PULUMI_CONFIG_PASSPHRASE-unset}"; echo "${PULUMI_CONFIG_PASSPHRASE_FILE-unset}"; echo "${PULUMI_BACKEND_URL-}"'
     )
-    program(root / "bin/pulumi", f"[ $1 != version ] || {{ echo v3.300.0; exit; }}\n{shown}")
-    choose(root)
+    write_program(root / "bin/pulumi", f"[ $1 != version ] || {{ echo v3.300.0; exit; }}\n{print_environment}")
+    run_choose(root)
     (root / ".venv/bin").mkdir(parents=True, exist_ok=True)
     if not (link := root / ".venv/bin/pulumi").is_symlink():
         link.symlink_to("../../setup/pulumi.sh")
     script = f"cd {cwd or root} && exec {link} up"
-    ran = sh(root, "sh", "-c", script, **env)
-    return ran.stdout.splitlines(), ran.stderr
+    result = run_script(root, "sh", "-c", script, **env)
+    return result.stdout.splitlines(), result.stderr
 
 
 @pytest.mark.parametrize(
-    ("given", "unused"),
+    ("variables", "unused"),
     [
         ({"PULUMI_CONFIG_PASSPHRASE": ""}, "PULUMI_CONFIG_PASSPHRASE"),
         ({"PULUMI_CONFIG_PASSPHRASE": "another"}, "PULUMI_CONFIG_PASSPHRASE"),
@@ -242,22 +242,22 @@ def wrapper(root: Path, cwd: Path | None = None, **env: str) -> tuple[list[str],
         ({}, ""),
     ],
 )
-def test_the_passphrase_of_the_checkout_goes_before_others(checkout: Path, given: dict[str, str], unused: str) -> None:
+def test_the_checkout_s_passphrase_has_precedence(checkout: Path, variables: dict[str, str], unused: str) -> None:
     state_of(checkout).mkdir()
-    (own := checkout / ".pulumi-state/passphrase").write_text("secret\n")
-    seen, said = wrapper(checkout, **given)
-    assert seen[:2] == ["unset", str(own)]
+    (own_file := checkout / ".pulumi-state/passphrase").write_text("secret\n")
+    environment, message = run_wrapper(checkout, **variables)
+    assert environment[:2] == ["unset", str(own_file)]
     line = f"pulumi: {unused} is not used: {OF_THE_CHECKOUT}\n"
-    assert said == (line if unused else "")
+    assert message == (line if unused else "")
 
 
-def test_no_stack_is_sealed_with_an_empty_passphrase(checkout: Path) -> None:
-    own = checkout / ".pulumi-state/passphrase"
-    assert wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="")[0][:2] == ["unset", str(own)], "which Pulumi refuses"
-    assert wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="mine")[0][:2] == ["mine", "unset"], "before make setup"
-    own.parent.mkdir()
-    own.touch()
-    assert wrapper(checkout) == ([], "pulumi: .pulumi-state/passphrase is empty: put the passphrase back\n")
+def test_no_stack_is_encrypted_with_an_empty_passphrase(checkout: Path) -> None:
+    own_file = checkout / ".pulumi-state/passphrase"
+    assert run_wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="")[0][:2] == ["unset", str(own_file)], "Pulumi refuses an empty one"
+    assert run_wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="mine")[0][:2] == ["mine", "unset"], "before make setup"
+    own_file.parent.mkdir()
+    own_file.touch()
+    assert run_wrapper(checkout) == ([], "pulumi: .pulumi-state/passphrase is empty: put the passphrase back\n")
 
 
 def test_another_state_has_its_own_passphrase(checkout: Path) -> None:
@@ -265,26 +265,26 @@ def test_another_state_has_its_own_passphrase(checkout: Path) -> None:
     (checkout / ".pulumi-state").mkdir()
     (checkout / ".pulumi-state/passphrase").write_text("secret\n")
     for backend in ("gs://team", f"file://{team}", "file://~/team"):
-        given = {"PULUMI_BACKEND_URL": backend, "PULUMI_CONFIG_PASSPHRASE": ""}
-        assert wrapper(checkout, **given) == (["", "unset", backend], "")
-    seen, _ = wrapper(checkout, team, PULUMI_BACKEND_URL="file://./x", PULUMI_CONFIG_PASSPHRASE="")
-    assert seen[2] == f"file://{team}/./x", "the program runs in another folder"
+        variables = {"PULUMI_BACKEND_URL": backend, "PULUMI_CONFIG_PASSPHRASE": ""}
+        assert run_wrapper(checkout, **variables) == (["", "unset", backend], "")
+    environment, _ = run_wrapper(checkout, team, PULUMI_BACKEND_URL="file://./x", PULUMI_CONFIG_PASSPHRASE="")
+    assert environment[2] == f"file://{team}/./x", "the program runs in another folder"
 
 
-def stack(root: Path, selects: str = "true", outputs: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `make stack` with a Pulumi that records how it opens the stack that it makes."""
+def run_stack(root: Path, selects: str = "true", outputs: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `make stack` with a Pulumi that records the passphrase of the created stack."""
     sealed = 'echo "${PULUMI_CONFIG_PASSPHRASE-$(cat "$PULUMI_CONFIG_PASSPHRASE_FILE")}" >sealed'
     case = f"case $1$2 in stackinit) {sealed} ;; stackselect) {selects} ;; stackoutput) {outputs} ;; esac"
-    program(root / ".venv/bin/pulumi", case)
-    program(root / ".venv/bin/python", f'shift 2; exec {sys.executable} {SETUP.parent}/infra/backend.py "$@"')
-    return sh(root, "setup/stack.sh", **env)
+    write_program(root / ".venv/bin/pulumi", case)
+    write_program(root / ".venv/bin/python", f'shift 2; exec {sys.executable} {SETUP.parent}/infra/backend.py "$@"')
+    return run_script(root, "setup/stack.sh", **env)
 
 
-def test_a_stack_is_sealed_with_the_checkout_s_own_passphrase(checkout: Path) -> None:
-    for given in ({"PULUMI_CONFIG_PASSPHRASE": ""}, {"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}):
-        ran = stack(checkout, **given)
-        line = f"stack: {next(iter(given))} is not used: {OF_THE_CHECKOUT}"
-        assert (ran.returncode, ran.stdout, ran.stderr.splitlines()) == (0, "stack: made local\n", [line])
+def test_a_stack_is_encrypted_with_the_checkout_s_passphrase(checkout: Path) -> None:
+    for variables in ({"PULUMI_CONFIG_PASSPHRASE": ""}, {"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}):
+        result = run_stack(checkout, **variables)
+        line = f"stack: {next(iter(variables))} is not used: {OF_THE_CHECKOUT}"
+        assert (result.returncode, result.stdout, result.stderr.splitlines()) == (0, "stack: made local\n", [line])
         passphrase = (checkout / ".pulumi-state/passphrase").read_text()
         assert len(passphrase) > 20
         assert (checkout / "sealed").read_text() == passphrase
@@ -292,39 +292,47 @@ def test_a_stack_is_sealed_with_the_checkout_s_own_passphrase(checkout: Path) ->
 
 def test_a_lost_passphrase_is_not_replaced(checkout: Path) -> None:
     state = state_of(checkout, "local.json")
-    ran = stack(checkout)
-    said = "stack: .pulumi-state/passphrase is missing, and stack local cannot be read without it: put it back\n"
-    assert (ran.returncode, ran.stderr) == (2, said)
+    result = run_stack(checkout)
+    message = "stack: .pulumi-state/passphrase is missing, and stack local cannot be read without it: put it back\n"
+    assert (result.returncode, result.stderr) == (2, message)
     assert not (state / "passphrase").exists()
 
 
 def test_a_stack_of_another_state_is_selected_if_it_opens(checkout: Path) -> None:
     team = {"PULUMI_BACKEND_URL": "gs://team"}
-    ran = stack(checkout, **team)
-    assert (ran.returncode, ran.stdout) == (0, "stack: local of gs://team is selected\n")
-    ran = stack(checkout, selects="{ echo \"error: no stack named 'local' found\" >&2; exit 255; }", **team)
-    said = "no stack named 'local' found in gs://team (PULUMI_BACKEND_URL): make one as docs/team.md says"
-    assert (ran.returncode, ran.stderr) == (2, f"stack: {said}\n")
+    result = run_stack(checkout, **team)
+    assert (result.returncode, result.stdout) == (0, "stack: local of gs://team is selected\n")
+    result = run_stack(checkout, selects="{ echo \"error: no stack named 'local' found\" >&2; exit 255; }", **team)
+    message = "no stack named 'local' found in gs://team (PULUMI_BACKEND_URL): make one as docs/team.md says"
+    assert (result.returncode, result.stderr) == (2, f"stack: {message}\n")
     wrong = "{ echo 'error: failed to decrypt: incorrect passphrase' >&2; exit 255; }"
-    ran = stack(checkout, outputs=wrong, PULUMI_CONFIG_PASSPHRASE="", **team)
-    said = "PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"
-    assert (ran.returncode, ran.stderr) == (2, f"stack: the state in gs://team (PULUMI_BACKEND_URL) cannot be read: {said}\n")
+    result = run_stack(checkout, outputs=wrong, PULUMI_CONFIG_PASSPHRASE="", **team)
+    message = "PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"stack: the state in gs://team (PULUMI_BACKEND_URL) cannot be read: {message}\n",
+    )
 
 
-def test_what_is_needed_of_root_is_said_before_anything_is_done(checkout: Path) -> None:
-    """All of it at once, to somebody who is not root, where nothing is there."""
-    program(checkout / "bin/id", "echo 1000")
-    program(checkout / "bin/sudo", "exit 1")
-    ran = sh(checkout, "setup/needs.sh", SCALETIER_LXD_SOCKET=str(checkout / "none"), PYTHON="/nowhere/python")
-    assert ran.returncode == 2
-    assert ran.stdout == ""
-    for said in ("LXD started: sudo setup/lxd.sh system", "NOPASSWD: /usr", "sudo setup/image.sh", "Python 3.11, 3.12 or 3.13"):
-        assert said in ran.stderr
+def test_needs_of_root_are_reported_before_any_change(checkout: Path) -> None:
+    """Report all of it at once to a user other than root if everything is missing."""
+    write_program(checkout / "bin/id", "echo 1000")
+    write_program(checkout / "bin/sudo", "exit 1")
+    result = run_script(checkout, "setup/needs.sh", SCALETIER_LXD_SOCKET=str(checkout / "none"), PYTHON="/nowhere/python")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    for message in (
+        "LXD started: sudo setup/lxd.sh system",
+        "NOPASSWD: /usr",
+        "sudo setup/image.sh",
+        "Python 3.11, 3.12 or 3.13",
+    ):
+        assert message in result.stderr
     assert not (checkout / ".venv").exists()
 
 
-def with_recipe(root: Path) -> None:
-    """Add the files that say what is installed."""
+def write_recipe(root: Path) -> None:
+    """Add the files that list the packages to install."""
     for file in (
         "constraints.txt",
         "pyproject.toml",
@@ -335,89 +343,89 @@ def with_recipe(root: Path) -> None:
 
 
 def test_a_python_without_venv_is_one_line(checkout: Path) -> None:
-    with_recipe(checkout)
-    program(checkout / "bin/id", "echo 1000")
-    ran = sh(checkout, "setup/venv.sh", PYTHON="/nowhere/python")
-    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (2, "", 1)
-    assert "install Python 3.11, 3.12 or 3.13 with its venv module first" in ran.stderr
+    write_recipe(checkout)
+    write_program(checkout / "bin/id", "echo 1000")
+    result = run_script(checkout, "setup/venv.sh", PYTHON="/nowhere/python")
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert "install Python 3.11, 3.12 or 3.13 with its venv module first" in result.stderr
 
 
 def test_a_duration_is_shown_in_minutes_and_seconds(checkout: Path) -> None:
     script = "began=1000; for now in 1007 1060 1185; do date() { echo $now; }; finish made; done"
-    assert common(checkout, script).stdout.splitlines() == [
+    assert run_common(checkout, script).stdout.splitlines() == [
         "test: made, 7 s",
         "test: made, 1 min 0 s",
         "test: made, 3 min 5 s",
     ]
 
 
-def test_parts_off_a_terminal_write_lines_a_minute_apart(checkout: Path) -> None:
-    assert sh(checkout, "setup/together.sh", "sh", "-c", "echo $SETUP_TOGETHER").stdout == "60\n"
+def test_without_a_terminal_parts_print_a_line_a_minute(checkout: Path) -> None:
+    assert run_script(checkout, "setup/together.sh", "sh", "-c", "echo $SETUP_TOGETHER").stdout == "60\n"
 
 
-def test_a_venv_is_compiled_and_its_checkout_too(checkout: Path) -> None:
+def test_a_venv_and_its_checkout_are_compiled(checkout: Path) -> None:
     """Also if the environment forbids Python to write bytecode; a second run does nothing."""
-    with_recipe(checkout)
+    write_recipe(checkout)
     (checkout / "fabfile.py").touch()
     (package := checkout / "infra").mkdir()
     (package / "__init__.py").touch()
     (checkout / "setup/packages.py").write_text("import sys; print('Collecting it'); sys.exit(sys.argv[1:] != ['image'])")
-    program(checkout / ".venv/bin/python", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
-    ran = sh(checkout, "setup/venv.sh", PYTHONDONTWRITEBYTECODE="1")
-    assert (ran.returncode, ran.stderr) == (0, "")
+    write_program(checkout / ".venv/bin/python", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
+    result = run_script(checkout, "setup/venv.sh", PYTHONDONTWRITEBYTECODE="1")
+    assert (result.returncode, result.stderr) == (0, "")
     assert len(list(checkout.glob("**/infra/__pycache__/*.pyc"))) == 1
-    first, last = ran.stdout.splitlines()
+    first, last = result.stdout.splitlines()
     assert first == "venv: installing the packages that pulumi up and fab need into .venv"
     assert re.fullmatch(r"venv: installed the packages that pulumi up and fab need, \d+ s", last)
-    assert sh(checkout, "setup/venv.sh").stdout == ""
+    assert run_script(checkout, "setup/venv.sh").stdout == ""
 
 
-def test_what_will_be_made_is_added_up(checkout: Path) -> None:
-    """Size and time are those of what is missing, and nothing is said if nothing is."""
+def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
+    """Add up size and time of the missing parts; print nothing if none is missing."""
     for tool in ("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs"):
-        program(checkout / "bin" / tool, "")
-    program(checkout / "bin/python3", "exit 0")  # LXD answers
-    program(checkout / "bin/id", "echo 0")
-    program(checkout / ".venv/bin/python", "")
-    first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
+        write_program(checkout / "bin" / tool, "")
+    write_program(checkout / "bin/python3", "exit 0")  # LXD answers
+    write_program(checkout / "bin/id", "echo 0")
+    write_program(checkout / ".venv/bin/python", "")
+    first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
     assert first.endswith(": 1.7 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
     assert len(items) == 4
-    df = program(checkout / "bin/df", "echo; echo disk 9 9 1562500")
-    ran = sh(checkout, "setup/needs.sh")
-    said = f"setup: 1.7 GB are to be made here, and {checkout} has 1.6 GB free: make room first\n"
-    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+    df = write_program(checkout / "bin/df", "echo; echo disk 9 9 1562500")
+    result = run_script(checkout, "setup/needs.sh")
+    message = f"setup: 1.7 GB are to be made here, and {checkout} has 1.6 GB free: make room first\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
     df.unlink()
-    program(checkout / "bin/pulumi", "echo v3.260.1")
+    write_program(checkout / "bin/pulumi", "echo v3.260.1")
     (checkout / ".cache/hosts/runtime-1").mkdir(parents=True)
-    first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
+    first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
     assert first.endswith(": 0.2 GB in about a minute, on two processors:")
     assert [item.partition(":")[0].strip() for item in items] == ["the hosts' image", "MNIST"]
     for file in ("image/image.squashfs", "mnist/manifest.json"):
         (checkout / ".cache" / file).parent.mkdir()
         (checkout / ".cache" / file).touch()
-    assert sh(checkout, "setup/needs.sh").stdout == ""
+    assert run_script(checkout, "setup/needs.sh").stdout == ""
 
 
-def test_hosts_on_a_machine_that_cannot_have_them(checkout: Path) -> None:
-    program(checkout / "bin/uname", "echo Darwin")
-    ran = sh(checkout, "setup/needs.sh")
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-    assert "make cloud" in ran.stderr
+def test_a_machine_without_support_for_hosts_is_one_line(checkout: Path) -> None:
+    write_program(checkout / "bin/uname", "echo Darwin")
+    result = run_script(checkout, "setup/needs.sh")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "make cloud" in result.stderr
 
 
-def test_a_demo_leaves_a_stack_that_is_there_alone(checkout: Path) -> None:
+def test_a_demo_does_not_touch_an_existing_stack(checkout: Path) -> None:
     (checkout / ".scaletier/demo").mkdir(parents=True)
-    program(checkout / "bin/make", "echo made >made")
-    ran = sh(checkout, "setup/demo.sh")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    said = "demo: stack demo is up already: `pulumi destroy --stack demo` first, or `make demo STACK=other`\n"
-    assert ran.stderr == said
+    write_program(checkout / "bin/make", "echo made >made")
+    result = run_script(checkout, "setup/demo.sh")
+    assert (result.returncode, result.stdout) == (2, "")
+    message = "demo: stack demo is up already: `pulumi destroy --stack demo` first, or `make demo STACK=other`\n"
+    assert result.stderr == message
     assert not (checkout / "made").exists()
 
 
-def tools(root: Path, leftovers: str = "exit 0") -> None:
-    """Make a .venv whose Pulumi records its calls, and whose Python reports `leftovers`."""
-    program(
+def write_tools(root: Path, leftovers: str = "exit 0") -> None:
+    """Create a .venv whose Pulumi records its calls, and whose Python reports `leftovers`."""
+    write_program(
         root / ".venv/bin/pulumi",
         """echo "$@" "${PULUMI_BACKEND_URL:-here}" >>pulumi.log
 case $1$2 in
@@ -425,7 +433,7 @@ case $1$2 in
   stackexport) cat exported ;;
 esac""",
     )
-    program(root / ".venv/bin/python", f"case $2 in infra.lxd.orphans) {leftovers} ;; *) echo $* >>python.log ;; esac")
+    write_program(root / ".venv/bin/python", f"case $2 in infra.lxd.orphans) {leftovers} ;; *) echo $* >>python.log ;; esac")
     (root / ".venv/bin/activate").write_text(f"PATH={root}/.venv/bin:$PATH\n")
 
 
@@ -436,96 +444,96 @@ def state_of(root: Path, *files: str) -> Path:
     return root / ".pulumi-state"
 
 
-def clean(root: Path, *sockets: Path) -> subprocess.CompletedProcess[str]:
-    there = " ".join(map(str, sockets or [root / "none"]))
-    return sh(root, "setup/clean.sh", SCALETIER_LXD_SOCKET=there, PULUMI_BACKEND_URL="gs://team")
+def run_clean(root: Path, *sockets: Path) -> subprocess.CompletedProcess[str]:
+    paths = " ".join(map(str, sockets or [root / "none"]))
+    return run_script(root, "setup/clean.sh", SCALETIER_LXD_SOCKET=paths, PULUMI_BACKEND_URL="gs://team")
 
 
-def test_clean_keeps_what_was_written_by_hand(checkout: Path) -> None:
-    tools(checkout)
+def test_clean_keeps_files_written_by_hand(checkout: Path) -> None:
+    write_tools(checkout)
     state = state_of(checkout, "local.json", "local.json.attrs", "local.json.bak", "prod.json.gz", "old.json.gz.bak")
     (state / "passphrase").write_text("secret")
     (checkout / "Pulumi.prod.yaml").write_text("encryptionsalt: v1:x\n")
-    ran = clean(checkout)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    asked = (checkout / "pulumi.log").read_text().splitlines()
+    result = run_clean(checkout)
+    assert (result.returncode, result.stderr) == (0, "")
+    calls = (checkout / "pulumi.log").read_text().splitlines()
     rm = "--yes --non-interactive"
-    assert asked == [f"stack rm local {rm} here", f"stack rm prod {rm} --preserve-config here"]
-    assert "clean: .pulumi-state/passphrase stays, for Pulumi.prod.yaml cannot be used without\n" in ran.stdout
+    assert calls == [f"stack rm local {rm} here", f"stack rm prod {rm} --preserve-config here"]
+    assert "clean: .pulumi-state/passphrase stays, for Pulumi.prod.yaml cannot be used without\n" in result.stdout
     assert [path.name for path in state.iterdir()] == ["passphrase"]
     assert not (checkout / ".venv").exists()
     (checkout / "Pulumi.prod.yaml").unlink()
-    assert clean(checkout).returncode == 0
+    assert run_clean(checkout).returncode == 0
     assert not state.exists()
 
 
-def test_clean_stops_where_a_stack_is_up(checkout: Path) -> None:
-    tools(checkout)
+def test_clean_stops_if_a_stack_is_up(checkout: Path) -> None:
+    write_tools(checkout)
     for stack, file in (("team", "team.json.bak"), ("prod", "prod.json.gz")):
         (folder := checkout / ".scaletier" / stack).mkdir(parents=True)
         (folder / "inventory.json").touch()
         state_of(checkout, file)
-    ran = clean(checkout)
-    assert (ran.returncode, ran.stderr) == (2, "clean: stack prod is up: `pulumi destroy --stack prod` first\n")
+    result = run_clean(checkout)
+    assert (result.returncode, result.stderr) == (2, "clean: stack prod is up: `pulumi destroy --stack prod` first\n")
     (checkout / ".venv/bin/pulumi").unlink()
     shutil.rmtree(checkout / ".scaletier/prod")
-    assert "clean: .pulumi-state stays, other stacks are in it\n" in clean(checkout).stdout
+    assert "clean: .pulumi-state stays, other stacks are in it\n" in run_clean(checkout).stdout
     assert (checkout / ".pulumi-state/.pulumi/stacks/scaletier/prod.json.gz").exists()
 
 
 def test_clean_distinguishes_hosts_from_retained_buckets(checkout: Path) -> None:
     (socket := checkout / "socket").touch()
-    tools(checkout, "if [ $3 = --up ]; then echo scaletier-local-aaaaaa; fi")
-    ran = clean(checkout, socket)
-    assert ran.returncode == 2
-    assert "of this checkout or another (scaletier-local-aaaaaa): `pulumi destroy` first" in ran.stderr
-    tools(checkout, "if [ $3 = --kept ]; then echo the bucket stays; fi")
-    ran = clean(checkout, socket)
-    assert (ran.returncode, ran.stdout.splitlines()[0]) == (0, "clean: the bucket stays")
+    write_tools(checkout, "if [ $3 = --up ]; then echo scaletier-local-aaaaaa; fi")
+    result = run_clean(checkout, socket)
+    assert result.returncode == 2
+    assert "of this checkout or another (scaletier-local-aaaaaa): `pulumi destroy` first" in result.stderr
+    write_tools(checkout, "if [ $3 = --kept ]; then echo the bucket stays; fi")
+    result = run_clean(checkout, socket)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "clean: the bucket stays")
     assert not (checkout / ".venv").exists()
 
 
-def test_clean_stops_where_lxd_is_down(checkout: Path) -> None:
+def test_clean_stops_if_lxd_is_down(checkout: Path) -> None:
     (socket := checkout / "socket").touch()
-    tools(checkout, "echo leftovers: LXD does not answer >&2; exit 1")
-    said = "leftovers: LXD does not answer\nclean: nothing is removed, as it is unknown whether hosts are left\n"
-    ran = clean(checkout, socket)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+    write_tools(checkout, "echo leftovers: LXD does not answer >&2; exit 1")
+    message = "leftovers: LXD does not answer\nclean: nothing is removed, as it is unknown whether hosts are left\n"
+    result = run_clean(checkout, socket)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
     (pid := checkout / ".cache/lxd/lxd.pid").parent.mkdir(parents=True)
     pid.write_text("none")
-    assert clean(checkout).returncode == 2, "set-up started it"
+    assert run_clean(checkout).returncode == 2, "set-up started LXD"
     pid.unlink()
-    assert clean(checkout).returncode == 0, "a checkout for Google alone"
+    assert run_clean(checkout).returncode == 0, "a checkout for Google alone"
 
 
-def demo(root: Path, exported: str, claimed: str = "", left: int = 3) -> subprocess.CompletedProcess[str]:
-    tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit {left}; fi")
+def run_demo(root: Path, exported: str, claimed: str = "", left: int = 3) -> subprocess.CompletedProcess[str]:
+    write_tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit {left}; fi")
     (root / "exported").write_text(exported)
-    program(root / "bin/make", 'echo "${PULUMI_BACKEND_URL:-here}" >made')
-    return sh(root, "setup/demo.sh", PULUMI_BACKEND_URL="gs://team")
+    write_program(root / "bin/make", 'echo "${PULUMI_BACKEND_URL:-here}" >made')
+    return run_script(root, "setup/demo.sh", PULUMI_BACKEND_URL="gs://team")
 
 
-def test_a_demo_leaves_what_is_anothers_alone(checkout: Path) -> None:
-    """A state that holds anything, of this checkout and never of a team; and a bucket that was to stay."""
-    ran = demo(checkout, '{"deployment": {"resources": [{"urn": "urn:pulumi:demo"}]}}')
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-    assert "stack demo has resources already: `pulumi destroy --stack demo` first, or `make demo STACK=other`" in ran.stderr
+def test_a_demo_does_not_touch_resources_of_others(checkout: Path) -> None:
+    """Refuse a state with resources, or a retained bucket; use this checkout's state, never a team's."""
+    result = run_demo(checkout, '{"deployment": {"resources": [{"urn": "urn:pulumi:demo"}]}}')
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "stack demo has resources already: `pulumi destroy --stack demo` first, or `make demo STACK=other`" in result.stderr
     assert (checkout / "made").read_text() == "here\n"
-    ran = demo(checkout, '{"deployment": {}}', "project scaletier-demo-bbbbbb")
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-    assert "already (project scaletier-demo-bbbbbb): `make demo STACK=other` leaves it alone" in ran.stderr
+    result = run_demo(checkout, '{"deployment": {}}', "project scaletier-demo-bbbbbb")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "already (project scaletier-demo-bbbbbb): `make demo STACK=other` leaves it alone" in result.stderr
     assert (checkout / "pulumi.log").read_text().splitlines() == ["stack export here"] * 2
 
 
 def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
-    """Once nothing is left, and only if the model is good."""
-    for accuracy, ended in (("0.98", 0), ("0.50", 1)):
-        program(checkout / ".venv/bin/fab", f'echo "12:00:00 INFO Final metrics after 2000 steps: accuracy: {accuracy}"')
-        ran = demo(checkout, '{"deployment": {}}', left=0)
-        assert ran.returncode == ended, ran.stderr
-        _, left, following = ran.stdout.partition("Nothing is left:")
+    """Print them once no resources remain, and only if the model is accurate."""
+    for accuracy, code in (("0.98", 0), ("0.50", 1)):
+        write_program(checkout / ".venv/bin/fab", f'echo "12:00:00 INFO Final metrics after 2000 steps: accuracy: {accuracy}"')
+        result = run_demo(checkout, '{"deployment": {}}', left=0)
+        assert result.returncode == code, result.stderr
+        _, nothing_left, following = result.stdout.partition("Nothing is left:")
         commands = [line.split("  ")[1] for line in following.splitlines() if line.startswith("  ")]
-        assert left
+        assert nothing_left
         assert [command.split()[:2] for command in commands] == (
             [
                 ["make", "setup"],
@@ -537,41 +545,41 @@ def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
                 ["pulumi", "config"],
                 ["pulumi", "destroy"],
             ]
-            if ended == 0
+            if code == 0
             else []
         )
 
 
-def test_what_root_makes_in_the_cache_is_the_owners(checkout: Path) -> None:
+def test_files_of_root_in_the_cache_get_the_checkout_s_owner(checkout: Path) -> None:
     (checkout / ".cache/lxd").mkdir(parents=True)
-    program(checkout / "bin/chown", 'echo "$@"')
+    write_program(checkout / "bin/chown", 'echo "$@"')
     owner = f"{checkout.stat().st_uid}:{checkout.stat().st_gid}"
-    said = common(checkout, "owned .cache/lxd").stdout.splitlines()
-    assert said == [f"{owner} {checkout}/.cache", f"-R {owner} .cache/lxd"]
+    calls = run_common(checkout, "owned .cache/lxd").stdout.splitlines()
+    assert calls == [f"{owner} {checkout}/.cache", f"-R {owner} .cache/lxd"]
 
 
-def test_what_root_raised_root_alone_puts_back(checkout: Path) -> None:
+def test_limits_raised_by_root_are_restored_only_by_root(checkout: Path) -> None:
     (limits := checkout / ".cache/lxd/limits").parent.mkdir(parents=True)
     limits.write_text(f"{checkout}/limit 1\n")
-    program(checkout / "bin/id", "echo 1000")
-    program(checkout / "bin/rm", "exit 1")
-    ran = sh(checkout, "setup/lxd.sh", "down", SCALETIER_LXD_SOCKET=str(checkout / "none"))
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
-    assert "`sudo setup/lxd.sh down` first" in ran.stderr
+    write_program(checkout / "bin/id", "echo 1000")
+    write_program(checkout / "bin/rm", "exit 1")
+    result = run_script(checkout, "setup/lxd.sh", "down", SCALETIER_LXD_SOCKET=str(checkout / "none"))
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "`sudo setup/lxd.sh down` first" in result.stderr
     assert not (checkout / "limit").exists()
 
 
 @pytest.mark.parametrize("importing", ["echo imported", "exit 3"])
-def test_the_image_of_a_checkout_in_a_folder_with_a_space(checkout: Path, importing: str) -> None:
+def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: str) -> None:
     root = checkout.rename(checkout.with_name("check out"))
     (root / "ansible").mkdir()
-    program(root / "bin/id", "echo 0")
-    program(
+    write_program(root / "bin/id", "echo 0")
+    write_program(
         root / ".venv/bin/python",
         f"""case $1$2$3 in
   -minfra.lxd.imageimport) {importing} ;; -minfra.lxd.image) exit 1 ;; *) exec {sys.executable} "$@" ;; esac""",
     )
-    program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
-    ran = sh(root, "setup/image.sh")
-    assert ran.returncode == (3 if "exit" in importing else 0), ran.stderr
+    write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
+    result = run_script(root, "setup/image.sh")
+    assert result.returncode == (3 if "exit" in importing else 0), result.stderr
     assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2

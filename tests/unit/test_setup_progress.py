@@ -1,4 +1,4 @@
-"""Progress of set-up: lines off a terminal, one line that is redrawn on it, and the end of a failure."""
+"""Progress of set-up: lines without a terminal, one redrawn line on it, and the last lines of a failure."""
 
 from __future__ import annotations
 
@@ -30,37 +30,39 @@ class Clock:
         return self.now
 
 
-def command(tmp_path: Path, script: str, *flags: str) -> list[str]:
+def make_command(tmp_path: Path, script: str, *flags: str) -> list[str]:
     return [sys.executable, str(PROGRAM), "image", "--log", str(tmp_path / "log" / "x"), *flags, "--", "sh", "-c", script]
 
 
-def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+def run_command(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=limit(), check=False)
 
 
-def start(argv: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command on a terminal; return it, and the end at which what it draws is read."""
-    ours, theirs = os.openpty()
+def start_on_terminal(argv: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command on a pseudo-terminal; return it and the end for reading its output."""
+    terminal_end, program_end = os.openpty()
     environment = {key: value for key, value in os.environ.items() if key not in ("SETUP_TOGETHER", "COLUMNS")}
-    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"})
-    os.close(theirs)
-    return process, ours
+    process = subprocess.Popen(
+        argv, stdin=program_end, stdout=program_end, stderr=program_end, env={**environment, "TERM": "xterm"}
+    )
+    os.close(program_end)
+    return process, terminal_end
 
 
 def read(terminal: int) -> bytes:
-    """Read what is drawn next; nothing once all programs on the terminal have ended."""
+    """Read the next output; empty once all programs on the terminal have ended."""
     with contextlib.suppress(OSError):
         return os.read(terminal, 1 << 16)
     return b""
 
 
-def test_a_line_a_minute_off_a_terminal(progress: ModuleType) -> None:
+def test_without_a_terminal_there_is_a_line_a_minute(progress: ModuleType) -> None:
     clock, out = Clock(), io.StringIO()
-    counted = progress.CommandProgress("image", r"TASK \[(.*)\]", 4, clock)
-    display = progress.Display(counted, out, 60)
+    progress_counter = progress.CommandProgress("image", r"TASK \[(.*)\]", 4, clock)
+    display = progress.Display(progress_counter, out, 60)
     for second in range(0, 130, 5):
         clock.now = second
-        counted.take(f"TASK [part {second}] ***\n" if second in (5, 70) else "changed\n")
+        progress_counter.take(f"TASK [part {second}] ***\n" if second in (5, 70) else "changed\n")
         display.show()
     display.close()
     assert out.getvalue().splitlines() == ["image: 1 of 4, part 5, 1 min 0 s", "image: 2 of 4, part 70, 2 min 0 s"]
@@ -75,7 +77,7 @@ def test_a_line_a_minute_off_a_terminal(progress: ModuleType) -> None:
         ("0.5", True, "xterm", 0.5),
     ],
 )
-def test_where_lines_are_redrawn(
+def test_lines_are_redrawn_on_suitable_terminals(
     progress: ModuleType, monkeypatch: pytest.MonkeyPatch, together: str, terminal: bool, term: str, seconds: float | None
 ) -> None:
     monkeypatch.setenv("SETUP_TOGETHER", together)
@@ -85,53 +87,53 @@ def test_where_lines_are_redrawn(
     assert progress.choose_seconds(out) == seconds
 
 
-def test_the_output_is_in_the_log_and_what_is_quick_writes_nothing(tmp_path: Path) -> None:
-    ran = run(command(tmp_path, "echo one; echo two >&2"))
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+def test_output_goes_to_the_log_and_a_quick_command_prints_nothing(tmp_path: Path) -> None:
+    result = run_command(make_command(tmp_path, "echo one; echo two >&2"))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert (tmp_path / "log" / "x").read_text() == "one\ntwo\n"
 
 
-def test_what_fails_writes_its_end(tmp_path: Path) -> None:
-    ran = run(command(tmp_path, "seq 100; echo why >&2; exit 3"))
-    assert ran.returncode == 3
-    assert ran.stderr.splitlines()[0] == "77"
-    why, failed = ran.stderr.splitlines()[-2:]
-    assert why == "why"
-    assert re.fullmatch(rf"image: \d+ s: failed, see {tmp_path}/log/x", failed)
+def test_a_failed_command_prints_its_last_lines(tmp_path: Path) -> None:
+    result = run_command(make_command(tmp_path, "seq 100; echo why >&2; exit 3"))
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[0] == "77"
+    last_line, summary = result.stderr.splitlines()[-2:]
+    assert last_line == "why"
+    assert re.fullmatch(rf"image: \d+ s: failed, see {tmp_path}/log/x", summary)
 
 
-def test_a_command_that_is_missing(progress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_command_is_one_line(progress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert progress.run(["/nonexistent", "x"], progress.CommandProgress("image", None, 0, Clock()), tmp_path / "x") == 127
     assert capsys.readouterr() == ("", "image: 0 s: cannot run /nonexistent: No such file or directory\n")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(0, []), (3, ["image: 0 s: failed"])])
 @pytest.mark.parametrize(
-    ("log", "why"), [("/dev/full", "No space left on device"), ("/dev", "Is a directory"), ("/dev/null/x", "File exists")]
+    ("log", "reason"), [("/dev/full", "No space left on device"), ("/dev", "Is a directory"), ("/dev/null/x", "File exists")]
 )
-def test_a_log_that_cannot_be_written(
-    progress: ModuleType, capsys: pytest.CaptureFixture[str], log: str, why: str, code: int, failed: list[str]
+def test_an_unwritable_log_does_not_stop_the_command(
+    progress: ModuleType, capsys: pytest.CaptureFixture[str], log: str, reason: str, code: int, failed: list[str]
 ) -> None:
-    """A command that writes more than fits into a pipe comes to its end all the same."""
+    """A command that writes more than a pipe's capacity still ends."""
     script = f"yes x | head -c 1000000; exit {code}"
     assert progress.run(["sh", "-c", script], progress.CommandProgress("image", None, 0, Clock()), Path(log)) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if line != "x"]
-    assert lines == [*failed, f"image: 0 s: the log {log} cannot be written: {why}"]
+    assert lines == [*failed, f"image: 0 s: the log {log} cannot be written: {reason}"]
 
 
-def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
-    """A daemon that holds the output ends when the test says so, after the program has ended."""
+def test_background_processes_of_a_command_are_not_awaited(tmp_path: Path) -> None:
+    """A daemon that keeps the output open is ended by the test, after the program has ended."""
     os.mkfifo(fifo := tmp_path / "fifo")
-    ran = run(command(tmp_path, f"echo done; cat {fifo} &"))
+    result = run_command(make_command(tmp_path, f"echo done; cat {fifo} &"))
     fifo.write_text("end")  # opens only if the daemon still reads
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "log" / "x").read_text() == "done\n"
 
 
 @pytest.mark.parametrize("by_parent", [False, True], ids=["by SIGTERM", "as its script is gone"])
-def test_the_command_ends_too(tmp_path: Path, by_parent: bool) -> None:
+def test_the_command_ends_with_the_program(tmp_path: Path, by_parent: bool) -> None:
     ready, stopped = tmp_path / "ready", tmp_path / "stopped"
-    argv = command(tmp_path, f"trap 'touch {stopped}; exit' TERM; touch {ready}; while :; do sleep 0.1; done")
+    argv = make_command(tmp_path, f"trap 'touch {stopped}; exit' TERM; touch {ready}; while :; do sleep 0.1; done")
     if by_parent:
         argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
     process = subprocess.Popen(argv)
@@ -141,22 +143,22 @@ def test_the_command_ends_too(tmp_path: Path, by_parent: bool) -> None:
     process.wait(limit())
 
 
-def test_one_line_of_a_terminal_is_redrawn(tmp_path: Path) -> None:
-    """The command ends when the test has seen its progress."""
+def test_one_line_is_redrawn_on_a_terminal(tmp_path: Path) -> None:
+    """The test ends the command after it has read the progress."""
     script = f"echo 'TASK [part 1]'; while [ ! -e {tmp_path}/seen ]; do sleep 0.05; done"
-    process, terminal = start(command(tmp_path, script, "--match", r"TASK \[(.*)\]", "--total", "2"))
-    drawn = b""
-    while b"\rimage: 1 of 2, part 1, " not in drawn:
+    process, terminal = start_on_terminal(make_command(tmp_path, script, "--match", r"TASK \[(.*)\]", "--total", "2"))
+    output = b""
+    while b"\rimage: 1 of 2, part 1, " not in output:
         data = read(terminal)
-        assert data, drawn
-        drawn += data
+        assert data, output
+        output += data
     (tmp_path / "seen").touch()
     while data := read(terminal):
-        drawn += data
+        output += data
     os.close(terminal)
     assert process.wait(limit()) == 0
-    assert b"\n" not in drawn
-    assert drawn.endswith(b"\r\x1b[K")
+    assert b"\n" not in output
+    assert output.endswith(b"\r\x1b[K")
 
 
 def test_a_board_has_a_line_for_each_part(progress: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +180,14 @@ def test_a_board_has_a_line_for_each_part(progress: ModuleType, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_parts_side_by_side_on_a_terminal(tmp_path: Path, code: int) -> None:
-    """Errors stay above, the exit code is the command's, and a daemon that holds the pipes is not waited for."""
+def test_parallel_parts_on_a_terminal(tmp_path: Path, code: int) -> None:
+    """Errors stay above, the exit code is the command's, and a daemon with open pipes is not awaited."""
     os.mkfifo(fifo := tmp_path / "fifo")
     script = f"echo venv: $SETUP_TOGETHER; echo venv: made; echo bad >&2; cat {fifo} & exit {code}"
-    process, terminal = start([sys.executable, str(PROGRAM), "--board", "--", "sh", "-c", script])
-    drawn = b"".join(iter(lambda: read(terminal), b""))
+    process, terminal = start_on_terminal([sys.executable, str(PROGRAM), "--board", "--", "sh", "-c", script])
+    output = b"".join(iter(lambda: read(terminal), b""))
     os.close(terminal)
     fifo.write_text("end")
     assert process.wait(limit()) == code
-    assert b"bad\r\n" in drawn
-    assert drawn.endswith(b"venv: made\r\n")
+    assert b"bad\r\n" in output
+    assert output.endswith(b"venv: made\r\n")

@@ -30,23 +30,23 @@ def node_ids(folder: str) -> Iterator[str]:
 
 
 def is_below(node: str, path: str) -> bool:
-    """Return whether a node id is a path's: the path itself, or a part of that folder, file or test."""
+    """Return whether a node id is the path itself or below that folder, file or test."""
     return node == path or node.startswith((f"{path}/", f"{path}::", f"{path}["))
 
 
 def uses_hosts(path: Path) -> bool:
-    """Return whether a file's tests take a fixture that makes hosts, or a stack of their own."""
-    taken = {
+    """Return whether a file's tests use a fixture with hosts, or create their own stack."""
+    fixtures = {
         argument.arg
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef)
         for argument in function.args.args
     }
-    return bool(taken & {"cluster", "cloud"}) or "with Stack(" in path.read_text()
+    return bool(fixtures & {"cluster", "cloud"}) or "with Stack(" in path.read_text()
 
 
 def is_only_full(function: ast.FunctionDef) -> bool:
-    """Return whether a test is marked as one that only `make test-all` runs, as a whole."""
+    """Return whether a whole test is marked as run only by `make test-all`."""
     return any(ast.unparse(each).startswith("pytest.mark.full") for each in function.decorator_list)
 
 
@@ -58,7 +58,7 @@ def test_each_test_on_hosts_is_in_one_shard(folder: str) -> None:
     assert {node: count for node, count in counts.items() if count != 1} == {}
 
 
-def test_shards_name_what_is_there_and_what_it_needs() -> None:
+def test_shards_name_existing_paths_and_their_needs() -> None:
     for name, shard in SHARDS.items():
         assert shard.paths, name
         assert set(shard.needs) <= NEEDS, name
@@ -70,23 +70,23 @@ def test_shards_name_what_is_there_and_what_it_needs() -> None:
             assert on_hosts == ("hosts" in shard.needs), f"{name}: {path}"
 
 
-def test_no_two_shards_run_the_same_in_the_same_way() -> None:
-    ways = Counter((path, *sorted(shard.environment.items())) for shard in SHARDS.values() for path in shard.paths)
-    assert [way for way, count in ways.items() if count > 1] == []
+def test_no_two_shards_run_the_same_path_equally() -> None:
+    calls = Counter((path, *sorted(shard.environment.items())) for shard in SHARDS.values() for path in shard.paths)
+    assert [call for call, count in calls.items() if count > 1] == []
 
 
 def test_a_shard_on_hosts_runs_one_test_after_the_other() -> None:
     assert [name for name, shard in SHARDS.items() if shard.parallel and "hosts" in shard.needs] == []
 
 
-def test_shards_of_one_cluster_are_run_in_one_way() -> None:
+def test_shards_of_one_cluster_have_equal_options() -> None:
     for cluster in {shard.cluster for shard in SHARDS.values()} - {""}:
-        ways = {(shard.options, shard.parallel, *shard.environment) for shard in SHARDS.values() if shard.cluster == cluster}
-        assert len(ways) == 1, cluster
+        calls = {(shard.options, shard.parallel, *shard.environment) for shard in SHARDS.values() if shard.cluster == cluster}
+        assert len(calls) == 1, cluster
 
 
 @pytest.mark.parametrize("on_hosts", CHEAPER)
-def test_what_proves_the_same_for_less_is_there_and_make_test_runs_it(on_hosts: str) -> None:
+def test_each_cheaper_test_exists_and_make_test_runs_it(on_hosts: str) -> None:
     for node in (on_hosts, CHEAPER[on_hosts]):
         file, _, test = node.partition("::")
         assert test in functions(ROOT / file), node
@@ -96,15 +96,15 @@ def test_what_proves_the_same_for_less_is_there_and_make_test_runs_it(on_hosts: 
     assert on_hosts.startswith(ON_HOSTS)
 
 
-def test_docs_name_shards_that_there_are() -> None:
+def test_docs_name_existing_shards() -> None:
     pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    given = [each for page in pages for each in re.findall(r'SHARD=("[^"]+"|\w[\w-]*)', page.read_text())]
-    assert len(given) > 5
-    for name in " ".join(given).replace('"', "").split():
+    names_in_docs = [each for page in pages for each in re.findall(r'SHARD=("[^"]+"|\w[\w-]*)', page.read_text())]
+    assert len(names_in_docs) > 5
+    for name in " ".join(names_in_docs).replace('"', "").split():
         assert run.named(name)
 
 
-def test_a_name_stands_for_the_shards_that_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prefix_selects_its_shards(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.named("jobs") == ["jobs"]
     assert run.named("gcp") == [name for name in SHARDS if name.startswith("gcp-")] != []
     with pytest.raises(SystemExit):

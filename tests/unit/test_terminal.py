@@ -1,4 +1,4 @@
-"""Progress of slow operations: a redrawn line on a terminal, lasting lines elsewhere."""
+"""Progress of slow operations: a redrawn line on a terminal, permanent lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ops import terminal
 from ops.errors import UsageError
 
 
-class Drawn:
-    """All that was written to stderr."""
+class Stderr:
+    """The text written to stderr so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys, self.text = capsys, ""
@@ -27,34 +27,36 @@ class Drawn:
         return text in self.text
 
 
-def test_outside_a_terminal_it_is_told_from_time_to_time(
+def test_without_a_terminal_progress_is_printed_at_intervals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(terminal, "_FIRST_SECONDS", 0.05)
     monkeypatch.setattr(terminal, "_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    drawn = Drawn(capsys)
+    stderr = Stderr(capsys)
     with terminal.Step("connecting", always=True) as step:
         step.count = "3 of 8"
-        wait_for(lambda: drawn.has("connecting 3 of 8 … 0 s\n" * 2), "two lines")
+        wait_for(lambda: stderr.has("connecting 3 of 8 … 0 s\n" * 2), "two lines")
         step.count = "8 of 8"
-    assert drawn.has("\nconnecting 8 of 8 (0.0 s)\n")
+    assert stderr.has("\nconnecting 8 of 8 (0.0 s)\n")
 
 
-def test_on_a_terminal_it_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_terminal_progress_is_one_line_that_is_erased(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = [100.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(terminal, "supports_colour", lambda _: True)
-    drawn = Drawn(capsys)
+    stderr = Stderr(capsys)
     with terminal.Step("connecting"):
         now[0] += 1.5
-        wait_for(lambda: drawn.has("\r\033[Kconnecting … 2 s"), "a line that is drawn")
-    assert drawn.has("")
-    assert drawn.text.endswith("\r\033[K")
+        wait_for(lambda: stderr.has("\r\033[Kconnecting … 2 s"), "a line that is drawn")
+    assert stderr.has("")
+    assert stderr.text.endswith("\r\033[K")
 
 
 @pytest.mark.parametrize(("answer", "sure"), [("y", True), (" YES ", True), ("n", False), ("", False), ("yesterday", False)])
-def test_what_is_to_be_done_is_asked(
+def test_confirmation_is_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, sure: bool
 ) -> None:
     stdin = Stream(True)
@@ -66,14 +68,14 @@ def test_what_is_to_be_done_is_asked(
     assert capsys.readouterr() == ("", "delete job01? [y/N] ")
 
 
-def test_who_cannot_be_asked_is_told_what_to_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_yes_flag_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", Stream(False))
     with pytest.raises(UsageError, match=r"^this would delete job01: say --yes, as there is no terminal to ask on$"):
         terminal.confirm("delete job01")
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_operation_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.Step("connecting"):
         pass
     assert capsys.readouterr().err == ""
@@ -98,7 +100,7 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces | st.text(max_size=3)).map("".join), st.booleans())
-def test_nothing_that_is_written_steers_a_terminal(text: str, is_terminal: bool) -> None:
+def test_no_control_sequences_reach_a_terminal(text: str, is_terminal: bool) -> None:
     stream = Stream(is_terminal)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TERM", "xterm")
@@ -125,6 +127,6 @@ def test_nothing_that_is_written_steers_a_terminal(text: str, is_terminal: bool)
         ("half \x1b[3", "half ␛[3", "half ␛[3"),
     ],
 )
-def test_what_a_trainer_prints(text: str, plain: str, coloured: str) -> None:
+def test_output_of_a_trainer_is_sanitized(text: str, plain: str, coloured: str) -> None:
     assert terminal.sanitize(text) == plain
     assert terminal.sanitize(text, colours=True) == coloured

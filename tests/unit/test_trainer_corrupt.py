@@ -30,13 +30,13 @@ def write(path: Path, payloads: list[bytes]) -> list[int]:
 
 def flip(path: Path, *places: int) -> None:
     content = bytearray(path.read_bytes())
-    for place in places:
-        content[place] ^= 0xFF
+    for position in places:
+        content[position] ^= 0xFF
     path.write_bytes(content)
 
 
-def read_all(found: list[Segment]) -> list[bytes]:
-    return list(tf.data.Dataset.from_tensor_slices(tensors(found)).flat_map(read).as_numpy_iterator())
+def read_all(parts: list[Segment]) -> list[bytes]:
+    return list(tf.data.Dataset.from_tensor_slices(tensors(parts)).flat_map(read).as_numpy_iterator())
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +46,25 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=12)
 @given(st.data())
-def test_all_that_is_sound_comes_through_once(directory: Path, data: st.DataObject) -> None:
+def test_sound_records_are_read_once(directory: Path, data: st.DataObject) -> None:
     payloads = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=8))
     path = directory / "records.tfrecord"
     offsets = write(path, payloads)
-    # From byte 12 of a record on there are its data and their checksum: it can be passed over.
+    # From byte 12 of a record on are its data and their checksum: the record can be skipped.
     corrupt = data.draw(st.sets(st.integers(0, len(payloads) - 1)))
     flip(path, *(data.draw(st.integers(offsets[number] + 12, offsets[number + 1] - 1)) for number in corrupt))
     cut = data.draw(st.none() | st.integers(0, len(payloads) - 1))
-    if cut is not None:  # its length or the checksum of that: nothing after it can be found
+    if cut is not None:  # its length or the length's checksum: no later record can be found
         flip(path, offsets[cut] + data.draw(st.integers(0, 11)))
-    found = segments([str(path)], skip=True)
-    assert read_all(found) == [
+    sound_segments = segments([str(path)], skip=True)
+    assert read_all(sound_segments) == [
         payload for number, payload in enumerate(payloads) if number not in corrupt and (cut is None or number < cut)
     ]
     first = min([*corrupt, *([] if cut is None else [cut])], default=None)
     assert locate([str(path)]) == (None if first is None else Damage(str(path), first, offsets[first], first == cut))
 
 
-def test_what_is_skipped_is_said(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_records_are_reported(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, many, cut, sound = (str(directory / f"{name}.tfrecord") for name in ("one", "many", "cut", "sound"))
     for file in (one, many, cut, sound):
         write(Path(file), [b"12345678"] * 10)  # 24 bytes each
@@ -80,7 +80,7 @@ def test_what_is_skipped_is_said(directory: Path, capsys: pytest.CaptureFixture[
     ]
 
 
-def test_a_file_that_ends_in_a_record(directory: Path) -> None:
+def test_a_file_cut_within_a_record(directory: Path) -> None:
     path = directory / "short.tfrecord"
     offsets = write(path, [b"a" * 20, b"b" * 20])
     path.write_bytes(path.read_bytes()[: offsets[1] + 15])
@@ -88,19 +88,19 @@ def test_a_file_that_ends_in_a_record(directory: Path) -> None:
     assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
 
 
-@pytest.mark.parametrize("left", [0, 1, 8, 11])
-def test_a_file_that_ends_in_a_header(directory: Path, left: int) -> None:
-    """TensorFlow takes it for whole; it is looked at again where it was cut after a first reading."""
-    path = directory / f"header-{left}.tfrecord"
+@pytest.mark.parametrize("remaining", [0, 1, 8, 11])
+def test_a_file_cut_within_a_header(directory: Path, remaining: int) -> None:
+    """TensorFlow accepts it as complete; check it again if it was cut after a first reading."""
+    path = directory / f"header-{remaining}.tfrecord"
     offsets = write(path, [b"a" * 20, b"b" * 20])
-    path.write_bytes(path.read_bytes()[: offsets[1] + left])
-    assert corrupt._following(str(path), offsets[1]) == offsets[1] + left
+    path.write_bytes(path.read_bytes()[: offsets[1] + remaining])
+    assert corrupt._following(str(path), offsets[1]) == offsets[1] + remaining
     assert locate([str(path)]) is None
     assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
 
 
 @pytest.mark.parametrize("how", ["record", "archive"])
-def test_a_packed_file_is_read_up_to_its_corrupt_record(directory: Path, how: str) -> None:
+def test_a_compressed_file_is_read_up_to_its_corrupt_record(directory: Path, how: str) -> None:
     path = directory / "packed.tfrecord.gz"
     payloads = [struct.pack("<Q", number * 0x9E3779B97F4A7C15 % 2**64) for number in range(1000)]
     offsets = write(path, payloads)
@@ -118,5 +118,5 @@ def test_a_packed_file_is_read_up_to_its_corrupt_record(directory: Path, how: st
     assert read_all(segments([str(path)], skip=True)) == payloads[: damage.number]
 
 
-def test_without_skipping_nothing_is_read_beforehand() -> None:
+def test_without_skipping_files_are_not_read_in_advance() -> None:
     assert segments(["/nowhere/a.tfrecord"], skip=False) == [Segment("/nowhere/a.tfrecord")]

@@ -18,8 +18,8 @@ from trainer.mnist import InputError, Split
 PIXELS = 784
 
 
-def picture(number: int) -> Any:
-    """Return a gray image that no other number has."""
+def gray_image(number: int) -> Any:
+    """Return a gray image that is unique for its number."""
     return np.random.default_rng(number).integers(0, 256, (28, 28), np.uint8)
 
 
@@ -30,11 +30,11 @@ def save(path: Path, pixels: Any) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def row(label: object, pixels: Any) -> str:
+def csv_row(label: object, pixels: Any) -> str:
     return ",".join(map(str, [label, *pixels]))
 
 
-def pairs(split: Split) -> list[tuple[bytes, int]]:
+def image_label_pairs(split: Split) -> list[tuple[bytes, int]]:
     return [(image, label) for image, label in records.examples(split, 0, 1)]
 
 
@@ -42,7 +42,7 @@ def pairs(split: Split) -> list[tuple[bytes, int]]:
 def folder(tmp_path: Path) -> Path:
     """Write two classes of ten images, as PNG."""
     for number in range(20):
-        save(tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.png", picture(number))
+        save(tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.png", gray_image(number))
     return tmp_path / "pictures"
 
 
@@ -52,16 +52,16 @@ def test_a_folder_becomes_records_and_is_read_back(folder: Path, tmp_path: Path)
     dest = tmp_path / "records"
     arguments = ["--source", str(folder), "--dest", str(dest), "--shards", "4", "--gzip", "--test-share", "0.2"]
     assert records.main(arguments) == 0
-    made = json.loads((dest / "manifest.json").read_text())
-    assert (made["classes"], made["records"]) == (["cat", "dog"], {"train": 16, "test": 4})
-    found = set()
+    manifest = json.loads((dest / "manifest.json").read_text())
+    assert (manifest["classes"], manifest["records"]) == (["cat", "dog"], {"train": 16, "test": 4})
+    actual = set()
     for split, count in (("train", 16), ("test", 4)):
         files = find_files([str(dest)], split)
         assert len(files) == (4 if split == "train" else 1)
         check(files, count)
         for images, labels in eval_pipeline(files):
-            found |= {(bytes((i.numpy() * 255).round().astype("uint8")), int(n)) for i, n in zip(images, labels, strict=True)}
-    assert found == {(picture(number).tobytes(), number % 2) for number in range(20)}
+            actual |= {(bytes((i.numpy() * 255).round().astype("uint8")), int(n)) for i, n in zip(images, labels, strict=True)}
+    assert actual == {(gray_image(number).tobytes(), number % 2) for number in range(20)}
 
 
 def test_records_follow_their_source(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,25 +74,25 @@ def test_records_follow_their_source(folder: Path, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == f"{dest} is complete: 19 files\n"  # 18 images to train on, each in its own
     assert records.main([*arguments, "--force"]) == 0
     assert {path.name: path.read_bytes() for path in dest.iterdir()} == first
-    save(folder / "dog" / "new.png", picture(99))
+    save(folder / "dog" / "new.png", gray_image(99))
     assert records.main(arguments) == 0
     assert json.loads((dest / "manifest.json").read_text())["records"] == {"train": 19, "test": 2}
     assert len(list(dest.glob("train*"))) == 19
 
 
-def test_folders_of_train_and_test_stay_what_they_are(tmp_path: Path) -> None:
+def test_train_and_test_folders_are_kept_as_splits(tmp_path: Path) -> None:
     for number in range(8):
-        save(tmp_path / ("train" if number < 6 else "test") / str(number % 2) / f"{number}.bmp", picture(number))
-    save(tmp_path / "train" / ".thumbnails" / "0.png", picture(9))
-    save(tmp_path / "train" / "1" / ".hidden.png", picture(9))
+        save(tmp_path / ("train" if number < 6 else "test") / str(number % 2) / f"{number}.bmp", gray_image(number))
+    save(tmp_path / "train" / ".thumbnails" / "0.png", gray_image(9))
+    save(tmp_path / "train" / "1" / ".hidden.png", gray_image(9))
     (tmp_path / "train" / "1" / "notes.txt").write_text("of no interest")
     splits, classes = custom_data.load([tmp_path], 0.5)
     assert classes == ["0", "1"]
-    assert sorted(pairs(splits["test"])) == sorted((picture(number).tobytes(), number % 2) for number in (6, 7))
+    assert sorted(image_label_pairs(splits["test"])) == sorted((gray_image(number).tobytes(), number % 2) for number in (6, 7))
     assert len(splits["train"].labels) == 6
 
 
-def test_images_of_any_kind_become_gray_and_small(tmp_path: Path) -> None:
+def test_images_are_converted_to_gray_and_resized(tmp_path: Path) -> None:
     gray = np.full((28, 28), 200, np.uint8)
     colour = np.stack([np.full((56, 84), value, np.uint8) for value in (255, 0, 0)], -1)
     kinds: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_images_of_any_kind_become_gray_and_small(tmp_path: Path) -> None:
         save(tmp_path / "a" / name, pixels)
     save(tmp_path / "b" / "black.png", gray * 0)
     splits, _ = custom_data.load([tmp_path], 0.01)
-    levels = sorted({pixel for split in splits.values() for image, _ in pairs(split) for pixel in image})
+    levels = sorted({pixel for split in splits.values() for image, _ in image_label_pairs(split) for pixel in image})
     assert {0, 200} <= set(levels) <= {0, 200, *range(74, 79)}  # red is 76 in gray, JPEG's about that
 
 
@@ -138,7 +138,7 @@ _rows = st.lists(st.tuples(st.integers(0, 9), st.binary(min_size=PIXELS, max_siz
 
 @settings(max_examples=30)
 @given(_rows, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", '"', " "]), st.booleans())
-def test_csv_is_read_however_it_was_written(
+def test_csv_is_read_in_any_dialect(
     tmp_path_factory: pytest.TempPathFactory, rows: Any, header: bool, end: str, around: str, mark: bool
 ) -> None:
     lines = [["label", *(f"pixel{number}" for number in range(PIXELS))]] if header else []
@@ -149,7 +149,7 @@ def test_csv_is_read_however_it_was_written(
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_csv_that_is_none_is_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_invalid_csv_is_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "none.csv"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
@@ -161,36 +161,36 @@ def test_csv_that_is_none_is_one_line(tmp_path_factory: pytest.TempPathFactory, 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([row(1, [0] * 783)], ":2 has 784 columns; valid are 785, a label and 784 pixels"),
-        ([row(1, [0] * 784), "", row(10, [0] * 784)], ":4 has the label '10'; valid are 0 to 9"),
-        ([row("cat", [0] * 784)], ":2 has the label 'cat'; valid are 0 to 9"),
-        ([row(1, [0, 256, *[0] * 782])], ":2 has '256' in column 3; valid are whole numbers of 0 to 255"),
-        ([row(1, [0] * 783 + [0.5])], ":2 has '0.5' in column 785; valid are whole numbers of 0 to 255"),
+        ([csv_row(1, [0] * 783)], ":2 has 784 columns; valid are 785, a label and 784 pixels"),
+        ([csv_row(1, [0] * 784), "", csv_row(10, [0] * 784)], ":4 has the label '10'; valid are 0 to 9"),
+        ([csv_row("cat", [0] * 784)], ":2 has the label 'cat'; valid are 0 to 9"),
+        ([csv_row(1, [0, 256, *[0] * 782])], ":2 has '256' in column 3; valid are whole numbers of 0 to 255"),
+        ([csv_row(1, [0] * 783 + [0.5])], ":2 has '0.5' in column 785; valid are whole numbers of 0 to 255"),
         ([], " holds no images"),
-        ([row(1, [0] * 784), row(1, [1] * 784)], " holds one class only: there is nothing to tell apart"),
+        ([csv_row(1, [0] * 784), csv_row(1, [1] * 784)], " holds one class only: there is nothing to tell apart"),
     ],
 )
-def test_csv_that_is_wrong(tmp_path: Path, lines: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_errors(tmp_path: Path, lines: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wrong.csv"
-    path.write_text("\n".join([row("label", range(PIXELS)), *lines]))
+    path.write_text("\n".join([csv_row("label", range(PIXELS)), *lines]))
     assert records.main(["--source", str(path), "--dest", str(tmp_path / "dest")]) == 2
     assert capsys.readouterr().err == f"error: {path}{message}\n"
     assert not (tmp_path / "dest").exists()
 
 
-def test_csv_of_both_splits(tmp_path: Path) -> None:
+def test_csv_with_both_splits(tmp_path: Path) -> None:
     train, test = tmp_path / "train.csv", tmp_path / "test.csv"
-    train.write_text("\n".join(row(number, [number] * PIXELS) for number in range(10)))
-    test.write_text(row(3, [33] * PIXELS))
+    train.write_text("\n".join(csv_row(number, [number] * PIXELS) for number in range(10)))
+    test.write_text(csv_row(3, [33] * PIXELS))
     splits, classes = custom_data.load(custom_data.paths(f"{train},{test}"), 0.1)
     assert classes == [str(number) for number in range(10)]
-    assert pairs(splits["test"]) == [(bytes([33] * PIXELS), 3)]
+    assert image_label_pairs(splits["test"]) == [(bytes([33] * PIXELS), 3)]
     assert len(splits["train"].labels) == 10
 
 
 def classes(top: Path, *names: str) -> None:
     for number, name in enumerate(names):
-        save(top / name / "0.png", picture(number))
+        save(top / name / "0.png", gray_image(number))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def classes(top: Path, *names: str) -> None:
         ),
     ],
 )
-def test_a_folder_that_is_wrong(
+def test_folder_errors(
     tmp_path: Path, prepare: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     top = tmp_path / "pictures"

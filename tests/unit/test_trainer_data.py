@@ -21,7 +21,7 @@ FILES, EACH = 6, 5
 COUNT = FILES * EACH
 
 
-def write(directory: Path, suffixes: list[str]) -> list[str]:
+def write_files(directory: Path, suffixes: list[str]) -> list[str]:
     """Write files of records whose first pixel is their number."""
     split = Split(b"".join(bytes([number]) + bytes(783) for number in range(COUNT)), bytes(n % 10 for n in range(COUNT)))
     files = []
@@ -34,37 +34,37 @@ def write(directory: Path, suffixes: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write(tmp_path_factory.mktemp("plain"), [""])
+    return write_files(tmp_path_factory.mktemp("plain"), [""])
 
 
 def numbers(images: Any) -> list[int]:
     return [round(float(pixel) * 255) for pixel in images[:, 0]]
 
 
-def drawn(pipeline: Any, batches: int = 1) -> list[int]:
+def batch_numbers(pipeline: Any, batches: int = 1) -> list[int]:
     """Return the records' numbers of a few batches."""
     return [number for images, _ in pipeline.take(batches) for number in numbers(images)]
 
 
 @pytest.mark.parametrize("suffixes", [[""], [".gz"], ["", ".gz"]])
 def test_every_record_is_read(tmp_path: Path, suffixes: list[str]) -> None:
-    files = write(tmp_path, suffixes)
+    files = write_files(tmp_path, suffixes)
     check(files, COUNT)
     ((images, labels),) = list(eval_pipeline(files))
     assert sorted(numbers(images)) == list(range(COUNT))
     assert labels.numpy().tolist() == [number % 10 for number in numbers(images)]
-    assert sorted(drawn(train_pipeline(files, COUNT, 0))) == list(range(COUNT))
+    assert sorted(batch_numbers(train_pipeline(files, COUNT, 0))) == list(range(COUNT))
 
 
-def test_the_order_is_that_of_the_seed(files: list[str]) -> None:
-    first = drawn(train_pipeline(files, 10, 1), 6)
-    assert first == drawn(train_pipeline(files, 10, 1), 6)
-    assert first != drawn(train_pipeline(files, 10, 2), 6)
+def test_the_seed_determines_the_order(files: list[str]) -> None:
+    first = batch_numbers(train_pipeline(files, 10, 1), 6)
+    assert first == batch_numbers(train_pipeline(files, 10, 1), 6)
+    assert first != batch_numbers(train_pipeline(files, 10, 2), 6)
     assert first[:COUNT] != first[COUNT:]
     assert Counter(first) == Counter([*range(COUNT)] * 2)
 
 
-def test_each_replica_sees_all_data_in_an_order_of_its_own(files: list[str], tmp_path: Path) -> None:
+def test_each_replica_reads_all_data_in_its_own_order(files: list[str], tmp_path: Path) -> None:
     def order(replica: int, seed: int = 0) -> list[int]:
         flags = [
             f"--train-data={','.join(files)}",
@@ -74,7 +74,7 @@ def test_each_replica_sees_all_data_in_an_order_of_its_own(files: list[str], tmp
             f"--seed={seed}",
         ]
         context = tf.distribute.InputContext(3, replica, 3)
-        return drawn(task.job(parse(flags)).data(context), 3)
+        return batch_numbers(task.job(parse(flags)).data(context), 3)
 
     orders = [order(replica) for replica in range(3)]
     assert all(sorted(each) == [*range(COUNT)] for each in orders)
@@ -83,13 +83,13 @@ def test_each_replica_sees_all_data_in_an_order_of_its_own(files: list[str], tmp
     assert order(1, seed=1) not in orders
 
 
-def test_a_batch_larger_than_the_data(files: list[str]) -> None:
+def test_a_batch_may_be_larger_than_the_data(files: list[str]) -> None:
     with pytest.raises(DataError, match=rf"^batch size 31 is larger than the data: {files[0]} … hold 30 records$"):
         check(files, 31)
 
 
 def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = write(tmp_path, ["", ".gz"])
+    files = write_files(tmp_path, ["", ".gz"])
     path = Path(files[2])
     content = bytearray(path.read_bytes())
     size = len(content) // EACH
@@ -100,16 +100,16 @@ def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.C
     with pytest.raises(DataError) as error:
         check(files, COUNT)
     assert str(error.value) == line
-    left = segments(files, skip=True)
-    check(left, COUNT - 1)
+    remaining = segments(files, skip=True)
+    check(remaining, COUNT - 1)
     expected = sorted({*range(COUNT)} - {3 * FILES + 2})
-    assert sorted(number for images, _ in eval_pipeline(left) for number in numbers(images)) == expected
-    assert sorted(drawn(train_pipeline(left, COUNT - 1, 0))) == expected
+    assert sorted(number for images, _ in eval_pipeline(remaining) for number in numbers(images)) == expected
+    assert sorted(batch_numbers(train_pipeline(remaining, COUNT - 1, 0))) == expected
     with pytest.raises(DataError, match="batch size 30 is larger than the data"):
-        check(left, COUNT)
+        check(remaining, COUNT)
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_without_valid_records_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.tfrecord"
     path.write_bytes(b"no record of any kind")
     with pytest.raises(DataError, match=r"^batch size 1 is larger than the data: no record of it can be read$"):

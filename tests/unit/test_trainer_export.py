@@ -31,7 +31,7 @@ SPEC = BatchSource(JOB.data).element_spec
 NETWORK = FunctionalModel(JOB, SPEC, 3)
 
 
-def saved(job_dir: Path) -> checkpoint.LocalCopy:
+def save_checkpoint(job_dir: Path) -> checkpoint.LocalCopy:
     """Write a checkpoint of step 7 of the initial model."""
     copy = checkpoint.LocalCopy(NETWORK)
     copy.assign(*State.initial(NETWORK), 7)
@@ -39,17 +39,17 @@ def saved(job_dir: Path) -> checkpoint.LocalCopy:
     return copy
 
 
-def test_exports_lie_side_by_side_and_none_is_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exports_are_complete_and_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.9)
     copy = checkpoint.LocalCopy(NETWORK)
     folder = tmp_path / "export" / "Servo"
-    (folder / "temp-1800000000").mkdir(parents=True)  # what a killed export left
+    (folder / "temp-1800000000").mkdir(parents=True)  # the remains of a killed export
 
-    def exported() -> str:
+    def export_model() -> str:
         return savedmodel.export(savedmodel.served(JOB, NETWORK, copy.shared, copy.local, SPEC[0]), str(tmp_path))
 
-    assert exported() == f"{folder}/1800000000"
-    assert exported() == f"{folder}/1800000001"
+    assert export_model() == f"{folder}/1800000000"
+    assert export_model() == f"{folder}/1800000001"
     assert sorted(path.name for path in folder.iterdir()) == ["1800000000", "1800000001"]
     scores = Tensor("float32", (None, 10))
     key = Tensor("int64", (None,))
@@ -62,7 +62,7 @@ def test_exports_lie_side_by_side_and_none_is_half(tmp_path: Path, monkeypatch: 
 
 
 def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    copy = saved(tmp_path)
+    copy = save_checkpoint(tmp_path)
     assert export.main(["--job-dir", f"{tmp_path}/", "--model", "mlp"]) == 0
     path = capfd.readouterr().out.strip()
     assert Path(path).parent == tmp_path / "export" / "Servo"
@@ -72,8 +72,10 @@ def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest
     assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.local, image)), atol=1e-5)
 
 
-def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job with another optimizer it takes the weights, and of the rest what no step changes if that is float32."""
+def test_variables_missing_in_a_checkpoint_are_exported_with_initial_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a job with another optimizer it takes the weights, and other float32 variables that no step changes."""
 
     class Tripled(tf.keras.layers.Layer):  # type: ignore[misc]
         def build(self, shape: Any) -> None:
@@ -89,25 +91,25 @@ def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkey
         data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1])))
         return Job(model=lambda: tf.keras.Sequential(layers), data=data, loss="mse", optimizer=optimizer)
 
-    def keep(job: Job, network: FunctionalModel, shared: Any, local: Any, inputs: Any) -> dict[str, Any]:
+    def return_values(job: Job, network: FunctionalModel, shared: Any, local: Any, inputs: Any) -> dict[str, Any]:
         return {
             spec.name: value.numpy() for spec, value in zip((*network.shared, *network.local), (*shared, *local), strict=True)
         }
 
-    monkeypatch.setattr(savedmodel, "served", keep)
+    monkeypatch.setattr(savedmodel, "served", return_values)
     monkeypatch.setattr(savedmodel, "export", lambda values, _: values)
     first = make("sgd")
     copy = checkpoint.LocalCopy(FunctionalModel(first, BatchSource(first.data).element_spec, 0))
     copy.shared[0].assign([[5.0], [6.0]])
     checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1).save()
-    found: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)
-    assert (found["end/kernel"].tolist(), found["tripled/factor"]) == ([[5.0], [6.0]], 3)
+    exported: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)
+    assert (exported["end/kernel"].tolist(), exported["tripled/factor"]) == ([[5.0], [6.0]], 3)
 
 
 def test_the_command_without_a_checkpoint_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert export.main(["--job-dir", str(tmp_path)]) == 2
     assert capfd.readouterr().err == f"error: there is no checkpoint in {tmp_path}/checkpoints\n"
-    saved(tmp_path)
+    save_checkpoint(tmp_path)
     assert export.main(["--job-dir", str(tmp_path), "--model", "cnn"]) == 2
     assert "is of another model: cnn has variable conv1/kernel" in capfd.readouterr().err
     assert not (tmp_path / "export").exists()

@@ -1,4 +1,4 @@
-"""The trainer's flags: their defaults, their other spellings, and one line for what is wrong."""
+"""The trainer's flags: their defaults, their other spellings, and one line for an error."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ def test_job_dir_defaults_to_output() -> None:
 def test_a_wrong_call_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         parse(arguments, {})
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert message in shown
-    assert shown.startswith("error: ")
-    assert shown.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert error.value.code == 2
+    assert message in stderr
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
 
 
-def test_gradients_of_several_replicas_are_clipped() -> None:
-    """What one replica trains, also over several hosts, keeps the length of its gradients."""
+def test_gradients_are_clipped_only_with_several_replicas() -> None:
+    """Gradients of a single replica, also on several hosts, are not clipped."""
     from trainer.task import job
 
     optimizer = job(parse([], ENVIRON)).optimizer

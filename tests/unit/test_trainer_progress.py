@@ -1,4 +1,4 @@
-"""A line every two seconds, and none from what is quick."""
+"""A line every two seconds, and none for quick operations."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 from trainer.progress import counted
 
 
-def test_only_what_takes_its_time_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_slow_iterations_print_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def items(seconds: float) -> list[int]:
-        found = []
+        consumed = []
         for item in counted(range(5), "reading row", 5000):
             now[0] += seconds
-            found.append(item)
-        return found
+            consumed.append(item)
+        return consumed
 
     assert items(0.1) == [0, 1, 2, 3, 4]
     assert capsys.readouterr().out == ""

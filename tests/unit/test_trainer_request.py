@@ -26,13 +26,13 @@ def test_examples_are_read_as_tensorflow_writes_them(tmp_path: Path, suffix: str
 
 
 @pytest.mark.parametrize("content", [b"no record of any", b"\x03\0\0\0\0\0\0\0CRC4\x0a\x7fxCRC4", b"\0" * 16, b"\xff" * 12])
-def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_records_is_refused(tmp_path: Path, content: bytes) -> None:
     (path := tmp_path / "x.tfrecord").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.tfrecord is no TFRecord file of images and labels$"):
         [*tfrecord.read(path)]
 
 
-def test_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tfrecord.write(tmp_path / "test-00000-of-00001.tfrecord", [tfrecord.example(b"\x00\xff\x33", 7)] * 3)
     output = tmp_path / "request.json"
     assert request.main(["--data", str(tmp_path), "--output", str(output), "--count", "2"]) == 0
@@ -42,7 +42,7 @@ def test_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ("", "the following arguments are required: --output"),
         ("--output request.json", "request.json exists, and is left as it is: give another --output"),
@@ -53,13 +53,13 @@ def test_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_call_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "request.json").touch()
     (tmp_path / ".cache/mnist").mkdir(parents=True)
     tfrecord.write(tmp_path / ".cache/mnist/test.tfrecord", [tfrecord.example(b"\x00", 7)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         request.main(flags.split())
-    told = capsys.readouterr().err
-    assert (ended.value.code, told.startswith("error: "), told.count("\n"), says in told) == (2, True, 1, True), told
+    stderr = capsys.readouterr().err
+    assert (error.value.code, stderr.startswith("error: "), stderr.count("\n"), message in stderr) == (2, True, 1, True), stderr

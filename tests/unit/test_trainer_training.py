@@ -37,7 +37,7 @@ def train(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda *flags: task.main(["--model=mlp", "--batch-size=10", *flags])
 
 
-def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=50", "--checkpoint-steps=20") == 0
     first = capfd.readouterr().out.splitlines()
     assert re.fullmatch(
@@ -52,8 +52,8 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
     assert second[1] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
     assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
     assert any((tmp_path / "job/summaries").iterdir())
-    found = json.loads((tmp_path / "job/evaluation.json").read_text())
-    assert (found["step"], found["confusion"]) == (120, [[4 * (i == j) for j in range(10)] for i in range(10)])
+    evaluation = json.loads((tmp_path / "job/evaluation.json").read_text())
+    assert (evaluation["step"], evaluation["confusion"]) == (120, [[4 * (i == j) for j in range(10)] for i in range(10)])
     exports = sorted((tmp_path / "job/export/Servo").iterdir())
     assert [str(path) for path in exports] == [line.rpartition(" ")[2] for line in (first[-2], second[-2])]
     assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)
@@ -66,24 +66,24 @@ def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: py
     assert "Resuming from" in capfd.readouterr().out
 
 
-def test_evaluations_come_by_steps_where_they_are_asked_for_and_nobody_goes_on_meanwhile(
+def test_replicas_wait_for_evaluations_by_steps(
     train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    measure, held = ChiefTasks._measure, list[bool]()
+    measure, replicas_wait = ChiefTasks._measure, list[bool]()
 
-    def watched(self: Any, *given: Any, **more: Any) -> Any:
+    def measure_while_waiting(self: Any, *arguments: Any, **more: Any) -> Any:
         progress = self._training.progress
-        held.append(progress._until <= progress.step)
-        return measure(self, *given, **more)
+        replicas_wait.append(progress._until <= progress.step)
+        return measure(self, *arguments, **more)
 
-    monkeypatch.setattr(ChiefTasks, "_measure", watched)
+    monkeypatch.setattr(ChiefTasks, "_measure", measure_while_waiting)
     assert train("--max-steps=40", "--eval-steps=8", "--eval-interval=0.000001") == 0
-    told = [int(step) for step in re.findall(r"^Eval, step (\d+): loss: ", capfd.readouterr().out, re.MULTILINE)]
-    assert told == [8, 16, 24, 32]
-    assert held == [True] * 5
+    evaluated_steps = [int(step) for step in re.findall(r"^Eval, step (\d+): loss: ", capfd.readouterr().out, re.MULTILINE)]
+    assert evaluated_steps == [8, 16, 24, 32]
+    assert replicas_wait == [True] * 5
 
 
-def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_another_model_is_refused(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=4") == 0
     assert train("--max-steps=8", "--model=cnn") == 2
     assert capfd.readouterr().err == (
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest
     )
 
 
-def test_a_loss_that_is_no_number(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_nan_loss_ends_the_job(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=4") == 0
     assert train("--max-steps=400", "--learning-rate=1e35", "--eval-interval=1000") == 1
     assert re.search(r"^error: the loss of master/0 is (nan|inf) at step \d+; try a lower", capfd.readouterr().err)
@@ -111,12 +111,12 @@ def test_wrong_data_is_one_line_and_exit_code_2(
     train: Any, flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*flags) == 2
-    shown = capfd.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+    stderr = capfd.readouterr().err
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
-def test_a_corrupt_record_is_named_when_training_comes_to_it(
+def test_a_corrupt_record_is_named_when_it_is_read(
     train: Any, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     content = bytearray((data / "train-00000-of-00001.tfrecord").read_bytes())
@@ -131,19 +131,21 @@ def test_a_corrupt_record_is_named_when_training_comes_to_it(
     )
 
 
-def test_a_job_dir_that_is_a_file(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_as_job_dir_is_refused(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert train("--max-steps=4", f"--job-dir={tmp_path}/file") == 2
     assert re.fullmatch(rf"error: --job-dir {tmp_path}/file cannot be made: .*\n", capfd.readouterr().err)
 
 
-def test_tf_config_that_is_wrong(train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_tf_config_is_one_line(
+    train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TF_CONFIG", "{")
     assert train() == 2
     assert capfd.readouterr().err.startswith("error: TF_CONFIG is not a JSON object of cluster and task")
 
 
-def test_a_replica_that_is_told_to_end_saves(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminated_replica_saves_a_checkpoint(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: number == signal.SIGTERM and handler())
     assert train("--max-steps=1000") == 143
     assert (tmp_path / "job/checkpoints/model-1.index").is_file()

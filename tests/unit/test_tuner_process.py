@@ -1,4 +1,4 @@
-"""A trial's process: ended with all that it started, and never without it."""
+"""A trial's process: it ends together with all processes that it started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waiting import limit
 from hosts.tuner.process import TrialChild, TrialUnit, trial_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
-# In a group of its own, as a replica starts it: what it ends is the group's.
+# In its own process group, as a replica starts it: it ends only processes of the group.
 HARNESS = """
 import os, sys, time
 from hosts.tuner.process import TrialChild, _others
@@ -28,7 +28,7 @@ while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
 
 def harness(code: str, script: str, ready: Path | None = None) -> str:
     """Return the output of code with a trial `child`, a shell with a script that first makes `ready`."""
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", HARNESS + code, script, *([str(ready)] if ready else [])],
         cwd=ROOT,
         capture_output=True,
@@ -37,41 +37,41 @@ def harness(code: str, script: str, ready: Path | None = None) -> str:
         check=True,
         start_new_session=True,
     )
-    return ran.stdout
+    return result.stdout
 
 
-def test_a_signal_is_told_from_an_exit_code() -> None:
+def test_a_signal_is_distinguished_from_an_exit_code() -> None:
     assert harness("print(child.wait(30))", "exit 3") == "3\n"
     assert harness("print(child.wait(30))", "kill -9 $$") == "-9\n"
     assert harness("print(child.wait(30))", "exit 137") == "137\n"
     assert harness("print(child.wait(0.1), child.out_of_memory); child.stop(5)", "sleep 60") == "None False\n"
 
 
-def test_what_it_leaves_behind_is_ended() -> None:
-    told = harness("print(child.wait(30)); print(_others())", "sleep 300 & sleep 300 & exit 0")
-    assert told == "0\n[]\n"
+def test_background_processes_are_ended() -> None:
+    output = harness("print(child.wait(30)); print(_others())", "sleep 300 & sleep 300 & exit 0")
+    assert output == "0\n[]\n"
 
 
-def test_a_stop_is_a_request_first(tmp_path: Path) -> None:
+def test_a_stop_sends_sigterm_first(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    told = harness(
+    output = harness(
         f"child.stop({limit(20)}); print(_others())",
         f"trap 'echo saved; exit 0' TERM; touch {ready}; while :; do sleep 0.1; done",
         ready,
     )
-    assert told == "saved\n[]\n"
+    assert output == "saved\n[]\n"
 
 
-def test_one_that_does_not_stop_is_made_to(tmp_path: Path) -> None:
+def test_a_trial_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    told = harness(
+    output = harness(
         "child.stop(0.5); print(_others())", f"trap '' TERM; touch {ready}; sleep infinity & wait; sleep infinity", ready
     )
-    assert told == "[]\n"
+    assert output == "[]\n"
 
 
-def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
-    """So a replica that kills the group of its trainer misses no trial."""
+def test_a_trial_is_in_the_process_group_of_its_parent(tmp_path: Path) -> None:
+    """So a replica that kills its trainer's process group also kills the trials."""
     child = TrialChild(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
     child._process.wait(30)
     assert int((tmp_path / "group").read_text()) == os.getpgrp()
@@ -97,14 +97,14 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], TrialUnit]]:
     assert "'TimeoutStopSec=90.0'" in host.systemd_run_calls
 
 
-def test_a_unit_ends_with_its_code(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
+def test_a_unit_returns_its_exit_code(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
     assert spawn("echo told; exit 3").wait(PATIENCE) == 3
     assert (tmp_path / "printed").read_text() == "told\n"
     killed = spawn("kill -9 $$")
     assert (killed.wait(PATIENCE), killed.out_of_memory) == (-9, False)
 
 
-def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
+def test_a_unit_gets_sigterm_first(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
     polite = spawn("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
     until(lambda: (tmp_path / "printed").read_text() == "up\n")
     assert polite.wait(0.1) is None

@@ -1,4 +1,4 @@
-"""Trials from the bucket: each runs once to its end, on any replica, whatever becomes of the others."""
+"""Trials from the bucket: each runs once to its end on any replica, despite failures of others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TF_CONFIG = '{"cluster": {"chief": ["10.0.0.2:2222"]}, "task": {"type": "chief",
 
 
 class Child:
-    """A trial that reports at each look what it is to, and ends with a code."""
+    """A trial that reports at each poll, and ends with a code."""
 
     out_of_memory = False
     terminated = 0
@@ -67,8 +67,8 @@ def report(environment: Mapping[str, str], step: int, value: float, tag: str = "
         file.write(json.dumps({**line, "checkpoint_path": ""}) + "\n")
 
 
-class World:
-    """A bucket with a job that tunes, and its replicas."""
+class TuningWorld:
+    """A bucket with a tuning job and its replicas."""
 
     def __init__(self, folder: Path, study: Study = STUDY) -> None:
         self.ledger = Ledger(FolderBucket(folder))
@@ -95,12 +95,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningWorld:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
-    return World(tmp_path)
+    return TuningWorld(tmp_path)
 
 
-def test_no_depth_of_folders_that_a_trial_leaves_ends_the_tuner(world: World) -> None:
+def test_deep_folders_of_a_trial_do_not_end_the_tuner(world: TuningWorld) -> None:
     scratch: list[Path] = []
 
     def deep(name: str, environment: Mapping[str, str]) -> Child:
@@ -137,22 +137,22 @@ def test_a_folder_of_the_trial_s_own_does_not_end_the_tuner() -> None:
         shutil.rmtree(above)
 
 
-def test_all_trials_are_run_and_the_chief_prints_the_best(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_trials_run_and_the_chief_prints_the_best(world: TuningWorld, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.tuner("master-0").run() == 0
     trials = world.trials()
     assert [(trial.trialId, trial.state, trial.replica) for trial in trials] == [
         (number, TrialState.SUCCEEDED, "master-0") for number in (1, 2, 3, 4)
     ]
     assert [trial.finalMetric for trial in trials] == [Measurement(10, float(number)) for number in (1, 2, 3, 4)]
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     x = trials[3].hyperparameters["x"]
-    assert told[-2:] == [
+    assert lines[-2:] == [
         f"Trials: 4 done, 0 FAILED; best is trial 4: --x={x}",
         "Final metrics after 10 steps, score: 4",
     ]
 
 
-def test_a_trial_is_passed_what_cloud_ml_passed(world: World, tmp_path: Path) -> None:
+def test_a_trial_gets_the_arguments_of_cloud_ml(world: TuningWorld, tmp_path: Path) -> None:
     world.tuner("master-0").run()
     _, argv, environment = world.spawned[1]
     x = world.trials()[1].hyperparameters["x"]
@@ -167,9 +167,9 @@ def test_a_trial_is_passed_what_cloud_ml_passed(world: World, tmp_path: Path) ->
     }
 
 
-def test_a_program_that_wants_no_folder_is_passed_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_may_decline_the_job_dir_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    world = World(tmp_path, replace(STUDY, jobDirFlag="", maxTrials=1))
+    world = TuningWorld(tmp_path, replace(STUDY, jobDirFlag="", maxTrials=1))
     world.plan = replace(world.plan, command=["./run.sh"], python="/own/python")
     world.tuner("master-0").run()
     assert world.spawned[0][1] == ["./run.sh", "--steps", "9", f"--x={world.trials()[0].hyperparameters['x']}"]
@@ -177,7 +177,7 @@ def test_a_program_that_wants_no_folder_is_passed_none(tmp_path: Path, monkeypat
 
 def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
-    world = World(tmp_path, replace(STUDY, maxTrials=24))
+    world = TuningWorld(tmp_path, replace(STUDY, maxTrials=24))
     codes: dict[str, int] = {}
     names = ["master-0", *(f"worker-{number}" for number in range(5))]
     world.plan = replace(world.plan, replicas=names)
@@ -191,45 +191,45 @@ def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytes
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 24
 
 
-def test_a_trial_of_a_replica_that_is_gone_is_run_again(world: World) -> None:
-    left = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
+def test_a_trial_of_a_lost_replica_is_run_again(world: TuningWorld) -> None:
+    abandoned = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
     tuner = world.tuner("master-0")
-    assert left.record.trialId == 1
-    assert tuner._claim(tuner._trials.read()) is not None, "worker-0 lives: the next trial"
+    assert abandoned.record.trialId == 1
+    assert tuner._claim(tuner._trials.read()) is not None, "worker-0 is alive: run the next trial"
     assert [trial.replica for trial in world.trials()] == ["worker-0", "master-0"]
-    gone = replace(world.job.record, lostReplicas=["worker-0"])
-    world.ledger.change_job(world.job, gone)
+    record = replace(world.job.record, lostReplicas=["worker-0"])
+    world.ledger.change_job(world.job, record)
     assert world.tuner("master-0").run() == 0
     first = world.trials()[0]
     assert (first.replica, first.restarts, first.state) == ("master-0", 1, TrialState.SUCCEEDED)
     assert len(world.trials()) == 4
 
 
-def test_a_restarted_replica_continues_its_own_trial(world: World) -> None:
+def test_a_restarted_replica_continues_its_own_trial(world: TuningWorld) -> None:
     world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
     world.tuner("worker-0").run()
     assert world.spawned[0][1][-1] == "--x=7"
     assert world.trials()[0].restarts == 1
 
 
-@pytest.mark.parametrize("says", [True, False])
-def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None:
-    """A host that was only away: what it has to say of the trial is not heard any more, and if it says nothing it looks."""
-    world.plan = replace(world.plan, heartbeatSeconds=3600.0 if says else 0.0)
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_reassigned_trial_is_dropped_by_its_former_replica(world: TuningWorld, reports: bool) -> None:
+    """A host was unreachable: its reports of the trial are ignored, and without reports it checks the record."""
+    world.plan = replace(world.plan, heartbeatSeconds=3600.0 if reports else 0.0)
     children: list[Child] = []
 
-    def taken(_: str, environment: Mapping[str, str]) -> Child:
+    def lose_trial(_: str, environment: Mapping[str, str]) -> Child:
         def take() -> None:
             stored = world.ledger.trial("job01", 1)
             assert stored
             world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
-            if says:
+            if reports:
                 report(environment, 1, 0.5)
 
         children.append(Child([take, lambda: None, lambda: None]))
         return children[-1]
 
-    world.child = taken
+    world.child = lose_trial
     tuner = world.tuner("worker-0")
     claimed = tuner._claim([])
     assert claimed
@@ -240,7 +240,7 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "value", "why"),
+    ("code", "value", "reason"),
     [
         (3, 1.0, "it ended with status 3: oh"),
         (255, 1.0, "it ended with status 255: oh"),
@@ -248,8 +248,8 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None
         (0, None, "it reported no score (hyperparameterMetricTag)"),
     ],
 )
-def test_too_many_that_fail_end_it(
-    world: World, code: int, value: float | None, why: str, capsys: pytest.CaptureFixture[str]
+def test_too_many_failed_trials_end_the_job(
+    world: TuningWorld, code: int, value: float | None, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def bad(_: str, environment: Mapping[str, str]) -> Child:
         return Child([lambda: report(environment, 1, value) if value is not None else None], code)
@@ -257,31 +257,31 @@ def test_too_many_that_fail_end_it(
     world.child = bad
     assert world.tuner("master-0").run() == 1
     assert [trial.state for trial in world.trials()] == [TrialState.FAILED] * 2
-    assert all(trial.errorMessage.startswith(why) for trial in world.trials())
+    assert all(trial.errorMessage.startswith(reason) for trial in world.trials())
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: 2 of 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x=")
-    assert why in last
+    assert reason in last
 
 
 def test_the_last_line_of_a_program_is_the_error(tmp_path: Path) -> None:
     log = tmp_path / "job01"
     assert last_words(log) == ""
-    said = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
+    log_lines = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
     log.mkdir()
     chunk = log / Chunk(1769860800, 0, 0, 0).name
-    chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
+    chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in log_lines))
     assert last_words(log) == "ValueError: no such thing"
     chunk.write_text('{"severity": "INFO", "message": "bye"}\n')
     assert last_words(log) == "bye"
 
 
-def test_the_error_of_a_wrong_tag_names_the_reported_metrics(world: World) -> None:
+def test_the_error_of_a_wrong_tag_names_the_reported_metrics(world: TuningWorld) -> None:
     world.child = lambda _, environment: Child([lambda: report(environment, 1, 0.5, "accuracy")])
     world.tuner("master-0").run()
     assert "it reported no score (hyperparameterMetricTag); it reported accuracy: " in world.trials()[0].errorMessage
 
 
-def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
+def test_a_killed_trial_restarts_a_limited_number_of_times(world: TuningWorld) -> None:
     codes = iter([-9, 42, 0, 0, 0, 0])
 
     def killed(_: str, environment: Mapping[str, str]) -> Child:
@@ -296,28 +296,30 @@ def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
     ]
 
 
-@pytest.mark.parametrize(("out_of_memory", "restarts", "why"), [(False, 2, "signal 9 (SIGKILL)"), (True, 0, "out of memory")])
-def test_one_that_is_killed_each_time_or_for_its_memory_has_failed(
-    world: World, out_of_memory: bool, restarts: int, why: str
+@pytest.mark.parametrize(
+    ("out_of_memory", "restarts", "reason"), [(False, 2, "signal 9 (SIGKILL)"), (True, 0, "out of memory")]
+)
+def test_a_repeatedly_killed_or_out_of_memory_trial_fails(
+    world: TuningWorld, out_of_memory: bool, restarts: int, reason: str
 ) -> None:
     child = Child([], -9)
     child.out_of_memory = out_of_memory
     world.child = lambda *_: child
     assert world.tuner("master-0").run() == 1
     assert [(trial.state, trial.restarts) for trial in world.trials()] == [(TrialState.FAILED, restarts)] * 2
-    assert why in world.trials()[0].errorMessage
+    assert reason in world.trials()[0].errorMessage
 
 
-def test_a_trial_that_kills_its_host_has_a_limited_number_of_starts(world: World) -> None:
+def test_a_trial_that_kills_its_host_starts_a_limited_number_of_times(world: TuningWorld) -> None:
     world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "master-0", restarts=2))
     world.tuner("master-0").run()
     assert world.trials()[0].state is TrialState.FAILED
     assert "3 times" in world.trials()[0].errorMessage
 
 
-def test_one_that_lags_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lagging_trial_is_stopped_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
-    world = World(tmp_path, replace(STUDY, maxTrials=6, enableTrialEarlyStopping=True))
+    world = TuningWorld(tmp_path, replace(STUDY, maxTrials=6, enableTrialEarlyStopping=True))
     children: list[Child] = []
 
     def child(_: str, environment: Mapping[str, str]) -> Child:
@@ -334,7 +336,7 @@ def test_one_that_lags_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (last.state, last.finalMetric) == (TrialState.SUCCEEDED, Measurement(1, 0.1))
 
 
-def test_a_stop_ends_it_and_its_trial_which_is_left_to_be_run_again(world: World) -> None:
+def test_a_stop_ends_the_tuner_and_its_trial_runs_again_later(world: TuningWorld) -> None:
     child = Child([lambda: tuner.terminate()], 143)
     world.child = lambda *_: child
     tuner = world.tuner("master-0")
@@ -343,7 +345,7 @@ def test_a_stop_ends_it_and_its_trial_which_is_left_to_be_run_again(world: World
     assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
 
 
-def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_folder_creation_is_retried(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter([OSError(5, "Input/output error")] * 2)
     mkdir = Path.mkdir
 
@@ -358,7 +360,7 @@ def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatc
 
 
 class Flaky(FolderBucket):
-    """A bucket that sometimes fails, before a call or after its effect, which costs no trial its result."""
+    """A bucket that sometimes fails, before a call or after its effect."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         super().__init__(folder)
@@ -386,7 +388,7 @@ class Flaky(FolderBucket):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: int) -> None:
+def test_a_failing_bucket_loses_no_trial(world: TuningWorld, tmp_path: Path, seed: int) -> None:
     flaky = Ledger(Flaky(tmp_path, random.Random(seed)), sleep=lambda _: None)
     assert world.tuner("master-0", flaky).run() == 0
     assert [(trial.trialId, trial.state) for trial in world.trials()] == [(n, TrialState.SUCCEEDED) for n in (1, 2, 3, 4)]
@@ -395,7 +397,7 @@ def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: i
 
 
 class Lossy(FolderBucket):
-    """A bucket whose every third write takes effect, and says that it failed."""
+    """A bucket where every third write takes effect but raises an error."""
 
     count = 0
 
@@ -407,7 +409,7 @@ class Lossy(FolderBucket):
         return new
 
 
-def test_a_write_whose_answer_was_lost_costs_no_trial(world: World, tmp_path: Path) -> None:
+def test_a_lost_answer_to_a_write_costs_no_trial(world: TuningWorld, tmp_path: Path) -> None:
     def child(_: str, environment: Mapping[str, str]) -> Child:
         return Child([lambda step=step: report(environment, step, step / 10) for step in (1, 2, 3, 4)])
 
@@ -428,7 +430,7 @@ def test_a_write_whose_answer_was_lost_costs_no_trial(world: World, tmp_path: Pa
         '{"trialId": 1, "hyperparameters": {}, "replica": "worker-0", "state": "FAILED"}',
     ],
 )
-def test_whatever_lies_among_the_records_ends_nothing(world: World, tmp_path: Path, content: str) -> None:
+def test_invalid_records_do_not_end_the_tuner(world: TuningWorld, tmp_path: Path, content: str) -> None:
     folder = tmp_path / "jobs/job01/trials"
     folder.mkdir(parents=True)
     (folder / "1.json").write_text(content)
@@ -438,7 +440,7 @@ def test_whatever_lies_among_the_records_ends_nothing(world: World, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "written",
+    "content",
     [
         '{"timestamp": 1, "global_step": Infinity, "score": 1}',
         '{"timestamp": 1, "global_step": 1, "score": ' + "9" * 400 + "}",
@@ -447,7 +449,7 @@ def test_whatever_lies_among_the_records_ends_nothing(world: World, tmp_path: Pa
         None,
     ],
 )
-def test_whatever_a_trainer_reports_ends_nothing(world: World, written: str | None) -> None:
+def test_invalid_reports_do_not_end_the_tuner(world: TuningWorld, content: str | None) -> None:
     def bad(_: str, environment: Mapping[str, str]) -> Child:
         file = Path(environment["CLOUD_ML_HP_METRIC_FILE"])
         first = environment["CLOUD_ML_TRIAL_ID"] == "1"
@@ -455,10 +457,10 @@ def test_whatever_a_trainer_reports_ends_nothing(world: World, written: str | No
         def tell() -> None:
             if not first:
                 report(environment, 1, 0.5)
-            elif written is None:
+            elif content is None:
                 file.mkdir()
             else:
-                file.write_text(written)
+                file.write_text(content)
 
         return Child([tell])
 
@@ -467,15 +469,15 @@ def test_whatever_a_trainer_reports_ends_nothing(world: World, written: str | No
     assert [trial.state for trial in world.trials()] == [TrialState.FAILED, *[TrialState.SUCCEEDED] * 3]
 
 
-def test_values_so_large_that_they_have_no_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_values_without_an_average_are_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
-    world = World(tmp_path, replace(STUDY, maxTrials=7, enableTrialEarlyStopping=True))
+    world = TuningWorld(tmp_path, replace(STUDY, maxTrials=7, enableTrialEarlyStopping=True))
     world.child = lambda _, environment: Child([lambda step=step: report(environment, step, 1.5e308) for step in (1, 2)])
     assert world.tuner("master-0").run() == 0
 
 
-def test_the_screen_of_fab_parses_the_lines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """The words are the tuner's, and who reads them is ops.screen: here both are real."""
+def test_the_screen_of_fab_parses_the_lines(world: TuningWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parse the tuner's real lines by the real ops.screen."""
     values = iter([(0, 0.5), (3, 0.0), (0, 0.75), (0, 0.25)])
 
     def child(_: str, environment: Mapping[str, str]) -> Child:
@@ -484,30 +486,30 @@ def test_the_screen_of_fab_parses_the_lines(world: World, capsys: pytest.Capture
 
     world.child = child
     assert world.tuner("master-0").run() == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     screen = TrialScreen({"goal": "MAXIMIZE"})
-    for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
+    for at, line in enumerate(sorted([*output.out.splitlines(), *output.err.splitlines()], key=_number_in)):
         screen.add_line(line, "master-0", float(at), float(at))
-    shown = [row.plain for row in screen.rows(False, 10.0)]
-    assert shown[0].startswith("trials   4 of 4  ")
+    rows = [row.plain for row in screen.rows(False, 10.0)]
+    assert rows[0].startswith("trials   4 of 4  ")
     x = world.trials()[2].hyperparameters["x"]
-    assert shown[1].startswith("score ")
-    assert shown[2] == f"best     0.75, trial 3: --x={x}"
+    assert rows[1].startswith("score ")
+    assert rows[2] == f"best     0.75, trial 3: --x={x}"
     assert screen.of("master-0") is None, "it has ended"
     screen.add_line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
     assert screen.of("master-0") == 5
     less = TrialScreen({"goal": "MINIMIZE"})
-    for line in said.out.splitlines():
+    for line in output.out.splitlines():
         less.add_line(line, "master-0", 0.0, 0.0)
     assert less.rows(True, 1.0)[-1].plain.startswith("best     0.25, trial 4")
 
 
 def _number_in(line: str) -> int:
-    found = re.search(r"[Tt]rial (\d+)", line)
-    return int(found[1]) if found else 99
+    match = re.search(r"[Tt]rial (\d+)", line)
+    return int(match[1]) if match else 99
 
 
-def test_a_trial_does_not_run_on_where_its_watch_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_ends_if_its_monitoring_fails(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     children: list[Child] = []
 
     def child(_: str, environment: Mapping[str, str]) -> Child:
@@ -515,14 +517,14 @@ def test_a_trial_does_not_run_on_where_its_watch_ends(world: World, monkeypatch:
         return children[-1]
 
     failures = iter([OSError(5, "Input/output error")])
-    mine = Tuner._write
+    write_record = Tuner._write
 
-    def once(tuner: Tuner, *given: Any) -> Any:
+    def fail_once(tuner: Tuner, *given: Any) -> Any:
         if error := next(failures, None):
             raise error
-        return mine(tuner, *given)
+        return write_record(tuner, *given)
 
     world.child = child
-    monkeypatch.setattr(Tuner, "_write", once)
+    monkeypatch.setattr(Tuner, "_write", fail_once)
     assert world.tuner("master-0").run() == 0
     assert [each.stopped for each in children] == [True, *[False] * 4], "the first, and it was run again"
