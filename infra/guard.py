@@ -55,7 +55,7 @@ class AffectedJob:
 
     job_id: str
     why: str
-    goes_on: bool = False
+    continues: bool = False
 
 
 def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
@@ -66,7 +66,7 @@ def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]
             can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
         elif not entry.held and len(place(entry.candidates_by_replica, change.removed)) < len(entry.candidates_by_replica):
-            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
+            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
     return jobs
 
 
@@ -96,10 +96,10 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
     if not jobs:
         return
     what = f"{change}, and {'; '.join(job.why for job in jobs)}"
-    ended = [job.job_id for job in jobs if not job.goes_on]
+    ended = [job.job_id for job in jobs if not job.continues]
     if allowed:
         how = [f"{', '.join(ended)} ends"] if ended else []
-        how += [f"{job.job_id} continues, or waits" for job in jobs if job.goes_on]
+        how += [f"{job.job_id} continues, or waits" for job in jobs if job.continues]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed: {', '.join(change.hosts)}")

@@ -202,7 +202,7 @@ class Client:
         Args:
             replicas: such as master-0,worker-1, a role, or all.
             lines: the last ones of each replica; None for all.
-            follow: go on until the job has ended.
+            follow: continue until the job has ended.
         """
         from ops.logs import read
         from ops.logs.follow import Follower

@@ -87,7 +87,7 @@ class Asynchronous(Training):
             assert self.chief
             self.chief.summaries.graph(self.graphs[self.devices])
             super().run()
-        if self.others and self.job.callbacks:  # the program goes on
+        if self.others and self.job.callbacks:  # the program continues
             self.others.stop()
 
     def check(self) -> None:

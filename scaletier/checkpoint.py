@@ -104,7 +104,9 @@ class CheckpointReader:
         self._reset_values = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
         self.local = fixed if missing else network.local
-        self.missing_line = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
+        self.missing_line = (
+            f"{path} has no {missing[0]}: the optimizer and random numbers start from scratch" if missing else None
+        )
 
     def value(self, spec: VariableSpec) -> npt.NDArray[Any]:
         """Return a variable's value; for one that is reset on each start, the network's initial value."""
@@ -172,7 +174,7 @@ class DataPosition:
         if reader and reader.data_of == source.description:
             self.begin.assign(reader.named(_DATA))
         elif reader:
-            say("The data begins anew: it is other data than when the checkpoint was made")
+            say("The data starts from its beginning: it differs from the data of the checkpoint")
             self.begin.assign(reader.step)
 
 

@@ -124,7 +124,7 @@ def prepare_process() -> None:
         try:
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
         except RuntimeError:
-            raise JobError(f"{CPU_DEVICES}={count} comes too late: {BEGUN}") from None
+            raise JobError(f"{CPU_DEVICES}={count} is set too late: {BEGUN}") from None
 
 
 def local_devices() -> tuple[str, ...]:

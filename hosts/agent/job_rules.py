@@ -248,7 +248,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         preempted = record is not None and record.terminationReason == PREEMPTED
         end = _own_end(record)
         how = "was preempted" if preempted else f"ended ({end})" if end else "was killed"
-        cause = f"{_name(killed_name)} {how}, and the others could not go on without it"
+        cause = f"{_name(killed_name)} {how}, and the others could not continue without it"
         fault = record is not None and record.faults > 0
         return _restart_job(job, view, cause, counts=not preempted, fault=fault, follows=exit_message(culprit))
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
@@ -320,7 +320,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
             how = "was killed" if record.signal else "ended"
             return _restart_job(job, view, f"{_name(record.name)} {how} ({termination_reason(record)})", record)
         if not restart_budget.is_spent(view.plan, record):
-            continue  # its unit was stopped: it goes on when that starts again, or is lost
+            continue  # its unit was stopped: it continues when that starts again, or is lost
         spent = f" ({termination_reason(record)}) after {view.plan.maxRestarts} restarts"
         return _without(job, view, record, spent) or _restart_job(job, view, f"{_name(record.name)} ended{spent}", record)
     return None
@@ -367,7 +367,7 @@ def _all_run(job: JobRecord, view: View) -> JobRecord | None:
         return None
     if missing and view.in_state < view.plan.preparingSeconds:
         return None
-    events = [Event(view.now, f"goes on without {', '.join(missing)}, which did not come up")] if missing else []
+    events = [Event(view.now, f"continues without {', '.join(missing)}, which did not start")] if missing else []
     return job.to(JobState.RUNNING, startTime=view.now, events=[*job.events, *events])
 
 
@@ -390,7 +390,7 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     """Return the job without an optional replica; None if the job needs it."""
     if not view.plan.is_optional(record.name):
         return None
-    event = Event(view.now, f"goes on without {record.name}{why}")
+    event = Event(view.now, f"continues without {record.name}{why}")
     return replace(job, droppedReplicas=[*job.droppedReplicas, record.name], events=with_events(job.events, event))
 
 

@@ -162,7 +162,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
     except ApiError as error:
         if error.status == 403:
             raise GcpError(
-                f"bucket {bucket} belongs to somebody else: `pulumi config set bucket ANOTHER-NAME` ({error})"
+                f"bucket {bucket} belongs to another project: `pulumi config set bucket ANOTHER-NAME` ({error})"
             ) from None
         return False
     except UnreachableError:

@@ -52,7 +52,7 @@ def delete(name: str, props: Props) -> None:
 def _look(project: str) -> None:
     host = running(project)
     if host is None:
-        raise LxdError(f"no host runs, so nobody can list the bucket, and nothing is destroyed: `pulumi up` first, or {WISH}")
+        raise LxdError(f"no host runs that could list the bucket, so nothing is destroyed: `pulumi up` first, or {WISH}")
     content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
     if content:
         raise LxdError(f"the bucket holds {content}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")

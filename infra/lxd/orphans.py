@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> str:
             return "; ".join(claimed(stack))
         case [stack] if not stack.startswith("-"):
             return "; ".join(leftovers(stack))
-    raise LxdError("say a stack, --claimed and a stack, --up, --kept, or nothing")
+    raise LxdError("the arguments are invalid. Valid: STACK, --claimed STACK, --up, --kept, or none")
 
 
 if __name__ == "__main__":

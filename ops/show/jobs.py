@@ -126,7 +126,7 @@ def describe_to_stdout(cluster: ClusterClient, record: JobRecord, replicas: list
         "took": format_elapsed(record),
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,
-        "goes on without": ", ".join(record.droppedReplicas),
+        "continues without": ", ".join(record.droppedReplicas),
         "labels": _labels(record, ", "),
         "first error": f"{first[0]}, {terminal.local_time(first[1].time)}: {first[1].message}" if first else None,
         "progress": _progress(record.progress),

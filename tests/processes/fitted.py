@@ -47,4 +47,4 @@ def callbacks() -> Any:
 if __name__ == "__main__":
     history = scaletier.fit(model, batches, lambda: batches().take(5), steps=100000, steps_per_epoch=EPOCH, callbacks=callbacks)
     trained = history.model
-    print(f"The chief goes on: {history.epoch} {trained.evaluate(batches().take(5), verbose=0):.6f}", flush=True)
+    print(f"The chief continues: {history.epoch} {trained.evaluate(batches().take(5), verbose=0):.6f}", flush=True)

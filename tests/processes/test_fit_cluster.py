@@ -34,10 +34,10 @@ def test_callbacks_reach_all_replicas_and_the_chief_goes_on(tmp_path: Path, stra
         if strategy == "sync":
             assert int(final[1]) == STOP * EPOCH
             assert job.wait("worker-0") == 0, job.log("worker-0")
-        goes_on = re.search(r"^The chief goes on: \[0, 1, 2\] (\S+)$", log, re.MULTILINE)
+        goes_on = re.search(r"^The chief continues: \[0, 1, 2\] (\S+)$", log, re.MULTILINE)
         assert goes_on
         assert float(goes_on[1]) == pytest.approx(float(final[2]), abs=1e-3)
-        assert "goes on" not in job.log("worker-0")
+        assert "continues" not in job.log("worker-0")
         for name in ("best.keras", "export/model.keras"):
             loaded = subprocess.run([sys.executable, "-c", _LOAD, tmp_path / "job" / name], capture_output=True, check=True)
             assert float(loaded.stdout) == 0.0

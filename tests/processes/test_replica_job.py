@@ -106,7 +106,9 @@ def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make
     (cluster.package / "go").touch()
     assert cluster.wait() == [0, 0]
     assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 1)
-    assert [event.cause for event in cluster.job.events] == ["worker 0 was killed, and the others could not go on without it"]
+    assert [event.cause for event in cluster.job.events] == [
+        "worker 0 was killed, and the others could not continue without it"
+    ]
 
 
 def test_the_job_goes_on_without_an_optional_replica(make: Make) -> None:

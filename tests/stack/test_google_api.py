@@ -112,7 +112,7 @@ def test_the_bucket_of_another_project_is_refused(fake: FakeGoogle) -> None:
     fake.answers[REGION] = quotas_response()
     fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "a-bucket"}]})
     fake.answers[BUCKET] = error_response(403, "no access")
-    with pytest.raises(GcpError, match="belongs to somebody else"):
+    with pytest.raises(GcpError, match="belongs to another project"):
         run_preflight(fake)
     fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "other"}})
     with pytest.raises(GcpError, match="is that of the stack other"):

@@ -211,7 +211,7 @@ def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: fl
     new = advance(job(), snapshot)
     if again:
         assert (new.state, new.attempt, new.restartsUsed) == ("RUNNING", 1, 1)
-        assert new.events == [Event(NOW, "ps 0 was killed, and the others could not go on without it")]
+        assert new.events == [Event(NOW, "ps 0 was killed, and the others could not continue without it")]
     else:
         assert new.state == "FAILED"
 
@@ -225,10 +225,10 @@ def test_a_restart_code_before_an_exit_restarts_the_job(plan: Plan) -> None:
     first = replace(late, killed={"worker-0": 5.0})
     again = advance(job(), first)
     assert (again.state, again.attempt) == ("RUNNING", 1)
-    assert again.events == [Event(NOW, "worker 0 ended (status 42), and the others could not go on without it")]
+    assert again.events == [Event(NOW, "worker 0 ended (status 42), and the others could not continue without it")]
     exhausted = advance(job(restartsUsed=2), first)
     assert exhausted.errorMessage == (
-        "Worker 0 ended (status 42), and the others could not go on without it, and the job was started again "
+        "Worker 0 ended (status 42), and the others could not continue without it, and the job was started again "
         f"{2 if plan.whole else 1} time{'s' if plan.whole else ''}. "
         "The replica master 0 exited with a non-zero status of 1.\nno such column"
     )
@@ -382,11 +382,11 @@ def test_the_job_continues_without_an_optional_replica() -> None:
     killed = view(record("worker-1", "EXITED", 137, restartsUsed=2), plan=OPTIONAL_WORKERS)
     new = advance(job(), killed)
     assert (new.state, new.attempt, new.droppedReplicas) == ("RUNNING", 0, ["worker-1"])
-    assert new.events == [Event(NOW, "goes on without worker-1 (signal 9 (SIGKILL)) after 2 restarts")]
+    assert new.events == [Event(NOW, "continues without worker-1 (signal 9 (SIGKILL)) after 2 restarts")]
     assert decide(new, killed) is None
     crash_looping = record("worker-1", "EXITED", 137, crashLooping=True, consecutiveFailures=3)
     new = advance(job(), view(crash_looping, plan=OPTIONAL_WORKERS))
-    assert new.events == [Event(NOW, "goes on without worker-1 (signal 9 (SIGKILL)), the same 3 times in a row")]
+    assert new.events == [Event(NOW, "continues without worker-1 (signal 9 (SIGKILL)), the same 3 times in a row")]
     assert decide(new, view(crash_looping, plan=OPTIONAL_WORKERS)) is None
 
 
@@ -450,7 +450,7 @@ def test_the_wait_for_an_optional_replica_has_a_time_limit() -> None:
     assert decide(job(JobState.PREPARING), snapshot) is None
     new = advance(job(JobState.PREPARING), replace(snapshot, in_state=300.0))
     assert new.state == "RUNNING"
-    assert new.events == [Event(NOW, "goes on without worker-1, which did not come up")]
+    assert new.events == [Event(NOW, "continues without worker-1, which did not start")]
 
 
 def test_a_job_that_runs_too_long_is_cancelled() -> None:
@@ -648,7 +648,7 @@ def test_an_exit_after_a_preemption_waits_for_the_host(plan: Plan) -> None:
     restarted = record("worker-0", restarts=1, terminationReason=PREEMPTED)
     back = advance(known, view(restarted, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 0.0}))
     assert (back.attempt, back.restartsUsed) == (1, 0)
-    assert back.events[-1].cause == "worker 0 was preempted, and the others could not go on without it"
+    assert back.events[-1].cause == "worker 0 was preempted, and the others could not continue without it"
 
 
 def test_preemptions_do_not_count_as_restarts() -> None:

@@ -67,11 +67,11 @@ class Files:
 def test_affected_jobs(files: Files, continues: bool) -> None:
     assert guard.affected_jobs(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.contents.get) == [
         AffectedJob("peers", "job peers has worker-0, worker-1", continues),
-        AffectedJob("large", "job large waits for hosts of which too few stay"),
+        AffectedJob("large", "job large waits for more hosts than remain"),
     ]
     assert guard.affected_jobs(queue(), Change(["evaluator-0"]), files.contents.get) == []
     files.contents[paths.plan("peers")] = b"{"
-    assert guard.affected_jobs(queue(), Change(["worker-0"]), files.contents.get)[0].goes_on, (
+    assert guard.affected_jobs(queue(), Change(["worker-0"]), files.contents.get)[0].continues, (
         "a job without a readable plan is not cancelled"
     )
 

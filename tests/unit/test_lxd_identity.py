@@ -128,7 +128,7 @@ def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monk
     )
     assert f"`{remove}` removes it" in local
     assert "`lxc project delete scaletier-prod-cccccc` removes it" in prod
-    with pytest.raises(LxdError, match="say a stack"):
+    with pytest.raises(LxdError, match="the arguments are invalid"):
         orphans.main(["--claimed"])
 
 

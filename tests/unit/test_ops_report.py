@@ -71,7 +71,7 @@ JOB = JobRecord(
         },
         "versions": {"scaletier": "0.1.0"},
     },
-    events=[Event(DAY.format(30), "goes on without worker-0")],
+    events=[Event(DAY.format(30), "continues without worker-0")],
 )
 REPLICAS = [
     ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=0, startTime=DAY.format(1), endTime=DAY.format(37)),
@@ -148,7 +148,7 @@ def test_a_complete_report() -> None:
         ],
         events=[
             TimelineEvent("2026-01-31T12:00:20.000Z", "worker-0", "killed by SIGKILL", 2.5),
-            TimelineEvent("2026-01-31T12:00:30.000Z", "job", "goes on without worker-0"),
+            TimelineEvent("2026-01-31T12:00:30.000Z", "job", "continues without worker-0"),
         ],
         arguments=["--a", "1"],
         inputs={

@@ -322,6 +322,6 @@ def test_the_time_axis_has_a_suitable_unit() -> None:
 
 
 def test_restarts_and_events_are_marked() -> None:
-    events = [TimelineEvent("", "job", "goes on without worker-0"), TimelineEvent("", "worker-0", "killed")]
+    events = [TimelineEvent("", "job", "continues without worker-0"), TimelineEvent("", "worker-0", "killed")]
     spec = charts.throughput_chart(REPORT.throughput, events, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]

@@ -154,7 +154,7 @@ def test_a_restarted_job_is_described(cluster: ClusterClient, ledger: Ledger, ca
         startTime=NOON.format(1),
         attempt=1,
         droppedReplicas=["worker-1"],
-        events=[Event(NOON.format(7), "worker-1 is lost; the job goes on without it"), Event(NOON.format(3), "oom", 12.5)],
+        events=[Event(NOON.format(7), "worker-1 is lost; the job continues without it"), Event(NOON.format(3), "oom", 12.5)],
         replicas=[{"name": "worker-1", "state": "LOST"}],
         submittedBy="ann@laptop",
         trainingInput={"args": ["--a", "b c"]},
@@ -167,7 +167,7 @@ def test_a_restarted_job_is_described(cluster: ClusterClient, ledger: Ledger, ca
     assert describe(cluster, "job01", as_json=False) == 0
     out = capsys.readouterr().out
     output = parse_facts(out)
-    assert (output["state"], output["retries"], output["goes on without"], output["priority"]) == (
+    assert (output["state"], output["retries"], output["continues without"], output["priority"]) == (
         "RUNNING",
         "1",
         "worker-1",
@@ -184,7 +184,7 @@ def test_a_restarted_job_is_described(cluster: ClusterClient, ledger: Ledger, ca
     assert events == [
         ("job", "oom", "12.5"),
         ("worker-0", "killed by signal 9", "3.2"),
-        ("job", "worker-1 is lost; the job goes on without it", "-"),
+        ("job", "worker-1 is lost; the job continues without it", "-"),
     ]
     assert table_rows(out, "TIME")[0][:2] == terminal.local_time(NOON.format(3)).split()
 

@@ -508,7 +508,7 @@ def test_other_data_starts_from_the_beginning_and_is_reported(
     for steps, size in ((3, 4), (5, 2), (6, 2)):
         assert main(job(data=lambda size=size: dataset(INPUTS, TARGETS, batch=size)), f"--max-steps={steps}") == 0
         tensors_by_name = {key.partition("/")[0]: value for key, value in tensors(tmp_path, steps).items()}
-        begins.append((int(tensors_by_name["data_begin"]), "The data begins anew: it is" in capfd.readouterr().out))
+        begins.append((int(tensors_by_name["data_begin"]), "The data starts from its beginning" in capfd.readouterr().out))
     assert begins == [(0, False), (3, True), (3, False)]
 
 
@@ -539,7 +539,9 @@ def test_another_optimizer_starts_from_scratch_and_is_reported(main: Main, capfd
     assert main(job()) == 0
     assert main(job(optimizer="adam"), "--max-steps=8") == 0
     assert re.search(
-        r"model-4 has no optimizer/\S+: the optimizer and what is random begin anew$", capfd.readouterr().out, re.MULTILINE
+        r"model-4 has no optimizer/\S+: the optimizer and random numbers start from scratch$",
+        capfd.readouterr().out,
+        re.MULTILINE,
     )
 
 
@@ -563,7 +565,7 @@ def test_an_added_layer_without_weights_starts_from_scratch_and_is_reported(
 
     assert main(job()) == 0
     assert main(job(model=more), "--max-steps=8") == 0
-    assert "seed_generator_state: the optimizer and what is random begin anew" in capfd.readouterr().out
+    assert "seed_generator_state: the optimizer and random numbers start from scratch" in capfd.readouterr().out
 
 
 def test_the_learning_rate_is_the_job_s_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
