@@ -12,7 +12,7 @@ __all__ = ["pytest_runtest_makereport"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Scale the time limit of a single test, which ends a test that hangs and proves nothing; no proxy is on loopback."""
+    """Scale the time limit of a single test, which only ends hanging tests; use no proxy on loopback."""
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(name)]))
     scale()

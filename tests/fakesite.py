@@ -1,4 +1,4 @@
-"""The files, log and facts of a job on a host that has none: what the agent's rounds need besides a trainer."""
+"""A fake of a job's files, log and facts on a host: what the agent's rounds need besides a trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 
 
 class FakeSite:
-    """A site on which everything is done at once."""
+    """A site whose operations end at once."""
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         return Assignment(plan, replica, Path(), {}, "python", self)

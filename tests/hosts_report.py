@@ -17,7 +17,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "failures"
 FAILED = pytest.StashKey[bool]()
-"""Whether a test has failed by now, for fixtures that clean up behind it."""
+"""Whether a test has failed, for fixtures that clean up after it."""
 _FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
 _ON_HOST = (
     "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "
@@ -26,7 +26,7 @@ _ON_HOST = (
 
 
 class Answer(Protocol):
-    """What a command printed."""
+    """The output of a command."""
 
     @property
     def out(self) -> str: ...
@@ -50,7 +50,7 @@ WATCHED: list[Watched] = []
 
 
 def write(name: str) -> str:
-    """Write the report of all stacks that are watched; a line with its path, or empty if there is no stack."""
+    """Write a report of all watched stacks; return a line with its path, or "" if there is no stack."""
     if not WATCHED:
         return ""
     base = FOLDER / re.sub(r"[^\w.-]+", "_", name)[-150:]
@@ -58,7 +58,7 @@ def write(name: str) -> str:
         FOLDER.mkdir(parents=True, exist_ok=True)
         path = base.with_name(f"{base.name}.txt")
         path.write_text("\n".join(part for stack in list(WATCHED) for part in _describe(stack, base)))
-    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  the test's own failure is what counts, not its limit
+    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  the test's own failure counts, not a timeout here
         return f"its hosts could not be queried: {error!r}"
     return f"fab doctor, jobs, bundle and the journals of its hosts: {path}"
 
@@ -70,15 +70,15 @@ def _describe(stack: Watched, base: Path) -> Iterator[str]:
         hosts = stack.host_names
     except (OSError, ValueError, KeyError):
         hosts = []
-    asked: dict[str, Callable[[], str]] = {
+    queries: dict[str, Callable[[], str]] = {
         "fab doctor": lambda: stack.fab("doctor", timeout=_FAB_SECONDS).text,
         "fab jobs": lambda: stack.fab("jobs", "--limit", "20", timeout=_FAB_SECONDS).text,
         f"fab bundle, of the last job: {bundle}": lambda: _bundle(stack, bundle),
         **{host: lambda host=host: stack.ssh(host, _ON_HOST, timeout=_HOST_SECONDS).text for host in hosts},  # type: ignore[misc]
     }
-    with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        answers = pool.map(_try, asked.values())
-        for what, answer in zip(asked, answers, strict=True):
+    with ThreadPoolExecutor(max(1, len(queries))) as pool:
+        answers = pool.map(_try, queries.values())
+        for what, answer in zip(queries, answers, strict=True):
             yield f"===== stack {stack.name}: {what}\n{answer}"
 
 
@@ -90,7 +90,7 @@ def _bundle(stack: Watched, path: Path) -> str:
 def _try(ask: Callable[[], str]) -> str:
     try:
         return ask()
-    except Exception as error:  # noqa: BLE001  each answer stands for itself
+    except Exception as error:  # noqa: BLE001  each answer is independent
         return f"no answer: {error!r}"
 
 

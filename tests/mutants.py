@@ -34,7 +34,7 @@ _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
-# A change of these lines changes only a delay, or permits something that no code does.
+# A change of these lines changes only a delay, or permits an operation that no code uses.
 _NO_MATTER = ("monotonic()", "sleep(", ".flush()", "flush=", "@dataclass(")
 _TIMEOUT_SECONDS = 900
 
@@ -138,13 +138,13 @@ def coverage() -> Path:
     mark.unlink(missing_ok=True)
     data.unlink(missing_ok=True)
     command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "--cov-context=test", "--cov-report="]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *(f"--cov={package}" for package in PACKAGES), *PATHS],
         cwd=ROOT,
         env=os.environ | {"COVERAGE_FILE": str(data)},
         check=False,
     )
-    if done.returncode:
+    if result.returncode:
         sys.exit("the tests fail without a mutant")
     mark.write_text(head)
     return data
@@ -187,7 +187,7 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
     try:
         for command in commands:
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     command,
                     cwd=tree,
                     env=os.environ | {"PYTHONPATH": str(tree), "MYPYPATH": str(tree)},
@@ -197,7 +197,7 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
                 )
             except subprocess.TimeoutExpired:
                 return "timeout"
-            if done.returncode not in (0, 5):
+            if result.returncode not in (0, 5):
                 return "caught"
         return "SURVIVED"
     finally:
@@ -208,15 +208,15 @@ def copy_tree(number: int) -> Path:
     """Make a copy of the working tree's files, with the same environment."""
     tree = CACHE / f"tree{number}"
     shutil.rmtree(tree, ignore_errors=True)
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    tracked_files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked_files.split("\0")):
         if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
     (tree / ".cache").mkdir()
-    for kept in ("mnist", "pulumi", "hosts", "image", "lxd"):
-        if (ROOT / ".cache" / kept).exists():
-            (tree / ".cache" / kept).symlink_to(ROOT / ".cache" / kept)
+    for shared_folder in ("mnist", "pulumi", "hosts", "image", "lxd"):
+        if (ROOT / ".cache" / shared_folder).exists():
+            (tree / ".cache" / shared_folder).symlink_to(ROOT / ".cache" / shared_folder)
     (tree / ".venv").symlink_to(ROOT / ".venv")
     return tree
 
@@ -226,8 +226,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    drawn, data = draw(given.count, given.seed), coverage()
+    options = parser.parse_args()
+    mutants, data = draw(options.count, options.seed), coverage()
     trees: Queue[Path] = Queue()
     for number in range(os.cpu_count() or 1):
         trees.put(copy_tree(number))
@@ -237,17 +237,17 @@ def main() -> int:
         try:
             tests = tests_of(mutant, data)
             pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full", *tests]
-            outcome = judge(tree, mutant, [*([pytest] if tests else []), [str(BIN / "mypy")]])  # what is quick first
+            outcome = judge(tree, mutant, [*([pytest] if tests else []), [str(BIN / "mypy")]])  # quick commands first
         finally:
             trees.put(tree)
         print(f"{outcome:<8} {len(tests):>4} tests  {mutant}", flush=True)
         return outcome
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = Counter(pool.map(outcome_of, drawn))
-    caught = len(drawn) - outcomes["SURVIVED"]
-    print(f"{caught} of {len(drawn)} mutants caught, {outcomes['timeout']} of them by the limit of time, seed {given.seed}")
-    return 0 if caught >= 0.95 * len(drawn) else 1
+        outcomes = Counter(pool.map(outcome_of, mutants))
+    caught = len(mutants) - outcomes["SURVIVED"]
+    print(f"{caught} of {len(mutants)} mutants caught, {outcomes['timeout']} of them by the limit of time, seed {options.seed}")
+    return 0 if caught >= 0.95 * len(mutants) else 1
 
 
 if __name__ == "__main__":

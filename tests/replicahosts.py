@@ -54,7 +54,7 @@ class Cluster:
             etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)
             (etc / "host.json").write_bytes(HostFile(name, url, 0.05, python).to_json())
-            home.mkdir(parents=True)  # all hosts share one package, in which a test finds what a trainer wrote
+            home.mkdir(parents=True)  # all hosts share one package, where a test reads the files of a trainer
             (home / "package").symlink_to(self.package)
             (home / "package.sha256").write_text(PACKAGE)
 
@@ -78,7 +78,7 @@ class Cluster:
         return [self.processes[name].wait(PATIENCE) for name in names or self.processes]
 
     def run(self) -> None:
-        """Start all hosts, and wait until each has nothing more to do."""
+        """Start all hosts, and wait until each has finished."""
         self.start()
         assert set(self.wait()) == {0}
 
@@ -148,7 +148,7 @@ def end(group: int) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    wait_for(condition, "what a replica is to do", poll=0.02)
+    wait_for(condition, "the replica's condition", poll=0.02)
 
 
 def gone(pid: int) -> bool:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "tests"
 CORES = max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31))
-"""Processes of tests side by side: one a core that this process may use, as long as each has 2 GiB of memory."""
+"""Processes of tests side by side: one a core that this process may use, if each has 2 GiB of memory."""
 QUICK = Shard(
     paths=("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes"),
     options=("-m", "not full"),
@@ -72,10 +72,10 @@ class Outcome:
                     self.failed |= {name} if any(case.find(kind) is not None for kind in ("failure", "error")) else set()
 
     def split(self, shards: Mapping[str, Shard]) -> list[Outcome]:
-        """Return the outcome of each shard that this phase ran; the first has the time that no test took."""
+        """Return the outcome of each shard of this phase; the first includes the time outside tests."""
         parts = []
         for name, shard in shards.items():
-            seconds = {test: taken for test, taken in self.seconds.items() if test.startswith(shard.paths)}
+            seconds = {test: duration for test, duration in self.seconds.items() if test.startswith(shard.paths)}
             skipped = {test: reason for test, reason in self.skipped.items() if test.startswith(shard.paths)}
             parts.append(Outcome(name, 0, sum(seconds.values()) / 60, seconds, self.failed & seconds.keys(), skipped))
         for part in parts:
@@ -116,12 +116,12 @@ class Run:
         outcome = Outcome(name)
         report = CACHE / f"{name}.xml"
         report.unlink(missing_ok=True)
-        began = time.monotonic()
+        start = time.monotonic()
         for command in commands:
             if self.signal:
                 break
             say(f"\n== {name}: {' '.join(command)}{f' >{log.name}' if log else ''}")
-            # In a session of its own: Ctrl-C reaches pytest from here, once, and none of what its tests have started.
+            # In its own session: Ctrl-C reaches pytest from here, once, and no process that its tests have started.
             child = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
                 cwd=ROOT,
@@ -137,7 +137,7 @@ class Run:
                 child.send_signal(signal.SIGINT)
             outcome.code = child.wait() or outcome.code
             self._children.remove(child)
-        outcome.minutes = (time.monotonic() - began) / 60
+        outcome.minutes = (time.monotonic() - start) / 60
         outcome.read(report)
         return outcome
 
@@ -151,16 +151,16 @@ class Run:
         self.outcomes += self.phase(name, command, environment=environment, log=log).split(shards)
 
     def clusters(self, clusters: Mapping[str, Mapping[str, Shard]]) -> None:
-        """Run the shards of each cluster side by side with those of the others, as hosts keep no processor busy.
+        """Run the shards of each cluster side by side with those of the others, as hosts use little processor time.
 
-        What the first cluster's tests print is shown as they run, that of the others once they have ended.
+        The output of the first cluster's tests is shown live, that of the others at their end.
         """
         (_, first), *others = clusters.items()
-        with contextlib.ExitStack() as logs, ThreadPoolExecutor(max(len(others), 1)) as beside:
+        with contextlib.ExitStack() as logs, ThreadPoolExecutor(max(len(others), 1)) as pool:
             files = [logs.enter_context((CACHE / f"{cluster}.log").open("w+b")) for cluster, _ in others]
-            begun = [beside.submit(self.shards, shards, file) for (_, shards), file in zip(others, files, strict=True)]
+            running = [pool.submit(self.shards, shards, file) for (_, shards), file in zip(others, files, strict=True)]
             self.shards(first)
-            for future, file in zip(begun, files, strict=True):
+            for future, file in zip(running, files, strict=True):
                 future.result()
                 file.seek(0)
                 say(file.read().decode(errors="replace"))
@@ -186,8 +186,8 @@ def count_all(run: Run) -> int:
             break
         command = [BIN / "pytest", "--collect-only", "-qq", *shard.options, *shard.paths]
         environment = os.environ | shard.environment
-        listed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
-        count += sum(int(found) for found in re.findall(r"^tests/\S+: (\d+)$", listed, re.MULTILINE))
+        collected = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
+        count += sum(int(found) for found in re.findall(r"^tests/\S+: (\d+)$", collected, re.MULTILINE))
     return count
 
 
@@ -196,7 +196,7 @@ def table(run: Run) -> Iterator[str]:
     yield f"{'shard':<12} {'tests':>6} {'failed':>6} {'skipped':>7} {'minutes':>7}"
     for each in run.outcomes:
         yield f"{each.name:<12} {len(each.seconds):>6} {len(each.failed):>6} {len(each.skipped):>7} {each.minutes:>7.1f}"
-    seconds = {name: taken for each in run.outcomes for name, taken in each.seconds.items()}
+    seconds = {name: duration for each in run.outcomes for name, duration in each.seconds.items()}
     yield f"\nslowest {_SLOWEST}"
     for name in sorted(seconds, key=lambda name: -seconds[name])[:_SLOWEST]:
         yield f"{seconds[name]:>7.1f} s {name}"
@@ -249,7 +249,7 @@ class Lock:
 
 
 def describe_holder(text: str) -> str:
-    """Describe the run that holds the lock, and how to end it: its first process that is alive, as it may have been killed."""
+    """Describe the run that holds the lock, and how to end it: its first living process, as the run may have been killed."""
     try:
         holder = json.loads(text)
         alive = [process for process in holder["processes"] if process and Path(f"/proc/{process}").exists()]
@@ -276,7 +276,7 @@ def busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def check_disk() -> None:
-    """Exit with 2 if a disk has too little room, for tests would fail for that reason in many ways."""
+    """Exit with 2 if a disk has too little space, which would fail tests in many ways."""
     for folder, least in ((ROOT, _LEAST_GIB), (Path(tempfile.gettempdir()), _LEAST_TEMPORARY_GIB)):
         free = shutil.disk_usage(folder).free / 2**30
         if free < least:
@@ -284,7 +284,7 @@ def check_disk() -> None:
 
 
 def set_up(shards: Sequence[Shard]) -> None:
-    """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or cannot be."""
+    """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or is impossible."""
     if os.geteuid() != 0 and any("root" in shard.needs for shard in shards):
         names = [name for name, shard in SHARDS.items() if "root" not in shard.needs]
         refuse(f"the emulated Google needs root. Without: make test-all SHARD='{' '.join(names)}'")
@@ -300,10 +300,10 @@ def test(run: Run) -> int:
     run.shards({"here": QUICK})
     if run.signal:
         return 0
-    with ThreadPoolExecutor(1) as beside:
-        counted = beside.submit(count_all, run)  # the story waits for hosts most of the time
+    with ThreadPoolExecutor(1) as pool:
+        test_count = pool.submit(count_all, run)  # the story waits for hosts most of the time
         run.shards({"story": STORY})
-        return counted.result()
+        return test_count.result()
 
 
 def test_all(run: Run, names: Sequence[str]) -> int:
@@ -335,32 +335,32 @@ def main() -> int:
     parser.add_argument("what", choices=["test", "all"])
     parser.add_argument("--shard", action="append", default=[], help="one shard of all; may be repeated")
     parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
-    given = parser.parse_args()
-    names = [name for shard in given.shard for name in named(shard)]
+    options = parser.parse_args()
+    names = [name for shard in options.shard for name in named(shard)]
     check_disk()
-    run = Run(Lock(f"make {'test' if given.what == 'test' else 'test-all'}"))
+    run = Run(Lock(f"make {'test' if options.what == 'test' else 'test-all'}"))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, run.interrupt)  # heard even if the shell that started this ignores it
-    with busy_loops(given.load):
-        began = time.monotonic()
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup
+            signal.signal(number, run.interrupt)  # handled even if the parent shell ignores it
+    with busy_loops(options.load):
+        start = time.monotonic()
         say(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
-        everything = test(run) if given.what == "test" else test_all(run, names or [*SHARDS])
-    say(summary(run, everything, (time.monotonic() - began) / 60))
+        everything = test(run) if options.what == "test" else test_all(run, names or [*SHARDS])
+    say(summary(run, everything, (time.monotonic() - start) / 60))
     return 128 + run.signal if run.signal else 1 if run.failed else 0
 
 
 def summary(run: Run, everything: int, minutes: float) -> str:
     """Return the table of phases, and a line that says how many tests ran of how many."""
     if run.signal:
-        ended = f"ended by {signal.Signals(run.signal).name}"
+        result = f"ended by {signal.Signals(run.signal).name}"
     else:
-        ended = f"failed: {', '.join(run.failed)}" if run.failed else "all passed"
+        result = f"failed: {', '.join(run.failed)}" if run.failed else "all passed"
     of, more = "", ""
     if everything > run.tests:
         of, more = f" of {everything:,}", f"; `make test-all` runs the other {everything - run.tests:,} too"
     lines = "\n".join(table(run))
-    return f"\n{lines}\n\n{run.tests:,}{of} tests ran in {minutes:.1f} min, {ended}{more}"
+    return f"\n{lines}\n\n{run.tests:,}{of} tests ran in {minutes:.1f} min, {result}{more}"
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ Value = TypeVar("Value")
 
 def calibrate() -> float:
     """Measure how much slower than a usual machine this one is now, 1.0 at least."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     value = b""
     for _ in range(400_000):
         value = hashlib.sha1(value, usedforsecurity=False).digest()
-    return min(max((time.perf_counter() - began) / _USUAL_SECONDS, _LEAST), _MOST)
+    return min(max((time.perf_counter() - start) / _USUAL_SECONDS, _LEAST), _MOST)
 
 
 @functools.cache
@@ -40,17 +40,17 @@ def scale() -> float:
 
 
 def limit(seconds: float = 120) -> float:
-    """Return the seconds after which a test gives up, for a condition that takes far fewer on a usual machine."""
+    """Return the seconds after which a test gives up, for a condition that takes far fewer on a typical machine."""
     return seconds * scale()
 
 
 def wait_for(condition: Callable[[], Value | None], what: str, seconds: float = 120, poll: float = _POLL_SECONDS) -> Value:
-    """Return what `condition` returns once that is neither None nor False.
+    """Wait until `condition` returns neither None nor False, and return that.
 
     Args:
         condition: is called again and again.
-        what: the condition in words, for the message.
-        seconds: the limit on a usual machine.
+        what: a description of the condition, for the message.
+        seconds: the limit on a typical machine.
         poll: seconds between two calls.
 
     Raises:
@@ -58,10 +58,10 @@ def wait_for(condition: Callable[[], Value | None], what: str, seconds: float = 
     """
     deadline = time.monotonic() + limit(seconds)
     while True:
-        late = time.monotonic() > deadline
+        is_late = time.monotonic() > deadline
         value = condition()
         if value is not None and value is not False:
             return value
-        if late:
+        if is_late:
             raise AssertionError(f"waited {limit(seconds):.0f} s in vain for: {what}")
         time.sleep(poll)

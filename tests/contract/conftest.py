@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import Far, FaultProxy, Kind, ask, serve_storage
+from stores import FaultProxy, Kind, RemoteFolder, ask, serve_storage
 from waiting import limit
 
 from jobs.bucket import Bucket
@@ -18,14 +18,14 @@ from jobs.gcs import GcsBucket
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[int]:
-    """The port of a storage with Google's API."""
+    """Start a storage with Google's API and return its port."""
     with serve_storage() as server:
         yield server.port
 
 
 @pytest.fixture
 def bucket(gcs: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A bucket of this test's own, which needs no sign-in."""
+    """Create this test's own bucket, which needs no sign-in."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{gcs}")
     name = f"bucket-{uuid.uuid4().hex}"
     ask(gcs, "POST", "/storage/v1/b?project=test", {"name": name})
@@ -42,42 +42,42 @@ def folder(tmp_path: Path) -> Kind:
 
 @pytest.fixture
 def objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
-    store, hasty = (GcsBucket(f"gs://{bucket}/some/prefix", seconds) for seconds in (limit(), 0.5))
+    store, impatient = (GcsBucket(f"gs://{bucket}/some/prefix", seconds) for seconds in (limit(), 0.5))
     with serve_storage() as other:
 
-        def take_away() -> None:
+        def disconnect() -> None:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{other.port}")
             ask(other.port, "POST", "/storage/v1/b?project=test", {"name": bucket})
             assert store.scan("*") == {}
             other.stop()
 
-        yield Kind(store, take_away, hasty, r"did not answer within 0\.5\d* s")
+        yield Kind(store, disconnect, impatient, r"did not answer within 0\.5\d* s")
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[Kind]:
+def remote(tmp_path: Path) -> Iterator[Kind]:
     root = tmp_path / "bucket"
     root.mkdir()
-    store = Far(root)
+    store = RemoteFolder(root)
     yield Kind(store, lambda: shutil.rmtree(root), store, "is not there", root)
     for channel in store.channels:
         channel.close()
 
 
-# The kinds of store: a name here is a fixture above that gives a Kind.
-KINDS = ("folder", "far", "objects")
+# The kinds of store: each is the name of a fixture above that returns a Kind.
+KINDS = ("folder", "remote", "objects")
 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Kind)
-    return found
+    kind_ = request.getfixturevalue(request.param)
+    assert isinstance(kind_, Kind)
+    return kind_
 
 
 @pytest.fixture
 def store(kind: Kind) -> Iterator[Bucket]:
-    """A store of every kind; afterwards no trace of an unfinished write may be left in it."""
+    """Return a store of each kind; afterwards it must contain no unfinished write."""
     yield kind.store
     if kind.root is not None and kind.root.exists():
         assert [path for path in kind.root.rglob("*") if path.name.startswith(".")] == []

@@ -31,7 +31,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 _METADATA_LIMIT = 8 << 10  # bytes of an object's custom metadata, keys and values together
 _NAME_LIMIT = 1024  # bytes of an object's name
 _PAGE_LIMIT = 1000  # entries of a list's page
-_CHUNK_UNIT = 256 << 10  # all chunks of a resumable upload but the last are multiples of this; what is over is not kept
+_CHUNK_UNIT = 256 << 10  # chunks of a resumable upload except the last are multiples of this; excess bytes are dropped
 _WRITABLE = ("contentType", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "metadata")
 _CONDITIONS = (
     ("ifGenerationMatch", "generation", True),
@@ -111,7 +111,7 @@ class Storage:
         self._last_generation = 0
 
     def create_bucket(self, name: str) -> None:
-        """Make a bucket, 409 if there is one of this name."""
+        """Create a bucket, 409 if the name is in use."""
         with self._lock:
             if name in self._buckets:
                 raise ApiError(
@@ -144,11 +144,11 @@ class Storage:
             objects = self._objects(bucket)
             _check_name(name)
             _check_conditions(query, objects.get(name))
-            kept = {key: attributes[key] for key in _WRITABLE if key in attributes}
-            _check_metadata(kept)
+            writable = {key: attributes[key] for key in _WRITABLE if key in attributes}
+            _check_metadata(writable)
             now = datetime.now(UTC)
             self._last_generation = max(self._last_generation + 1, int(now.timestamp() * 1e6))
-            stored = StoredObject(bucket, name, content, self._last_generation, now, kept, updated=now)
+            stored = StoredObject(bucket, name, content, self._last_generation, now, writable, updated=now)
             if attributes.get("md5Hash", stored.md5) != stored.md5:
                 raise ApiError(400, "invalid", "Provided MD5 hash doesn't match calculated MD5 hash.")
             objects[name] = stored
@@ -174,14 +174,14 @@ class Storage:
             del self._buckets[bucket][name]
 
     def rewrite(self, source: tuple[str, str], target: tuple[str, str], changes: dict[str, Any], query: Query) -> StoredObject:
-        """Copy an object, whose conditions have names of their own, to another name."""
+        """Copy an object to another name; the source's conditions have separate parameters."""
         of_source = {key.replace("ifSource", "if"): value for key, value in query.items() if key.startswith("ifSource")}
         if "sourceGeneration" in query:
             of_source["generation"] = query["sourceGeneration"]
         attributes = {key: value for key, value in changes.items() if key in _WRITABLE}
         with self._lock:
-            found = self.get(*source, of_source)
-            return self.put(*target, found.content, attributes or found.attributes, query)
+            source_object = self.get(*source, of_source)
+            return self.put(*target, source_object.content, attributes or source_object.attributes, query)
 
     def list(self, bucket: str, query: Query) -> dict[str, Any]:
         """Return a page of the objects in the order of their names' UTF-8, and of the prefixes up to the delimiter."""
@@ -204,14 +204,14 @@ class Storage:
                 entries[key.encode()] = key if cut else stored
         keys = sorted(entries)
         page = [entries[key] for key in keys[:limit]]
-        found: dict[str, Any] = {"kind": "storage#objects"}
+        listing: dict[str, Any] = {"kind": "storage#objects"}
         if items := [each.describe() for each in page if isinstance(each, StoredObject)]:
-            found["items"] = items
+            listing["items"] = items
         if prefixes := [each for each in page if isinstance(each, str)]:
-            found["prefixes"] = prefixes
+            listing["prefixes"] = prefixes
         if len(keys) > limit:
-            found["nextPageToken"] = base64.urlsafe_b64encode(keys[limit - 1]).decode()
-        return found
+            listing["nextPageToken"] = base64.urlsafe_b64encode(keys[limit - 1]).decode()
+        return listing
 
     def begin_upload(self, bucket: str, name: str, attributes: dict[str, Any], query: Query) -> str:
         """Return the id of a new resumable upload."""
@@ -231,7 +231,7 @@ class Storage:
             content: the chunk.
 
         Returns:
-            the object if it is complete, otherwise the number of bytes that are kept.
+            the object if it is complete, otherwise the number of bytes stored.
         """
         with self._lock:
             upload = self._uploads.get(upload_id)
@@ -245,11 +245,11 @@ class Storage:
             start = int(parsed[1] or 0) if content else len(upload.content)
             total = None if parsed[3] == "*" else int(parsed[3])
             if start <= len(upload.content):
-                whole = upload.content[:start] + content
-                if total is None or len(whole) < total:
-                    del whole[len(whole) // _CHUNK_UNIT * _CHUNK_UNIT :]
-                if len(whole) > len(upload.content):
-                    upload.content = whole
+                combined = upload.content[:start] + content
+                if total is None or len(combined) < total:
+                    del combined[len(combined) // _CHUNK_UNIT * _CHUNK_UNIT :]
+                if len(combined) > len(upload.content):
+                    upload.content = combined
             if total is None or len(upload.content) < total:
                 return len(upload.content)
             upload.finished = self.put(upload.bucket, upload.name, bytes(upload.content), upload.attributes, upload.query)
@@ -390,7 +390,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: StorageServer
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer's head and body leave together
+    wbufsize = -1  # send an answer's head and body together
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -399,8 +399,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = dict(parse_qsl(url.query, keep_blank_values=True))
         try:
             for method, pattern, answer in ROUTES:
-                if self.command in method.split("|") and (found := re.fullmatch(pattern, url.path)):
-                    answer(self, *map(unquote, found.groups()), *([body] if self.command in ("POST", "PUT", "PATCH") else []))
+                if self.command in method.split("|") and (match := re.fullmatch(pattern, url.path)):
+                    answer(self, *map(unquote, match.groups()), *([body] if self.command in ("POST", "PUT", "PATCH") else []))
                     break
             else:
                 raise ApiError(501, "notImplemented", f"the fake does not know {self.command} {self.path}")
@@ -423,7 +423,7 @@ class _Handler(BaseHTTPRequestHandler):
     def read_exactly(self, size: int) -> bytes:
         content = self.rfile.read(size) if size > 0 else b""
         if len(content) != size:
-            raise ConnectionError("the client is gone")  # what was not sent in full changes nothing
+            raise ConnectionError("the client is gone")  # an incomplete request changes nothing
         return content
 
     def send(self, status: int, content: bytes = b"", **headers: str) -> None:
@@ -480,11 +480,11 @@ class _Handler(BaseHTTPRequestHandler):
             if attributes.get(key):
                 headers[header] = attributes[key]
         size = len(stored.content)
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked is None or asked[0] == "bytes=-":
+        byte_range = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if byte_range is None or byte_range[0] == "bytes=-":
             return self.send(200, stored.content, **headers)
-        start = int(asked[1]) if asked[1] else max(size - int(asked[2]), 0)
-        end = min(int(asked[2]), size - 1) if asked[1] and asked[2] else size - 1
+        start = int(byte_range[1]) if byte_range[1] else max(size - int(byte_range[2]), 0)
+        end = min(int(byte_range[2]), size - 1) if byte_range[1] and byte_range[2] else size - 1
         if start >= size:
             raise ApiError(416, "requestedRangeNotSatisfiable", "The requested range cannot be satisfied.")
         if end < start:
@@ -538,8 +538,8 @@ class _Handler(BaseHTTPRequestHandler):
         changes = json.loads(body or b"{}")
         stored = self.server.storage.rewrite((bucket, name), (to_bucket, to_name), changes, self.query)
         size = str(len(stored.content))
-        done = {"kind": "storage#rewriteResponse", "done": True, "totalBytesRewritten": size, "objectSize": size}
-        self.send_json(done | {"resource": stored.describe()})
+        report = {"kind": "storage#rewriteResponse", "done": True, "totalBytesRewritten": size, "objectSize": size}
+        self.send_json(report | {"resource": stored.describe()})
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name in the class above
         """Print nothing."""
@@ -569,7 +569,7 @@ class LoopbackServer(ThreadingHTTPServer):
     """An HTTP server on a port of its own, which can be stopped amid requests."""
 
     daemon_threads = True
-    request_queue_size = 128  # of 5, connections wait for a second where more come at once
+    request_queue_size = 128  # with the default of 5, further simultaneous connections wait a second
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
@@ -584,7 +584,7 @@ class LoopbackServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def stop(self) -> None:
-        """Cut all connections; a new one is refused, and nobody else gets the port, until `close`."""
+        """Cut all connections and refuse new ones; the port stays reserved until `close`."""
         if self._held is None:
             self.shutdown()
             self.server_close()
@@ -596,7 +596,7 @@ class LoopbackServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop, and give up the port."""
+        """Stop, and release the port."""
         self.stop()
         if self._held is not None:
             self._held.close()
@@ -610,7 +610,7 @@ class LoopbackServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # which is a client that has gone, or `stop`
+        if not isinstance(sys.exception(), ConnectionError):  # the client has disconnected, or `stop` was called
             super().handle_error(request, client_address)
 
 

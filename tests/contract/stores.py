@@ -25,7 +25,7 @@ from jobs.bucket import Bucket
 from ops.cluster import ssh_bucket
 
 BACKEND_VARIABLE = "SCALETIER_STORAGE"
-"""The environment variable whose value `go` puts fake-gcs-server, which `make gcs` builds, in place of `fake_storage`."""
+"""The environment variable whose value `go` selects fake-gcs-server, which `make gcs` builds, instead of `fake_storage`."""
 _GO_SERVER = Path(__file__).parents[2] / ".cache/fake-gcs/fake-gcs-server"
 
 
@@ -34,16 +34,16 @@ class Kind:
     """A store, empty at first.
 
     Attributes:
-        store: has all the time that a busy machine needs.
-        take_away: makes what is behind the store unreachable.
-        hasty: the same store, which soon gives up once that is so.
-        gone: a pattern of the error that the hasty store reports then.
+        store: has timeouts for a busy machine.
+        disconnect: makes the store's backend unreachable.
+        impatient: the same store with short timeouts.
+        gone: a pattern of the impatient store's error when disconnected.
         root: its folder, if it has one.
     """
 
     store: Bucket
-    take_away: Callable[[], None]
-    hasty: Bucket
+    disconnect: Callable[[], None]
+    impatient: Bucket
     gone: str
     root: Path | None = None
 
@@ -65,7 +65,7 @@ class GoServer:
     def __init__(self) -> None:
         if not _GO_SERVER.exists():
             pytest.fail(f"{_GO_SERVER.name} is missing: run make gcs")
-        # Bound and not listening: so nobody else is given the port, before the server has it or after.
+        # Bound but not listening: this reserves the port before and after the server uses it.
         self._held = socket.socket()
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind(("127.0.0.1", 0))
@@ -73,9 +73,9 @@ class GoServer:
         command = [str(_GO_SERVER), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port)]
         command += ["-public-host", f"127.0.0.1:{self.port}"]  # where Go's library reads
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_for(self._answers, "fake-gcs-server answers")
+        wait_for(self._accepts_connections, "fake-gcs-server answers")
 
-    def _answers(self) -> bool:
+    def _accepts_connections(self) -> bool:
         assert self._process.poll() is None, "fake-gcs-server does not start"
         with suppress(OSError):
             ask(self.port, "GET", "/_internal/healthcheck")
@@ -102,7 +102,7 @@ def serve_storage() -> Iterator[Server]:
 
 
 def ask(port: int, method: str, path: str, body: object = None) -> Any:
-    """Return the JSON of a storage's answer, None if it has none."""
+    """Return the JSON of a storage's answer, or None if it is empty."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit())
     try:
         connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
@@ -115,7 +115,7 @@ def ask(port: int, method: str, path: str, body: object = None) -> Any:
 
 
 class Pipe:
-    """A channel as SSH has it, to a process of this machine."""
+    """A channel like SSH's to a process of this machine."""
 
     def __init__(self, root: Path) -> None:
         argv = shlex.split(ssh_bucket.command(str(root)))
@@ -142,8 +142,8 @@ class Pipe:
         self._process.communicate()
 
 
-class Far(ssh_bucket.SshBucket):
-    """A folder of another machine."""
+class RemoteFolder(ssh_bucket.SshBucket):
+    """A folder on another machine."""
 
     def __init__(self, root: Path) -> None:
         self.channels: list[Pipe] = []
@@ -158,22 +158,22 @@ class FaultProxy(LoopbackServer):
     """Stand between a store and Google's storage: record requests, and inject one fault for each word of `faults`.
 
     Attributes:
-        seen: method and path of each request.
-        faults: `lose` the answer of what was done, `hang` until `over`, or answer a status such as `503`.
+        requests: method and path of each request.
+        faults: `lose` the answer after the effect, `hang` until `released`, or answer a status such as `503`.
         page: the most objects of a list's page, 0 for the server's own limit.
-        over: ends what hangs.
+        released: ends hanging requests.
     """
 
     def __init__(self, behind: int) -> None:
         self.behind = behind
-        self.seen: list[str] = []
+        self.requests: list[str] = []
         self.faults: list[str] = []
         self.page = 0
-        self.over = Event()
+        self.released = Event()
         super().__init__(_Forward)
 
     def close(self) -> None:
-        self.over.set()
+        self.released.set()
         super().close()
 
 
@@ -184,10 +184,10 @@ class _Forward(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append(f"{self.command} {self.path}")
+        self.server.requests.append(f"{self.command} {self.path}")
         fault = self.server.faults.pop(0) if self.server.faults else ""
         if fault == "hang":
-            self.server.over.wait()
+            self.server.released.wait()
         elif fault.isdigit():
             self.send_error(int(fault), "no")
         else:

@@ -1,4 +1,4 @@
-"""The broker of tokens as Google's own clients ask it, on loopback."""
+"""The token broker on loopback, queried like by Google's clients."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ MAY = Access("mine", ("jobs/job02/output",), ("data/",))
 
 
 @contextmanager
-def broker(
-    answers: list[tuple[str, float] | OSError], now: list[float], said: list[str] | None = None
+def start_broker(
+    answers: list[tuple[str, float] | OSError], now: list[float], messages: list[str] | None = None
 ) -> Iterator[tuple[Broker, list[Boundary]]]:
-    asked: list[Boundary] = []
+    requested_rules: list[Boundary] = []
 
     def mint(rules: Any) -> tuple[str, float]:
-        asked.append(rules)
+        requested_rules.append(rules)
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    made = Broker(MAY, mint, [].append if said is None else said.append, lambda: now[0])
+    token_broker = Broker(MAY, mint, [].append if messages is None else messages.append, lambda: now[0])
     try:
-        yield made, asked
+        yield token_broker, requested_rules
     finally:
-        made.close()
+        token_broker.close()
 
 
-def ask(made: Broker, path: str, flavor: str = "Google") -> tuple[int, str, str | None]:
-    connection = http.client.HTTPConnection(made.environment["GCE_METADATA_HOST"], timeout=limit())
+def ask(token_broker: Broker, path: str, flavor: str = "Google") -> tuple[int, str, str | None]:
+    connection = http.client.HTTPConnection(token_broker.environment["GCE_METADATA_HOST"], timeout=limit())
     connection.request("GET", path, headers={"Metadata-Flavor": flavor})
     answer = connection.getresponse()
     content = answer.read().decode()
@@ -50,47 +50,51 @@ def ask(made: Broker, path: str, flavor: str = "Google") -> tuple[int, str, str 
 TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
 
 
-def test_a_token_is_kept_while_it_is_good() -> None:
+def test_a_token_is_cached_while_it_is_valid() -> None:
     now = [0.0]
-    with broker([("first", 3600.0), ("second", 3600.0)], now) as (made, asked):
-        assert json.loads(ask(made, TOKEN)[1]) == {"access_token": "first", "expires_in": 3600, "token_type": "Bearer"}
+    with start_broker([("first", 3600.0), ("second", 3600.0)], now) as (token_broker, requested_rules):
+        assert json.loads(ask(token_broker, TOKEN)[1]) == {"access_token": "first", "expires_in": 3600, "token_type": "Bearer"}
         now[0] = 3299.0
-        assert json.loads(ask(made, TOKEN)[1]) == {"access_token": "first", "expires_in": 301, "token_type": "Bearer"}
+        assert json.loads(ask(token_broker, TOKEN)[1]) == {"access_token": "first", "expires_in": 301, "token_type": "Bearer"}
         now[0] = 3301.0
-        assert json.loads(ask(made, TOKEN)[1])["access_token"] == "second"
-    assert asked == [boundary(MAY)] * 2
+        assert json.loads(ask(token_broker, TOKEN)[1])["access_token"] == "second"
+    assert requested_rules == [boundary(MAY)] * 2
 
 
-def test_it_says_nothing_else_of_the_host() -> None:
-    with broker([("first", 3600.0)], [0.0]) as (made, asked):
-        assert ask(made, TOKEN, flavor="other")[0] == 403
+def test_other_metadata_is_not_served() -> None:
+    with start_broker([("first", 3600.0)], [0.0]) as (token_broker, requested_rules):
+        assert ask(token_broker, TOKEN, flavor="other")[0] == 403
         for path in ("instance/attributes/startup-script", "instance/service-accounts/other@x/token", "project/project-id"):
-            assert ask(made, f"/computeMetadata/v1/{path}")[0] == 404
-        assert ask(made, "/", flavor="")[::2] == (200, "Google")
-    assert asked == []
+            assert ask(token_broker, f"/computeMetadata/v1/{path}")[0] == 404
+        assert ask(token_broker, "/", flavor="")[::2] == (200, "Google")
+    assert requested_rules == []
 
 
-def test_no_token_is_an_answer_that_is_said_once_and_the_next_is_asked_for() -> None:
-    said: list[str] = []
+def test_a_refused_token_is_logged_once_and_requested_again() -> None:
+    messages: list[str] = []
     refused = OSError("HTTP 400, invalid_grant")
-    with broker([refused, refused, ("first", 3600.0)], [0.0], said) as (made, _):
-        assert ask(made, TOKEN)[:2] == (503, "HTTP 400, invalid_grant")
-        assert ask(made, TOKEN)[0] == 503
-        assert ask(made, TOKEN)[0] == 200
-    assert said == ["no token for the bucket: HTTP 400, invalid_grant"]
+    with start_broker([refused, refused, ("first", 3600.0)], [0.0], messages) as (token_broker, _):
+        assert ask(token_broker, TOKEN)[:2] == (503, "HTTP 400, invalid_grant")
+        assert ask(token_broker, TOKEN)[0] == 503
+        assert ask(token_broker, TOKEN)[0] == 200
+    assert messages == ["no token for the bucket: HTTP 400, invalid_grant"]
 
 
-def test_googles_own_library_takes_it_for_the_metadata_server() -> None:
+def test_google_s_library_accepts_it_as_the_metadata_server() -> None:
     program = (
         "import google.auth\n"
         "from google.auth.transport.requests import Request\n"
-        "found, _ = google.auth.default(scopes=['https://www.googleapis.com/auth/cloud-platform'])\n"
-        "found.refresh(Request())\n"
-        "print(found.token)\n"
+        "credentials, _ = google.auth.default(scopes=['https://www.googleapis.com/auth/cloud-platform'])\n"
+        "credentials.refresh(Request())\n"
+        "print(credentials.token)\n"
     )
-    with broker([("narrow", 3600.0)], [0.0]) as (made, _):
-        own = {key: value for key, value in os.environ.items() if not key.startswith(("GOOGLE_", "CLOUDSDK_"))}
-        env = own | made.environment | {"HOME": "/nonexistent", "GCE_METADATA_MTLS_MODE": "none", "no_proxy": "127.0.0.1"}
+    with start_broker([("narrow", 3600.0)], [0.0]) as (token_broker, _):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("GOOGLE_", "CLOUDSDK_"))}
+        env = (
+            environment
+            | token_broker.environment
+            | {"HOME": "/nonexistent", "GCE_METADATA_MTLS_MODE": "none", "no_proxy": "127.0.0.1"}
+        )
         env["GCE_METADATA_TIMEOUT"] = f"{limit():.0f}"  # seconds, 3 by default
-        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout == "narrow\n", done.stderr
+        result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert result.stdout == "narrow\n", result.stderr

@@ -1,4 +1,4 @@
-"""What every store promises, of whichever kind it is."""
+"""The contract of every kind of store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def count(store: Bucket, times: int, name: str = "counter") -> None:
         while True:
             item = store.read(name)
             assert item is not None
-            mark = f"{int(item.content.split()[0]) + 1} {uuid.uuid4().hex}"  # a writer is told by its content
+            mark = f"{int(item.content.split()[0]) + 1} {uuid.uuid4().hex}"  # the content identifies the writer
             try:
                 store.replace(name, mark.encode(), item.version)
             except Conflict:
@@ -42,20 +42,20 @@ def count(store: Bucket, times: int, name: str = "counter") -> None:
                 break
 
 
-def test_what_is_made_is_read(store: Bucket) -> None:
+def test_a_created_object_is_read(store: Bucket) -> None:
     assert store.read(JOB) is None
     version = store.create(JOB, b"one")
     assert store.read(JOB) == (b"one", version)
 
 
-def test_nothing_is_made_twice(store: Bucket) -> None:
+def test_no_object_is_created_twice(store: Bucket) -> None:
     version = store.create(JOB, b"one")
     with pytest.raises(Conflict, match="job01"):
         store.create(JOB, b"two")
     assert store.read(JOB) == (b"one", version)
 
 
-def test_a_replacement_of_the_version_that_was_read(store: Bucket) -> None:
+def test_a_read_version_is_replaced(store: Bucket) -> None:
     first = store.create(JOB, b"one")
     second = store.replace(JOB, b"two", first)
     assert second != first
@@ -64,7 +64,7 @@ def test_a_replacement_of_the_version_that_was_read(store: Bucket) -> None:
     assert store.read(JOB) == (b"three", third)
 
 
-def test_an_old_version_changes_nothing(store: Bucket) -> None:
+def test_replacing_an_old_version_changes_nothing(store: Bucket) -> None:
     first = store.create(JOB, b"one")
     second = store.replace(JOB, b"two", first)
     with pytest.raises(Conflict):
@@ -72,7 +72,7 @@ def test_an_old_version_changes_nothing(store: Bucket) -> None:
     assert store.read(JOB) == (b"two", second)
 
 
-def test_what_is_gone_is_not_replaced(store: Bucket) -> None:
+def test_a_missing_object_is_not_replaced(store: Bucket) -> None:
     version = store.create("jobs/other", b"one")
     with pytest.raises(Conflict):
         store.replace(JOB, b"two", version)
@@ -82,7 +82,7 @@ def test_what_is_gone_is_not_replaced(store: Bucket) -> None:
     assert store.read("jobs/nothing") is None
 
 
-def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Bucket) -> None:
+def test_a_retried_write_with_a_lost_answer_succeeds(store: Bucket) -> None:
     first = store.create(JOB, b"mine")
     assert store.create(JOB, b"mine") == first
     second = store.replace(JOB, b"mine too", first)
@@ -91,7 +91,7 @@ def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Bu
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_one_of_several_writers_at_once_wins(store: Bucket, exists: bool) -> None:
+def test_one_of_several_concurrent_writers_wins(store: Bucket, exists: bool) -> None:
     version = store.create(JOB, b"first") if exists else ""
 
     def attempt(number: int) -> str | None:
@@ -130,13 +130,13 @@ def test_names_are_paths(store: Bucket) -> None:
 @pytest.mark.parametrize(
     "content", [b"", NOT_TEXT, os.urandom(40_000), b"{}" * 100_000], ids=["none", "bytes", "large", "long"]
 )
-def test_content_is_kept_as_it_is(store: Bucket, content: bytes) -> None:
+def test_content_is_stored_unchanged(store: Bucket, content: bytes) -> None:
     version = store.create(JOB, content)
     assert store.read(JOB) == (content, version)
     assert store.scan("jobs/*/job.json") == {JOB: content}
 
 
-def test_a_scan_has_what_fits_and_nothing_else(store: Bucket) -> None:
+def test_a_scan_returns_only_matching_objects(store: Bucket) -> None:
     assert store.scan("jobs/*/job.json") == {}
     fits = {f"jobs/job{number:02}/job.json": b"%d" % number for number in range(5)} | {"jobs/large/job.json": os.urandom(9000)}
     for name, content in fits.items():
@@ -158,7 +158,7 @@ def test_a_scan_has_what_fits_and_nothing_else(store: Bucket) -> None:
     assert store.scan("jobs/job01/*") == {"jobs/job01/job.json": b"new"}
 
 
-def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
+def test_files_are_uploaded_and_downloaded(store: Bucket, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     target.write_bytes(b"before")
     assert not store.download("packages/one.tar", target)
@@ -173,7 +173,7 @@ def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
         store.upload("packages/two.tar", tmp_path / "none")
 
 
-def test_a_folder_gets_none_of_a_job_that_was_deleted(tmp_path: Path) -> None:
+def test_no_object_of_a_deleted_job_is_created_in_a_folder(tmp_path: Path) -> None:
     store, root = FolderBucket(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
     (tmp_path / "bucket").mkdir()
     (tmp_path / "source").write_bytes(b"late")
@@ -187,7 +187,7 @@ def test_a_folder_gets_none_of_a_job_that_was_deleted(tmp_path: Path) -> None:
     assert store.sizes(f"{Path(JOB).parent}/logs/ps-0") == {"1": 4}
 
 
-def test_what_lies_in_a_folder(store: Bucket, tmp_path: Path) -> None:
+def test_the_children_of_a_folder_are_listed(store: Bucket, tmp_path: Path) -> None:
     assert store.sizes("logs/ps-0") == {}
     (tmp_path / "source").write_bytes(b"three")
     for name in ("logs/ps-0/1", "logs/ps-0/2", "logs/ps-0/deep/er", "logs/ps-01"):
@@ -199,7 +199,7 @@ def test_what_lies_in_a_folder(store: Bucket, tmp_path: Path) -> None:
     assert store.sizes("logs/ps-0") == {"2": 5}
 
 
-def test_all_below_a_folder(store: Bucket, tmp_path: Path) -> None:
+def test_all_objects_below_a_folder_are_listed(store: Bucket, tmp_path: Path) -> None:
     assert store.walk("output") == {}
     for name in ("output/a", "output/b/c", "outputs/d"):
         store.upload(name, b"12345")
@@ -208,13 +208,13 @@ def test_all_below_a_folder(store: Bucket, tmp_path: Path) -> None:
     assert store.walk("") == {"output/a": 5, "output/b/c": 5, "outputs/d": 5}
 
 
-def test_part_of_an_object(store: Bucket) -> None:
+def test_part_of_an_object_is_read(store: Bucket) -> None:
     assert store.read_part("logs/1", 0, 10) == b""
     store.upload("logs/1", b"0123456789")
     assert [store.read_part("logs/1", *part) for part in ((2, 5), (8, 20), (10, 20), (3, 3))] == [b"234", b"89", b"", b""]
 
 
-def test_a_removal_takes_one_object_last(store: Bucket) -> None:
+def test_a_removal_deletes_one_object_last(store: Bucket) -> None:
     store.remove("jobs/job01")
     names = [f"jobs/job01/{name}" for name in ("job.json", "z.json", "output/deep/a", "output/b")]
     for name in names:
@@ -226,7 +226,7 @@ def test_a_removal_takes_one_object_last(store: Bucket) -> None:
     assert store.walk("jobs") == {}
 
 
-def test_bytes_are_counted(store: Bucket, tmp_path: Path) -> None:
+def test_sizes_are_returned(store: Bucket, tmp_path: Path) -> None:
     sizes: list[int] = []
     (tmp_path / "source").write_bytes(os.urandom(9 << 20))
     store.upload("large", tmp_path / "source", sizes.append)
@@ -240,13 +240,15 @@ def test_bytes_are_counted(store: Bucket, tmp_path: Path) -> None:
 def test_a_folder_shows_no_partial_write(tmp_path: Path) -> None:
     store = FolderBucket(tmp_path)
     store.upload("a/whole", b"before")
-    seen: list[object] = []
+    observed: list[object] = []
     (tmp_path / "source").write_bytes(b"x" * 3_000_000)
-    store.upload("a/whole", tmp_path / "source", lambda _: seen.append((store.sizes("a"), store.read_part("a/whole", 0, 99))))
-    assert seen == [({"whole": 6}, b"before")] * 3
+    store.upload(
+        "a/whole", tmp_path / "source", lambda _: observed.append((store.sizes("a"), store.read_part("a/whole", 0, 99)))
+    )
+    assert observed == [({"whole": 6}, b"before")] * 3
 
 
-def test_in_a_folder_links_and_pipes_of_others_do_no_harm(tmp_path: Path) -> None:
+def test_foreign_links_and_pipes_in_a_folder_do_no_harm(tmp_path: Path) -> None:
     outside, output = tmp_path / "outside", tmp_path / "bucket/output"
     outside.mkdir()
     output.mkdir(parents=True)
@@ -262,7 +264,7 @@ def test_in_a_folder_links_and_pipes_of_others_do_no_harm(tmp_path: Path) -> Non
     assert (outside / "file").exists()
 
 
-def test_an_object_that_stands_for_a_folder_is_no_file(bucket: str) -> None:
+def test_a_folder_placeholder_object_is_not_a_file(bucket: str) -> None:
     store = GcsBucket(f"gs://{bucket}", limit())
     for name in ("output/", "output/export/", "output/export/model"):
         store.upload(name, b"")
@@ -271,30 +273,30 @@ def test_an_object_that_stands_for_a_folder_is_no_file(bucket: str) -> None:
     assert store.scan("output/*") == store.walk("") == {}
 
 
-def test_a_removal_whose_time_is_over_leaves_the_last_object(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_out_removal_leaves_the_last_object(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = GcsBucket(f"gs://{bucket}", limit())
     for name in (JOB, "jobs/job01/z.json"):
         store.create(name, b"1")
     each, join = store._each, Background.join
 
-    def late(call: Any, *arguments: Any) -> dict[str, Any]:
+    def raise_late(call: Any, *arguments: Any) -> dict[str, Any]:
         call.deadline = time.monotonic() - 1
         return each(call, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(BucketError, match="did not answer"):
-        patch.setattr(store, "_each", late)
+        patch.setattr(store, "_each", raise_late)
         patch.setattr(Background, "join", lambda self, seconds: join(self, limit()))
         store.remove("jobs/job01", last=JOB)
     assert store.read(JOB)
 
 
-def test_all_below_a_folder_may_take_longer_than_a_record(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_a_folder_has_a_longer_timeout_than_a_record(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = GcsBucket(f"gs://{bucket}", 0.5)
     monkeypatch.setattr(store, "_sizes", lambda *_, **__: time.sleep(0.7) or {"a": 1})
     assert store.walk("output") == {"a": 1}
 
 
-def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path) -> None:
+def test_a_failed_download_leaves_no_file(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"one")
     (tmp_path / "there/target").mkdir(parents=True)
     with pytest.raises(BucketError):
@@ -302,7 +304,7 @@ def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path)
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["target"]
 
 
-def test_a_scan_has_what_was_uploaded(store: Bucket, tmp_path: Path) -> None:
+def test_a_scan_returns_uploaded_files(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"first")
     (tmp_path / "source").write_bytes(b"second")
     store.upload(JOB, tmp_path / "source")
@@ -322,13 +324,13 @@ CALLS: dict[str, Callable[[Bucket, Path], object]] = {
 }
 
 
-def test_what_is_not_there_is_no_empty_store(kind: Kind, tmp_path: Path) -> None:
-    kind.take_away()
+def test_a_disconnected_store_is_not_an_empty_one(kind: Kind, tmp_path: Path) -> None:
+    kind.disconnect()
     (tmp_path / "source").write_bytes(b"one")
 
     def call(name: str) -> None:
         with pytest.raises(BucketError, match=kind.gone) as caught:
-            CALLS[name](kind.hasty, tmp_path)
+            CALLS[name](kind.impatient, tmp_path)
         assert "\n" not in str(caught.value), name
 
     with ThreadPoolExecutor(len(CALLS)) as pool:
@@ -358,7 +360,7 @@ def test_no_increment_of_two_processes_is_lost(folder: Kind) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_bucket_that_is_gone(bucket: str, tmp_path: Path, call: str) -> None:
+def test_a_missing_bucket_is_reported(bucket: str, tmp_path: Path, call: str) -> None:
     (tmp_path / "source").write_bytes(b"one")
     with pytest.raises(BucketError, match="no such bucket"):
         CALLS[call](GcsBucket(f"gs://{bucket}-gone", limit()), tmp_path)
@@ -369,10 +371,10 @@ def test_five_hundred_jobs_are_scanned_in_few_requests(bucket: str, proxy: Fault
     records = {f"jobs/job{number:03}/job.json": b'{"state": "RUNNING", "number": %d}' % number * 40 for number in range(500)}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(store.create, records, records.values()))
-    proxy.seen.clear()
+    proxy.requests.clear()
     assert store.scan("jobs/*/job.json") == records
-    assert len(proxy.seen) == 1
-    assert "matchGlob=jobs/*/job.json" in proxy.seen[0].replace("%2F", "/").replace("%2A", "*")
+    assert len(proxy.requests) == 1
+    assert "matchGlob=jobs/*/job.json" in proxy.requests[0].replace("%2F", "/").replace("%2A", "*")
 
 
 def test_a_listing_of_several_pages(bucket: str, proxy: FaultProxy) -> None:
@@ -380,57 +382,57 @@ def test_a_listing_of_several_pages(bucket: str, proxy: FaultProxy) -> None:
     for number in range(5):
         store.create(f"jobs/job{number}/job.json", b"%d" % number)
     proxy.page = 2
-    proxy.seen.clear()
+    proxy.requests.clear()
     assert list(store.scan("jobs/*/job.json").values()) == [b"0", b"1", b"2", b"3", b"4"]
-    assert len(proxy.seen) == 3
+    assert len(proxy.requests) == 3
     for number in range(5):
         store.create(f"logs/{number}", b"one")
     assert store.sizes("logs") == {str(number): 3 for number in range(5)}
 
 
-def test_a_record_that_others_spoilt_is_not_believed(bucket: str, gcs: int) -> None:
+def test_an_invalid_record_in_metadata_is_ignored(bucket: str, gcs: int) -> None:
     store = GcsBucket(f"gs://{bucket}", limit())
     other = store.create("jobs/b/job.json", b"other")
     assert other
-    for spoilt in ("no base64!", "AAAA", listed(gcs, bucket, "jobs/b/job.json")):
+    for invalid_record in ("no base64!", "AAAA", stored_record(gcs, bucket, "jobs/b/job.json")):
         store.create("jobs/a/job.json", b"one")
-        ask(gcs, "PATCH", f"/storage/v1/b/{bucket}/o/jobs%2Fa%2Fjob.json", {"metadata": {"record": spoilt}})
-        assert listed(gcs, bucket, "jobs/a/job.json") == spoilt
+        ask(gcs, "PATCH", f"/storage/v1/b/{bucket}/o/jobs%2Fa%2Fjob.json", {"metadata": {"record": invalid_record}})
+        assert stored_record(gcs, bucket, "jobs/a/job.json") == invalid_record
         assert store.scan("jobs/a/*") == {"jobs/a/job.json": b"one"}
 
 
-def listed(gcs: int, bucket: str, name: str) -> str:
+def stored_record(gcs: int, bucket: str, name: str) -> str:
     return str(ask(gcs, "GET", f"/storage/v1/b/{bucket}/o/{name.replace('/', '%2F')}")["metadata"]["record"])
 
 
-def test_an_answer_that_is_lost_on_the_way(bucket: str, proxy: FaultProxy) -> None:
+def test_a_lost_answer_is_retried(bucket: str, proxy: FaultProxy) -> None:
     store = GcsBucket(f"gs://{bucket}", limit())
     before = store.create("jobs/replaced", b"one")
-    proxy.seen.clear()
+    proxy.requests.clear()
     proxy.faults[:] = ["lose"] * 2
     with ThreadPoolExecutor(2) as pool:
-        made = pool.submit(store.create, "jobs/made", b"one")
+        created = pool.submit(store.create, "jobs/made", b"one")
         replaced = pool.submit(store.replace, "jobs/replaced", b"two", before)
-    assert store.read("jobs/made") == (b"one", made.result())
+    assert store.read("jobs/made") == (b"one", created.result())
     assert store.read("jobs/replaced") == (b"two", replaced.result())
-    assert sum(request.startswith("POST") for request in proxy.seen) == 4
+    assert sum(request.startswith("POST") for request in proxy.requests) == 4
 
 
-def test_a_busy_server_is_asked_again(bucket: str, proxy: FaultProxy) -> None:
-    store = GcsBucket(f"gs://{bucket}", limit(3))  # it waits a third of this for an answer
+def test_a_busy_server_is_retried(bucket: str, proxy: FaultProxy) -> None:
+    store = GcsBucket(f"gs://{bucket}", limit(3))  # a request times out after a third of this
     version = store.create(JOB, b"one")
     store._seconds = limit()
     proxy.faults[:] = ["503", "429", "hang"]
     with ThreadPoolExecutor(3) as pool:
-        made = pool.submit(store.create, "made", b"two")
-        found = pool.submit(store.scan, "jobs/*/job.json")
+        created = pool.submit(store.create, "made", b"two")
+        scanned = pool.submit(store.scan, "jobs/*/job.json")
         read = pool.submit(store.read, JOB)
-    assert store.read("made") == (b"two", made.result())
-    assert found.result() == {JOB: b"one"}
+    assert store.read("made") == (b"two", created.result())
+    assert scanned.result() == {JOB: b"one"}
     assert read.result() == (b"one", version)
 
 
-def test_a_409_is_looked_into_like_a_412(bucket: str, proxy: FaultProxy) -> None:
+def test_a_409_is_handled_like_a_412(bucket: str, proxy: FaultProxy) -> None:
     store = GcsBucket(f"gs://{bucket}", limit())
     version = store.create(JOB, b"one")
     proxy.faults[:] = ["409"]
@@ -448,17 +450,17 @@ def test_a_refusal_is_one_line(bucket: str, proxy: FaultProxy, fault: str) -> No
         with pytest.raises(BucketError, match=re.escape(bucket)) as caught:
             call()
         assert "\n" not in str(caught.value)
-    assert logging.getLogger("google").handlers  # else Python writes the library's own words on it, and a traceback, to stderr
+    assert logging.getLogger("google").handlers  # otherwise Python writes the library's message and a traceback to stderr
 
 
-def test_a_silent_server_is_not_waited_for(bucket: str, proxy: FaultProxy) -> None:
+def test_an_unresponsive_server_times_out(bucket: str, proxy: FaultProxy) -> None:
     store = GcsBucket(f"gs://{bucket}", 1)
     proxy.faults[:] = ["hang"] * 5  # until this test has ended
     with pytest.raises(BucketError, match="did not answer within 1 s"):
         store.create(JOB, b"one")
 
 
-def test_the_last_failure_of_a_server_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_failure_of_an_unresponsive_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
@@ -479,11 +481,11 @@ except BucketError as error:
 """
 
 
-def test_a_sign_in_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    silent = socket.create_server(("127.0.0.1", 0))  # it takes connections, and says nothing
+def test_a_hanging_sign_in_times_out(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # it accepts connections and never answers
     host = f"127.0.0.1:{silent.getsockname()[1]}"
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
-    env["GCE_METADATA_TIMEOUT"] = "100000"  # seconds that Google's library waits: far more than this test does
+    env["GCE_METADATA_TIMEOUT"] = "100000"  # seconds that Google's library waits, far longer than this test
     with silent:
         code = SIGN_IN.format(root=str(Path(__file__).parents[2]))
         answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=limit())

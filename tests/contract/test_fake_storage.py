@@ -1,4 +1,4 @@
-"""The fake of Google's storage: what other tests rely on, against Google's reference."""
+"""The fake of Google's storage: the behaviour that other tests rely on, from Google's reference."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_lists_have_prefixes_and_pages(storage: Storage) -> None:
         assert caught.value.status == 400
 
 
-def test_fields_select_a_part() -> None:
+def test_fields_select_a_part_of_a_resource() -> None:
     resource = {"items": [{"name": "a", "size": "1", "metadata": {"x": "1", "y": "2"}}], "kind": "k", "nextPageToken": "t"}
     assert select_fields(resource, "items(name,metadata/x),nextPageToken,none") == {
         "items": [{"name": "a", "metadata": {"x": "1"}}],
@@ -155,7 +155,7 @@ def test_metadata(server: StorageServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "content"),
+    ("range_header", "status", "content"),
     [
         ("bytes=1-2", 206, b"12"),
         ("bytes=3-", 206, b"34"),
@@ -165,11 +165,11 @@ def test_metadata(server: StorageServer) -> None:
         ("bytes=5-", 416, None),
     ],
 )
-def test_ranges(server: StorageServer, asked: str, status: int, content: bytes | None) -> None:
+def test_ranges(server: StorageServer, range_header: str, status: int, content: bytes | None) -> None:
     server.storage.put("bucket", "a", b"01234", {}, {})
     for path in (f"/download{OBJECT}?alt=media", "/bucket/a"):
-        found, headers, body = send(server, "GET", path, Range=asked)
-        assert found == status
+        actual_status, headers, body = send(server, "GET", path, Range=range_header)
+        assert actual_status == status
         assert content is None or body == content
         assert (headers.get("Content-Range", "")[-2:] == "/5") == (status == 206)
 
@@ -182,7 +182,7 @@ def test_a_resumable_upload(server: StorageServer) -> None:
     path = headers["Location"].partition(str(server.port))[2]
     content = bytes(range(256)) * (3 * unit // 256)
     assert send(server, "PUT", path, Content_Range="bytes */*")[0] == 308
-    # What is over a multiple of 256 KiB is sent again.
+    # Bytes beyond a multiple of 256 KiB are sent again.
     status, headers, _ = send(server, "PUT", path, content[: unit + 5], Content_Range=f"bytes 0-{unit + 4}/{3 * unit}")
     assert (status, headers["Range"]) == (308, f"bytes=0-{unit - 1}")
     status, headers, _ = send(server, "PUT", path, Content_Range=f"bytes */{3 * unit}")
@@ -223,13 +223,13 @@ def test_buckets(server: StorageServer) -> None:
     assert send(server, "GET", "/storage/v1/unknown")[0] == 501
 
 
-def test_what_is_not_sent_in_full_changes_nothing_and_a_stop_cuts_it(server: StorageServer) -> None:
+def test_an_incomplete_request_changes_nothing_and_a_stop_cuts_it(server: StorageServer) -> None:
     query = urlencode({"uploadType": "media", "name": "a"})
     with socket.create_connection(("127.0.0.1", server.port), timeout=limit()) as client:
         client.sendall(f"POST {UPLOAD}{query} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf".encode())
         with socket.create_connection(("127.0.0.1", server.port), timeout=limit()) as idle:
             idle.sendall(b"GET /storage/v1/b/bucket HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert idle.recv(12) == b"HTTP/1.1 200"  # so both connections were accepted
+            assert idle.recv(12) == b"HTTP/1.1 200"  # both connections were accepted
             server.stop()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port))
@@ -238,7 +238,7 @@ def test_what_is_not_sent_in_full_changes_nothing_and_a_stop_cuts_it(server: Sto
     assert list_names(server.storage) == ([], [], "")
 
 
-def test_a_page_goes_on_where_an_object_was_deleted(storage: Storage) -> None:
+def test_a_page_continues_after_a_deleted_object(storage: Storage) -> None:
     for name in ("a", "b", "c"):
         storage.put("bucket", name, b"", {}, {})
     token = list_names(storage, maxResults="1")[2]

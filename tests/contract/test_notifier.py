@@ -21,7 +21,7 @@ RECORD = json.dumps({"jobId": "job01", "text": "é 'quoted' $HOME `x`\n" * 9000}
 
 
 class Server(HTTPServer):
-    """Answers each POST with the next status, the last of them for ever."""
+    """Answer each POST with the next status, and then always with the last."""
 
     def __init__(self, statuses: list[int]) -> None:
         self.statuses, self.bodies, self.paths = statuses, list[bytes](), list[str]()
@@ -59,14 +59,16 @@ def run(_: list[str], __: Mapping[str, str]) -> int:
     raise AssertionError("there is no command")
 
 
-def told(target: str, words: list[str] | None = None, run: notifier.Command = run, record: bytes = RECORD) -> Notification:
+def notify_and_wait(
+    target: str, arguments: list[str] | None = None, run: notifier.Command = run, record: bytes = RECORD
+) -> Notification:
     pauses: list[float] = []
-    made = Notifier(target, words or [], record, run, pauses.append)
-    until(lambda: made.result is not None)
-    assert made.result is not None
-    assert made.result.time
-    assert len(pauses) == made.result.attempts - 1
-    return made.result
+    notifier_ = Notifier(target, arguments or [], record, run, pauses.append)
+    until(lambda: notifier_.result is not None)
+    assert notifier_.result is not None
+    assert notifier_.result.time
+    assert len(pauses) == notifier_.result.attempts - 1
+    return notifier_.result
 
 
 @pytest.mark.parametrize(
@@ -82,53 +84,53 @@ def told(target: str, words: list[str] | None = None, run: notifier.Command = ru
 )
 def test_a_record_is_posted(statuses: list[int], attempts: int, error: str) -> None:
     with serving(*statuses) as server:
-        result = told(server.url)
+        result = notify_and_wait(server.url)
     assert (result.attempts, result.error) == (attempts, error)
     assert result.target == f"POST http://127.0.0.1:{server.server_port}/…"
     assert server.bodies == [RECORD] * attempts
     assert set(server.paths) == {"/hook?a=b"}
 
 
-def test_a_server_that_is_not_there_or_says_nothing() -> None:
+def test_a_missing_and_an_unresponsive_server_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(NotifyError, match="timed out") as error:
             post(split_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
         assert error.value.again
-    result = told(f"http://127.0.0.1:{port}/")
+    result = notify_and_wait(f"http://127.0.0.1:{port}/")
     assert (result.attempts, result.error) == (3, "Connection refused")
 
 
-def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_command_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "SECONDS", 0.0)
-    ends = threading.Event()
-    made = Notifier("./done.sh", ["./done.sh"], b"{}", lambda *_: int(ends.wait()))
-    until(lambda: made.result is not None)
-    assert made.result is not None
-    assert made.result.error == "it took longer than 0 s"
-    ends.set()
+    finished = threading.Event()
+    notifier_ = Notifier("./done.sh", ["./done.sh"], b"{}", lambda *_: int(finished.wait()))
+    until(lambda: notifier_.result is not None)
+    assert notifier_.result is not None
+    assert notifier_.result.error == "it took longer than 0 s"
+    finished.set()
 
 
-def test_a_name_is_refused_by_the_address_that_it_has_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("10.0.0.1", "169.254.169.254")]
-    monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: pytest.fail("it was asked"))
-    result = told("http://rebound.example.com/")
+def test_a_host_name_is_refused_by_its_address_at_request_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("10.0.0.1", "169.254.169.254")]
+    monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: addresses)
+    monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: pytest.fail("a connection was opened"))
+    result = notify_and_wait("http://rebound.example.com/")
     assert (result.attempts, "169.254.169.254 is a link-local" in result.error) == (1, True)
 
 
-def test_a_command_has_the_record_on_stdin_and_no_more_in_its_environment() -> None:
+def test_a_command_gets_the_record_on_stdin_only() -> None:
     argv, variables = on_stdin(["sh", "-c", 'cat; env | grep -c SCALETIER_RECORD; exit "$1"', "sh", "3"], RECORD)
     assert len(variables) > 1
     assert not any("/" in value for value in variables.values())
-    done = subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (3, RECORD + b"0\n")
+    result = subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (3, RECORD + b"0\n")
 
 
 @pytest.mark.parametrize(
     ("code", "error"), [(0, ""), (127, "it exited with status 127"), (None, "it was stopped after 30 s"), ("no", "no room")]
 )
-def test_a_command_and_its_result(code: int | str | None, error: str) -> None:
+def test_results_of_a_command_are_reported(code: int | str | None, error: str) -> None:
     def run(argv: list[str], variables: Mapping[str, str]) -> int:
         assert argv[-2:] == ["./done.sh", "job01"]
         assert variables
@@ -138,8 +140,8 @@ def test_a_command_and_its_result(code: int | str | None, error: str) -> None:
             raise OSError("no room")
         return code
 
-    assert told("./done.sh ${JOB_ID}", ["./done.sh", "job01"], run).error == error
+    assert notify_and_wait("./done.sh ${JOB_ID}", ["./done.sh", "job01"], run).error == error
 
 
-def test_a_command_is_not_given_a_record_without_bounds() -> None:
-    assert told("./done.sh", ["./done.sh"], record=b"x" * 1_000_001).error.startswith("the record has 1000001 bytes")
+def test_a_command_gets_no_record_over_the_size_limit() -> None:
+    assert notify_and_wait("./done.sh", ["./done.sh"], record=b"x" * 1_000_001).error.startswith("the record has 1000001 bytes")

@@ -1,4 +1,4 @@
-"""A team's state in a bucket of Google's: what one machine has written there another finds, by Pulumi's own command line."""
+"""A team's state in Google's storage: one machine writes it and another reads it, by Pulumi's command line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ops.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 PULUMI = Path(sys.prefix, "bin", "pulumi")
-# How Pulumi marks a secret in what it exports and imports.
+# Pulumi's marker of a secret in exported state.
 SECRET = {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270"}
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 
 @pytest.fixture
 def checkout(bucket: str, gcs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This project's Pulumi.yaml, and a Pulumi that has never been used, told of the team's bucket."""
+    """Return a folder with this project's Pulumi.yaml and an unused Pulumi home, set to the team's bucket."""
     (tmp_path / "Pulumi.yaml").write_bytes((ROOT / "Pulumi.yaml").read_bytes())
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{gcs}")
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "anyone")
@@ -34,37 +34,37 @@ def checkout(bucket: str, gcs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path
 
 
-def pulumi(checkout: Path, *arguments: str, given: str | None = None) -> str:
+def pulumi(checkout: Path, *arguments: str, stdin: str | None = None) -> str:
     argv = [str(PULUMI), *arguments, "--non-interactive"]
-    ran = subprocess.run(argv, cwd=checkout, input=given, capture_output=True, text=True, timeout=limit(), check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    result = subprocess.run(argv, cwd=checkout, input=stdin, capture_output=True, text=True, timeout=limit(), check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def put(checkout: Path, **outputs: Any) -> None:
-    """The stack as an update would leave it, with these outputs."""
+def import_stack(checkout: Path, **outputs: Any) -> None:
+    """Import a stack with these outputs, as an update would store it."""
     exported = json.loads(pulumi(checkout, "stack", "export"))
     urn = "urn:pulumi:cloud::scaletier::pulumi:pulumi:Stack::scaletier-cloud"
     exported["deployment"]["resources"] = [{"urn": urn, "type": "pulumi:pulumi:Stack", "custom": False, "outputs": outputs}]
-    pulumi(checkout, "stack", "import", given=json.dumps(exported))
+    pulumi(checkout, "stack", "import", stdin=json.dumps(exported))
 
 
 def secret(text: str) -> dict[str, str]:
     return {**SECRET, "plaintext": json.dumps(text)}
 
 
-def test_a_stack_in_google_s_storage_is_fetched(checkout: Path, bucket: str) -> None:
+def test_a_stack_in_google_s_storage_is_read(checkout: Path, bucket: str) -> None:
     pulumi(checkout, "stack", "init", "cloud")
     assert not (checkout / ".pulumi-state").exists()
     host = {"name": "master-0", "role": "master", "index": 0, "address": "10.64.0.2", "machineType": "n1-standard-4"}
     host |= {"cpus": 4, "memoryBytes": 15 << 30, "sshHost": "st-master-0", "hostKey": "ssh-ed25519 AAAA"}
-    known = {"schema": 1, "stack": "cloud", "scaleTier": "BASIC", "hosts": [host], "proxyCommand": None}
-    known |= {"bucket": "gs://b", "operatorBucket": "gs://b"}
-    put(checkout, inventory=secret(json.dumps(known)), operatorKey=secret(KEY), target="gcp")
+    inventory_record = {"schema": 1, "stack": "cloud", "scaleTier": "BASIC", "hosts": [host], "proxyCommand": None}
+    inventory_record |= {"bucket": "gs://b", "operatorBucket": "gs://b"}
+    import_stack(checkout, inventory=secret(json.dumps(inventory_record)), operatorKey=secret(KEY), target="gcp")
     assert load(checkout).chief.address == "10.64.0.2"
     assert (checkout / ".scaletier" / "cloud" / "id_ed25519").read_text() == KEY
 
-    put(checkout)
+    import_stack(checkout)
     with pytest.raises(UsageError, match="stack cloud is not up: run pulumi up"):
         connect(False, checkout)
     assert not (checkout / ".scaletier").exists()

@@ -11,7 +11,7 @@ from stacks import ROOT, Stack
 from waiting import limit
 
 DIGITS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-"""What the first ten test images of MNIST show."""
+"""The labels of the first ten test images of MNIST."""
 # The cluster exists already, and stays.
 SKIPPED = ("make ", "source ", "pulumi ")
 

@@ -25,15 +25,15 @@ _DONE = re.compile(r"Done (\d+) runs|^#(\d+)", re.MULTILINE)
 _LONGEST = 4096
 
 
-def one(name: str, seconds: float, found: Path) -> tuple[int, str]:
+def fuzz_parser(name: str, seconds: float, found: Path) -> tuple[int, str]:
     """Fuzz a parser; return the number of its cases, and the output of a failure, "" for none."""
     with tempfile.TemporaryDirectory() as corpus:
         flags = {"inside": name, "corpus": corpus, "found": found, "seconds": seconds}
         command = [sys.executable, __file__, *(f"--{flag}={value}" for flag, value in flags.items())]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    output = done.stdout + done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    output = result.stdout + result.stderr
     counts = [int(first or second) for first, second in _DONE.findall(output)]
-    return max(counts, default=0), "" if done.returncode == 0 else output
+    return max(counts, default=0), "" if result.returncode == 0 else output
 
 
 def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | None) -> None:
@@ -51,8 +51,10 @@ def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | N
             parser.of(data)
 
     cases = [replay] if replay else [f"-max_total_time={seconds:.0f}", str(corpus)]
-    kept = f"-artifact_prefix={found}/{re.sub('[^a-z0-9]+', '-', name.lower())}-"
-    atheris.Setup([sys.argv[0], f"-max_len={_LONGEST}", f"-timeout={limit(20):.0f}", "-rss_limit_mb=4096", kept, *cases], case)
+    prefix = f"-artifact_prefix={found}/{re.sub('[^a-z0-9]+', '-', name.lower())}-"
+    atheris.Setup(
+        [sys.argv[0], f"-max_len={_LONGEST}", f"-timeout={limit(20):.0f}", "-rss_limit_mb=4096", prefix, *cases], case
+    )
     atheris.Fuzz()
 
 
@@ -87,7 +89,9 @@ def main() -> int:
     share = max(options.seconds * processes / len(names), 1.0)
     total = wrong = 0
     with ThreadPoolExecutor(processes) as pool:
-        for name, (count, output) in zip(names, pool.map(lambda name: one(name, share, options.found), names), strict=True):
+        for name, (count, output) in zip(
+            names, pool.map(lambda name: fuzz_parser(name, share, options.found), names), strict=True
+        ):
             print(f"{count:>10,}  {name}{': FAILED' if output else ''}", flush=True)
             total += count
             if output:

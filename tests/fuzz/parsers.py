@@ -45,7 +45,7 @@ from scaletier.cluster import parse as parse_cluster
 
 @dataclass(frozen=True)
 class Parser:
-    """`of` takes what comes from outside; the seeds are examples of what it should take, for cases to begin from."""
+    """`of` parses untrusted bytes; the seeds are valid examples, from which cases are generated."""
 
     of: Callable[[bytes], object]
     refuses: tuple[type[Exception], ...]
@@ -53,14 +53,14 @@ class Parser:
 
 
 def _text(data: bytes) -> str:
-    """Decode like Python's command line and file names, whatever is no UTF-8."""
+    """Decode like Python's command line and file names, including invalid UTF-8."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def _config(kind: type[LxdConfig | GcpConfig]) -> Callable[[bytes], object]:
     def of(data: bytes) -> object:
-        given = dict(line.partition(" ")[::2] for line in _text(data).splitlines())
-        return kind.parse(given).spec()
+        values = dict(line.partition(" ")[::2] for line in _text(data).splitlines())
+        return kind.parse(values).spec()
 
     return of
 
@@ -70,7 +70,7 @@ def _record(kind: type[Record]) -> Callable[[bytes], object]:
         try:
             return kind.from_json(data).to_json()
         except RecordError as error:
-            assert "\n" not in str(error), "a refusal is one line"
+            assert "\n" not in str(error), "an error message is one line"
             raise
 
     return of
@@ -89,7 +89,7 @@ def _log(data: bytes) -> object:
     return position, line and line.to_json()
 
 
-def _said(data: bytes) -> object:
+def _output(data: bytes) -> object:
     """Parse a program's output in pieces, as lines, and as shown on a terminal."""
     splitter, messages = Splitter(), Messages()
     half = len(data) // 2
@@ -97,9 +97,9 @@ def _said(data: bytes) -> object:
     for number, text in enumerate(texts):
         line = messages.add(text, float(number))
         heuristics.read_line(text)
-        shown = terminal.sanitize(line.message, colours=True)
-        assert "\n" not in shown
-        assert "\x1b]" not in shown
+        sanitized = terminal.sanitize(line.message, colours=True)
+        assert "\n" not in sanitized
+        assert "\x1b]" not in sanitized
     return texts
 
 
@@ -119,8 +119,8 @@ class _Chunks:
 
 def _stored(data: bytes) -> object:
     source = _Chunks(data)
-    some = chunks.LogFilter(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
-    return [*lines.read_source(source, "master-0", some)], chunks.newest(source, some)
+    log_filter = chunks.LogFilter(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
+    return [*lines.read_source(source, "master-0", log_filter)], chunks.newest(source, log_filter)
 
 
 def _archive(data: bytes) -> object:
@@ -132,8 +132,8 @@ def _requirement(data: bytes) -> object:
     return hostpython.is_met(_text(data), {"numpy": "2.1.0", "tensorflow-cpu": "2.21.0"})
 
 
-def _wanted(data: bytes) -> object:
-    # No pattern: its user may type one that Python compiles for minutes.
+def _log_filter(data: bytes) -> object:
+    # No pattern: a user's own pattern may take Python minutes to compile.
     since, until, count, severity = (_text(data).split("\n") + [""] * 4)[:4]
     return parse_filter(count or None, since, until or None, None, severity or None)
 
@@ -143,21 +143,21 @@ def _inventory(data: bytes) -> object:
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _zip(files: Mapping[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as opened:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in files.items():
-            opened.writestr(name, content)
-    return made.getvalue()
+            archive.writestr(name, content)
+    return buffer.getvalue()
 
 
 def _json(value: Any) -> bytes:
@@ -247,7 +247,7 @@ PARSERS: Mapping[str, Parser] = {
         (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d"),
     ),
     "what a program prints": Parser(
-        _said,
+        _output,
         (),
         (
             b"Train [master/0], step 5: loss: 0.1\r10%\r20%\n\x1b[31mred\x1b[0m\x1b]0;title\x07\n",
@@ -284,7 +284,7 @@ PARSERS: Mapping[str, Parser] = {
     "--args": Parser(lambda data: split_args(_text(data)), (UsageError,), (b"--a 'b c' \"d\"",)),
     "--labels": Parser(lambda data: split_labels([_text(data)]), (UsageError,), (b"a=b,c=d",)),
     "--since, --until, --lines, --severity": Parser(
-        _wanted, (UsageError,), (b"2026-01-31T00:00:00Z\n10m\n100\nWARNING", b"12:30\n\nall\nerror")
+        _log_filter, (UsageError,), (b"2026-01-31T00:00:00Z\n10m\n100\nWARNING", b"12:30\n\nall\nerror")
     ),
     "a saved model": Parser(
         read_signatures, (ValueError,), (bytes.fromhex("08011212 2a10 0a0161 120b 0a090a0178 1204 10011a00"),)

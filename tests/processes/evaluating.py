@@ -19,12 +19,12 @@ def worker_lines() -> int:
     return len(re.findall(r"^Train \[worker/0\], step \d+:", log.read_text(), re.MULTILINE))
 
 
-class Waits:
-    """Hold an evaluation up until the worker has logged two rounds, of which one may have been under way."""
+class HoldsEvaluation:
+    """Delay an evaluation until the worker has logged two rounds, one of which may have been in progress."""
 
     def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
-        before = worker_lines()
-        while worker_lines() < before + 2:
+        lines_before = worker_lines()
+        while worker_lines() < lines_before + 2:
             time.sleep(0.02)
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
@@ -38,4 +38,4 @@ def eval_data() -> Any:
 
 
 if __name__ == "__main__":
-    scaletier.run(scaletier.Job(model, data, "mse", optimizer=optimizer, eval_data=eval_data, inspector=Waits))
+    scaletier.run(scaletier.Job(model, data, "mse", optimizer=optimizer, eval_data=eval_data, inspector=HoldsEvaluation))

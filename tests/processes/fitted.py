@@ -1,4 +1,4 @@
-"""A program that calls `scaletier.fit` with callbacks, one of which ends the job, and goes on with the trained model."""
+"""A program that calls `scaletier.fit` with callbacks, one of which ends the job, and continues with the trained model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ EPOCH, STOP, BATCH = 40, 3, 16
 def model() -> Any:
     import keras
 
-    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
-    made.compile(keras.optimizers.SGD(0.1), "mse")
-    return made
+    compiled = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
+    compiled.compile(keras.optimizers.SGD(0.1), "mse")
+    return compiled
 
 
 def batches() -> Any:
@@ -31,8 +31,8 @@ def batches() -> Any:
 def callbacks() -> Any:
     import keras
 
-    class Ends(keras.callbacks.Callback):  # type: ignore[misc]
-        """Sets the learning rate to nothing after an epoch, and ends the job after the last one."""
+    class EndsJob(keras.callbacks.Callback):  # type: ignore[misc]
+        """Set the learning rate to zero after an epoch, and end the job after the last one."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             print(f"Epoch {epoch} has {', '.join(sorted(logs))}: {self.model.layers[-1].get_weights()[0].ravel()}", flush=True)
@@ -41,7 +41,7 @@ def callbacks() -> Any:
             self.model.stop_training = epoch + 1 == STOP
 
     best = keras.callbacks.ModelCheckpoint(f"{os.environ['JOB_DIR']}/best.keras", "val_loss", save_best_only=True)
-    return [Ends(), best, keras.callbacks.EarlyStopping("val_loss", patience=9)]
+    return [EndsJob(), best, keras.callbacks.EarlyStopping("val_loss", patience=9)]
 
 
 if __name__ == "__main__":

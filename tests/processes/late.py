@@ -1,8 +1,8 @@
-"""A job whose data has labels that are no class, from the 400th batch on."""
+"""A job whose data has invalid labels from the 400th batch on."""
 
 import scaletier
 
-CLASSES, GOOD = 2, 400
+CLASSES, VALID = 2, 400
 
 
 def batches():
@@ -10,7 +10,7 @@ def batches():
 
     def batch(number):
         inputs = tf.random.stateless_uniform([16, 3], [1, number], -1.0, 1.0)
-        return inputs, tf.where(number < GOOD, tf.zeros([16], tf.int64), tf.fill([16], tf.cast(CLASSES, tf.int64)))
+        return inputs, tf.where(number < VALID, tf.zeros([16], tf.int64), tf.fill([16], tf.cast(CLASSES, tf.int64)))
 
     return tf.data.Dataset.range(10**6).map(batch)
 

@@ -1,4 +1,4 @@
-"""The job of linear.py, whose worker is killed at the end of it: once it has taken part in MEETINGS of the last sums."""
+"""The job of linear.py, whose worker is killed at its end, after it has taken part in MEETINGS of the last all-reduces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ leave = Synchronous.leave
 
 
 def leave_early(replica: Synchronous) -> None:
-    """Kill this process if it is a worker; the chief has all of its last round by then, for it exports."""
+    """Kill this process if it is a worker, once the chief exports and so has the last round."""
     if replica.leads:
         leave(replica)
         return

@@ -1,4 +1,4 @@
-"""A trainer with so little in it that NumPy says what it comes to: a replica's points are the same ones whoever asks."""
+"""A trainer so small that NumPy computes its result; a replica's points are deterministic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
 
 
 def points(replica: int) -> tuple[Any, Any]:
-    """A replica's batches: float32 [BATCHES, BATCH, WIDTH] and [BATCHES, BATCH, 1]."""
-    chance = np.random.default_rng(replica)
-    inputs, targets = (chance.normal(size=(BATCHES, BATCH, width)) for width in (WIDTH, 1))
+    """Return a replica's batches: float32 [BATCHES, BATCH, WIDTH] and [BATCHES, BATCH, 1]."""
+    generator = np.random.default_rng(replica)
+    inputs, targets = (generator.normal(size=(BATCHES, BATCH, width)) for width in (WIDTH, 1))
     return inputs.astype(np.float32), targets.astype(np.float32)
 
 

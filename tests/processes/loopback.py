@@ -18,14 +18,14 @@ from typing import TypeVar
 
 from waiting import limit, wait_for
 
-SECONDS = 240.0  # the limit of each wait on a usual machine
+SECONDS = 240.0  # the limit of each wait on a typical machine
 Value = TypeVar("Value")
 
 
 def reserve_port() -> socket.socket:
-    """Return a socket that is bound to a free port of loopback and does not listen.
+    """Return a socket that is bound to a free loopback port but does not listen.
 
-    Until it is closed no other process is given the port. Only a server that sets SO_REUSEPORT, too, can listen there.
+    Until it is closed the port is reserved; only a server that also sets SO_REUSEPORT can listen on it.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -34,7 +34,7 @@ def reserve_port() -> socket.socket:
 
 
 class Job:
-    """Run `python -m MODULE FLAGS` for every replica; `flags` and `environ` are for the processes that are started next."""
+    """Run `python -m MODULE FLAGS` for every replica; `flags` and `environ` apply to processes that are started later."""
 
     def __init__(self, directory: Path, module: str, roles: Sequence[tuple[str, int]], *flags: str, **environ: str) -> None:
         self.directory, self.module, self.roles, self.flags = directory, module, roles, flags
@@ -67,7 +67,7 @@ class Job:
         return self._await(name, pattern, lambda: re.search(pattern, self.log(name), re.MULTILINE))
 
     def await_step(self, name: str, step: int) -> int:
-        """Return the last step in a replica's log, once that is `step` or more."""
+        """Wait until a replica's log has reached a step, and return its last step."""
 
         def read_step() -> int | None:
             steps = re.findall(r"^Train \[\w+/\d+\], step (\d+):", self.log(name), re.MULTILINE)
@@ -76,31 +76,33 @@ class Job:
         return self._await(name, f"step {step}", read_step)
 
     def _await(self, name: str, what: str, find: Callable[[], Value | None]) -> Value:
-        """Return what `find` finds in a log, once it is there.
+        """Wait until `find` returns a value, and return that.
 
         Raises:
-            AssertionError: the replica or the chief has ended without it, or the limit has passed; with both logs.
+            AssertionError: the replica or the chief has ended without it, or the limit has passed; both logs are included.
         """
 
-        def look() -> Value | None:
-            ended = [one for one in (name, "chief-0") if one in self.processes and self.processes[one].poll() is not None]
+        def find_or_fail() -> Value | None:
+            ended_replicas = [
+                one for one in (name, "chief-0") if one in self.processes and self.processes[one].poll() is not None
+            ]
             value = find()
-            assert value is not None or not ended, f"{ended} ended without {what}"
+            assert value is not None or not ended_replicas, f"{ended_replicas} ended without {what}"
             return value
 
         try:
-            return wait_for(look, f"{what} of {name}", SECONDS)
+            return wait_for(find_or_fail, f"{what} of {name}", SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}:\n{self.log(name)}\nchief-0:\n{self.log('chief-0')}") from None
 
     def wait(self, name: str) -> int:
-        """Return the exit code of a replica that ends by itself; an AssertionError with its log if it does not."""
+        """Wait until a replica ends by itself, and return its exit code; an AssertionError includes its log."""
         try:
             return self.processes[name].wait(limit(SECONDS))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{name} did not end:\n{self.log(name)}") from None
 
-    def end(self, name: str, number: int = signal.SIGTERM) -> int:
+    def terminate(self, name: str, number: int = signal.SIGTERM) -> int:
         self.processes[name].send_signal(number)
         return self.wait(name)
 
@@ -114,25 +116,28 @@ class Job:
 
 @contextlib.contextmanager
 def slow_answers(address: str, seconds: float) -> Iterator[str]:
-    """Yield another address of a server, whose answers take `seconds`; those on their way are lost when the server ends."""
+    """Yield a proxy of a server whose answers are delayed by `seconds`; pending ones are lost when the server ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def ask(asked: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
-        while some := await asked.read(2**16):
-            server.write(some)
+    async def forward_request(from_client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while chunk := await from_client.read(2**16):
+            server.write(chunk)
             await server.drain()
 
-    async def answer(answered: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        while some := await answered.read(2**16):
-            loop.call_later(seconds, client.write, some)
+    async def forward_answer(from_server: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while chunk := await from_server.read(2**16):
+            loop.call_later(seconds, client.write, chunk)
 
-    async def relay(asked: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def relay(from_client: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            answered, server = await asyncio.open_connection(*address.split(":"))
-            ways = asyncio.ensure_future(ask(asked, server)), asyncio.ensure_future(answer(answered, client))
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            from_server, server = await asyncio.open_connection(*address.split(":"))
+            directions = (
+                asyncio.ensure_future(forward_request(from_client, server)),
+                asyncio.ensure_future(forward_answer(from_server, client)),
+            )
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             server.transport.abort()
         client.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A job whose model, data, metric and optimizer are objects, so that TensorFlow has computed before the job begins."""
+"""A job whose model, data, metric and optimizer are objects, so TensorFlow has computed before the job starts."""
 
 import keras
 import tensorflow as tf

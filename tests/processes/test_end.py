@@ -10,7 +10,7 @@ from loopback import Job
 
 
 @pytest.mark.parametrize("meetings", [0, 1])
-def test_a_finished_job_ends_well_without_its_worker(tmp_path: Path, meetings: int) -> None:
+def test_a_finished_job_succeeds_without_its_worker(tmp_path: Path, meetings: int) -> None:
     flags = ("--strategy=sync", "--max-steps=16")
     environ = {"MEETINGS": str(meetings), "PYTHONPATH": str(Path(__file__).parent)}
     job = Job(tmp_path, "leaving", (("chief", 0), ("worker", 0)), *flags, **environ)

@@ -13,6 +13,6 @@ def test_a_worker_trains_during_an_evaluation(tmp_path: Path) -> None:
     job = Job(tmp_path, "evaluating", roles, *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
         job.start_all()
-        job.await_line("chief-0", r"^Eval, step \d+: loss: ")  # or the evaluation would not have ended
+        job.await_line("chief-0", r"^Eval, step \d+: loss: ")  # otherwise the evaluation would not have ended
     finally:
         job.stop()

@@ -1,4 +1,4 @@
-"""Run the examples that train by the library as a user does on one machine: to the end, and on from a kill."""
+"""Run the library's examples like a user on one machine: to the end, and resumed after a kill."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ def start(example: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
-def to_the_end(example: str, folder: Path, *flags: str) -> str:
+def run_to_the_end(example: str, folder: Path, *flags: str) -> str:
     process = start(example, folder, *flags)
     out, _ = process.communicate(timeout=limit())
     assert process.returncode == 0, out
     return out
 
 
-def ended_midway(example: str, folder: Path) -> int:
-    """Kill an example once it has saved something; the last step that it saved."""
+def kill_midway(example: str, folder: Path) -> int:
+    """Kill an example after its first checkpoint, and return the last saved step."""
     process = start(example, folder, "--max-steps=1000000", "--checkpoint-steps=50")
-    listed = folder / "job/checkpoints/checkpoint"
+    checkpoint_list = folder / "job/checkpoints/checkpoint"
     try:
-        wait_for(lambda: process.poll() is not None or listed.exists(), "its first checkpoint")
+        wait_for(lambda: process.poll() is not None or checkpoint_list.exists(), "its first checkpoint")
     finally:
         process.kill()
     out, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL, out
-    last = re.match(r'model_checkpoint_path: "model-(\d+)"', listed.read_text())
+    last = re.match(r'model_checkpoint_path: "model-(\d+)"', checkpoint_list.read_text())
     assert last
     return int(last[1])
 
 
-def ask(folder: Path, **inputs: Any) -> Any:
+def predict(folder: Path, **inputs: Any) -> Any:
     tf = import_tensorflow()
     (exported,) = (folder / "job/export/Servo").iterdir()
     model = tf.saved_model.load(str(exported))
-    given = {name: tf.constant(value) for name, value in inputs.items()}
-    return {name: answer.numpy() for name, answer in model.signatures["serving_default"](**given).items()}
+    tensors = {name: tf.constant(value) for name, value in inputs.items()}
+    return {name: answer.numpy() for name, answer in model.signatures["serving_default"](**tensors).items()}
 
 
 LIKE_IT = pytest.mark.full("tests/processes/test_library.py trains it too; gru and tabular prove here that one learns")
@@ -73,36 +73,36 @@ LIKE_IT = pytest.mark.full("tests/processes/test_library.py trains it too; gru a
 @pytest.mark.parametrize(
     "example", ["tabular", "gru", pytest.param("text", marks=LIKE_IT), pytest.param("image", marks=LIKE_IT)]
 )
-def test_it_learns_and_answers(example: str, tmp_path: Path) -> None:
-    begun = ended_midway(example, tmp_path) if example == "tabular" else 0
-    out = to_the_end(example, tmp_path, f"--max-steps={begun + 400}")
+def test_an_example_learns_and_its_export_predicts(example: str, tmp_path: Path) -> None:
+    resumed_step = kill_midway(example, tmp_path) if example == "tabular" else 0
+    out = run_to_the_end(example, tmp_path, f"--max-steps={resumed_step + 400}")
     final = re.search(r"^Final metrics after (\d+) steps, loss: .*?accuracy: (\d\.\d+)", out, re.MULTILINE)
     assert final
-    assert int(final[1]) == begun + 400
+    assert int(final[1]) == resumed_step + 400
     assert float(final[2]) > (0.8 if example == "tabular" else 0.55)
 
     if example == "tabular":
-        assert f"Resuming from job/checkpoints/model-{begun}, step {begun}\n" in out
+        assert f"Resuming from job/checkpoints/model-{resumed_step}, step {resumed_step}\n" in out
         spent, city = np.array([[9.0, 0.1], [0.1, 9.0]], np.float32), np.array([3, 3], np.int32)
-        (found,) = ask(tmp_path, age=np.float32([80, 20]), spent=spent, city=city, device=np.int32([2, 0])).values()
-        assert found.shape == (2, 1)
-        assert found[0, 0] > 0.9 > 0.1 > found[1, 0]
+        (outputs,) = predict(tmp_path, age=np.float32([80, 20]), spent=spent, city=city, device=np.int32([2, 0])).values()
+        assert outputs.shape == (2, 1)
+        assert outputs[0, 0] > 0.9 > 0.1 > outputs[1, 0]
     elif example == "image":
-        answer = ask(tmp_path, picture=np.zeros([3, 20, 20, 1], np.uint8))
+        answer = predict(tmp_path, picture=np.zeros([3, 20, 20, 1], np.uint8))
         np.testing.assert_allclose(answer["probabilities"].sum(1), 1.0, rtol=1e-5)
         assert answer["classes"].tolist() == answer["probabilities"].argmax(1).tolist()
     else:
-        topics = np.arange(4, dtype=np.int32)  # a word's number tells its topic
-        (found,) = ask(tmp_path, inputs=np.repeat(topics[:, None] + 8, 16 if example == "gru" else 12, 1)).values()
-        assert found.argmax(1).tolist() == topics.tolist()
+        topics = np.arange(4, dtype=np.int32)  # a word's number determines its topic
+        (outputs,) = predict(tmp_path, inputs=np.repeat(topics[:, None] + 8, 16 if example == "gru" else 12, 1)).values()
+        assert outputs.argmax(1).tolist() == topics.tolist()
 
 
-def test_the_manual_s_trainer_trains_as_it_is_printed(tmp_path: Path) -> None:
+def test_the_manual_s_trainer_trains(tmp_path: Path) -> None:
     manual = (ROOT / "docs" / "library.md").read_text()
     (tmp_path / "mytrainer").mkdir()
     (tmp_path / "mytrainer" / "__init__.py").touch()
     (tmp_path / "mytrainer" / "task.py").write_text(manual.partition("```python\n")[2].partition("```")[0])
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "mytrainer.task", "--max-steps=2000", "--job-dir=job"],
         env={key: value for key, value in os.environ.items() if key != "TF_CONFIG"} | {"PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
@@ -110,8 +110,8 @@ def test_the_manual_s_trainer_trains_as_it_is_printed(tmp_path: Path) -> None:
         text=True,
         timeout=limit(),
     )
-    assert ran.returncode == 0, ran.stderr
-    final = re.search(r"^Final metrics after 2000 steps, loss: \S+, \w+: (\S+)$", ran.stdout, re.MULTILINE)
+    assert result.returncode == 0, result.stderr
+    final = re.search(r"^Final metrics after 2000 steps, loss: \S+, \w+: (\S+)$", result.stdout, re.MULTILINE)
     assert final
     assert float(final[1]) < 0.05
-    assert ask(tmp_path, inputs=np.float32([[0.5, 0.5]]))["outputs"][0, 0] == pytest.approx(0.25, abs=0.1)
+    assert predict(tmp_path, inputs=np.float32([[0.5, 0.5]]))["outputs"][0, 0] == pytest.approx(0.25, abs=0.1)

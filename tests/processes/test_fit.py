@@ -1,4 +1,4 @@
-"""`scaletier.fit` on one process is `model.fit`: history, weights and files; and what it leaves behind."""
+"""`scaletier.fit` on one process equals `model.fit` in history, weights and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import scaletier
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+import keras  # noqa: E402 - TensorFlow imports it, without its log messages
 from keras import callbacks, layers  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,29 +27,34 @@ ONE_HOT = np.eye(2, dtype=np.float32)[KINDS]
 
 
 def model(rate: Any = 0.05, **settings: Any) -> Any:
-    made = [layers.Dense(8, "tanh"), layers.BatchNormalization(), layers.Dropout(0.2, seed=3), layers.Dense(2, "softmax")]
-    found = keras.Sequential([keras.Input((3,)), *made])
+    model_layers = [
+        layers.Dense(8, "tanh"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.2, seed=3),
+        layers.Dense(2, "softmax"),
+    ]
+    compiled = keras.Sequential([keras.Input((3,)), *model_layers])
     metrics, weighted = ["accuracy", keras.metrics.AUC(name="auc")], ["accuracy"]
-    found.compile(
+    compiled.compile(
         keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=metrics, weighted_metrics=weighted
     )
-    return found
+    return compiled
 
 
 def small(rate: Any = 0.05, **settings: Any) -> Any:
-    found = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
-    found.compile(keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=["accuracy"])
-    return found
+    compiled = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    compiled.compile(keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=["accuracy"])
+    return compiled
 
 
 def labels() -> Any:
-    found = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
-    found.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return found
+    compiled = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    compiled.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return compiled
 
 
 class Pages(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches of rows, of which it counts the epochs."""
+    """Batches of rows that count the epochs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +80,7 @@ def falling(epoch: int, rate: float) -> float:
 
 
 Row = tuple[Callable[[], Any], Any, Sequence[Callable[[], Any]], dict[str, Any]]
-# A model, its data, callbacks, and further arguments of both `fit`s.
+# A model, its data, callbacks, and further arguments of both `fit` functions.
 ROWS: dict[str, Row] = {
     "arrays, a smaller last batch": (model, (X, ONE_HOT), [], {}),
     "a tf.data.Dataset": (small, batches, [], {}),
@@ -100,7 +105,7 @@ ROWS: dict[str, Row] = {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
@@ -109,12 +114,12 @@ QUICK = "arrays, a smaller last batch", "EarlyStopping, best weights"
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else FULL) for name in ROWS])
-def test_one_process_trains_as_keras_does(name: str, tmp_path: Path) -> None:
+def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     make, data, called, more = ROWS[name]
-    given = data() if data is Pages else data
-    found = scaletier.fit(
+    train_data = data() if data is Pages else data
+    result = scaletier.fit(
         make,
-        given,
+        train_data,
         (X, ONE_HOT if make is not labels else KINDS),
         epochs=EPOCHS,
         batch_size=BATCH,
@@ -125,12 +130,12 @@ def test_one_process_trains_as_keras_does(name: str, tmp_path: Path) -> None:
     )
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
-    wanted = make()
-    if isinstance(given, tuple):
-        x, y = given
+    reference = make()
+    if isinstance(train_data, tuple):
+        x, y = train_data
     else:
         x, y = (Pages() if data is Pages else data()), None
-    seen = wanted.fit(
+    expected = reference.fit(
         x,
         y,
         batch_size=BATCH if y is not None else None,
@@ -141,43 +146,45 @@ def test_one_process_trains_as_keras_does(name: str, tmp_path: Path) -> None:
         callbacks=[one() for one in called],
         **more,
     )
-    assert found.epoch == seen.epoch
-    assert found.history.keys() == seen.history.keys()
-    for key, values in seen.history.items():
-        assert found.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
+    assert result.epoch == expected.epoch
+    assert result.history.keys() == expected.history.keys()
+    for key, values in expected.history.items():
+        assert result.history[key] == pytest.approx(values, rel=1e-5, abs=1e-5), key
     pairs = zip(
-        wanted.variables + wanted.optimizer.variables, found.model.variables + found.model.optimizer.variables, strict=True
+        reference.variables + reference.optimizer.variables,
+        result.model.variables + result.model.optimizer.variables,
+        strict=True,
     )
     for variable, value in pairs:
         np.testing.assert_allclose(np.asarray(value), np.asarray(variable), rtol=1e-5, atol=1e-5, err_msg=variable.path)
-    scores = wanted.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0)
-    for trained in (found.model, keras.models.load_model(tmp_path / "export/model.keras")):
+    scores = reference.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0)
+    for trained in (result.model, keras.models.load_model(tmp_path / "export/model.keras")):
         assert trained.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0) == pytest.approx(scores, abs=1e-5)
     if data is Pages:
-        assert given.epochs == EPOCHS
-    assert name != "EarlyStopping, best weights" or len(found.epoch) < EPOCHS
-    assert name != "ReduceLROnPlateau" or found.history["learning_rate"][-1] < found.history["learning_rate"][0]
+        assert train_data.epochs == EPOCHS
+    assert name != "EarlyStopping, best weights" or len(result.epoch) < EPOCHS
+    assert name != "ReduceLROnPlateau" or result.history["learning_rate"][-1] < result.history["learning_rate"][0]
 
 
 def test_the_manual_shows_the_table_of_fit() -> None:
-    wanted = "".join(f"| {name} | the same history and weights |\n" for name in ROWS)
-    assert f"| `fit` with | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/library.md").read_text()
+    expected = "".join(f"| {name} | the same history and weights |\n" for name in ROWS)
+    assert f"| `fit` with | result |\n|---|---|\n{expected}\n" in (ROOT / "docs/library.md").read_text()
 
 
-def test_what_callbacks_write_is_there_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_files_of_callbacks_exist_and_a_job_resumes(tmp_path: Path) -> None:
     called: list[tuple[str, int | None, list[str]]] = []
 
     class Watches(callbacks.Callback):  # type: ignore[misc]
-        """Writes down each call, and that weights change."""
+        """Record each call, and check that weights change."""
 
     for hook in ("on_train_begin", "on_train_end", "on_test_begin", "on_test_end"):
         setattr(Watches, hook, lambda _, logs=None, hook=hook: called.append((hook, None, sorted(logs or ()))))
     for hook in ("on_epoch_begin", "on_epoch_end"):
         setattr(Watches, hook, lambda _, epoch, logs=None, hook=hook: called.append((hook, epoch, sorted(logs or ()))))
-    words = [f"--job-dir={tmp_path}", "--checkpoint-steps=3"]
+    arguments = [f"--job-dir={tmp_path}", "--checkpoint-steps=3"]
     best = callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
-    made = [callbacks.CSVLogger(tmp_path / "log.csv"), best, Watches()]
-    first = scaletier.fit(labels, (X, KINDS), (X, KINDS), steps=18, batch_size=8, callbacks=made, arguments=words)
+    callback_list = [callbacks.CSVLogger(tmp_path / "log.csv"), best, Watches()]
+    first = scaletier.fit(labels, (X, KINDS), (X, KINDS), steps=18, batch_size=8, callbacks=callback_list, arguments=arguments)
     tested = [("on_test_begin", None, []), ("on_test_end", None, ["accuracy", "loss"])]
     logs = ["accuracy", "loss", "val_accuracy", "val_loss"]
     epochs = [[("on_epoch_begin", at, []), *tested, ("on_epoch_end", at, logs)] for at in range(2)]
@@ -187,14 +194,14 @@ def test_what_callbacks_write_is_there_and_the_job_goes_on(tmp_path: Path) -> No
     np.testing.assert_array_equal(saved.get_weights()[0], first.model.get_weights()[0])
     assert int(saved.optimizer.iterations) == 18
     called.clear()
-    again = scaletier.fit(labels, (X, KINDS), steps=31, batch_size=8, callbacks=[Watches()], arguments=words)
-    assert again.epoch == [2, 3]
-    assert int(again.model.optimizer.iterations) == 31
+    resumed = scaletier.fit(labels, (X, KINDS), steps=31, batch_size=8, callbacks=[Watches()], arguments=arguments)
+    assert resumed.epoch == [2, 3]
+    assert int(resumed.model.optimizer.iterations) == 31
     assert [hook for hook, *_ in called].count("on_test_begin") == 0
-    assert not np.array_equal(again.model.get_weights()[0], first.model.get_weights()[0])
+    assert not np.array_equal(resumed.model.get_weights()[0], first.model.get_weights()[0])
 
 
-def test_arrays_come_in_another_order_in_each_epoch() -> None:
+def test_arrays_are_reshuffled_in_each_epoch() -> None:
     rows = np.arange(20, dtype=np.float32)
     data = importlib.import_module("scaletier.fit")._dataset((rows, rows), 8, 5)
     epochs = [tuple(int(one) for inputs, _ in data for one in inputs) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""`scaletier.fit` on several processes: callbacks set the rate of all replicas and end the job, and the chief goes on."""
+"""`scaletier.fit` on several processes: callbacks set the rate of all replicas and end the job, and the chief continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOAD = "import sys, keras; print(keras.models.load_model(sys.argv[1]).optimizer
 
 
 @pytest.mark.parametrize("strategy", ROLES)
-def test_callbacks_reach_all_replicas_and_the_chief_goes_on(tmp_path: Path, strategy: str) -> None:
+def test_callbacks_affect_all_replicas_and_the_chief_continues(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}"]
     job = Job(tmp_path, "fitted", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
@@ -34,9 +34,9 @@ def test_callbacks_reach_all_replicas_and_the_chief_goes_on(tmp_path: Path, stra
         if strategy == "sync":
             assert int(final[1]) == STOP * EPOCH
             assert job.wait("worker-0") == 0, job.log("worker-0")
-        goes_on = re.search(r"^The chief continues: \[0, 1, 2\] (\S+)$", log, re.MULTILINE)
-        assert goes_on
-        assert float(goes_on[1]) == pytest.approx(float(final[2]), abs=1e-3)
+        continued = re.search(r"^The chief continues: \[0, 1, 2\] (\S+)$", log, re.MULTILINE)
+        assert continued
+        assert float(continued[1]) == pytest.approx(float(final[2]), abs=1e-3)
         assert "continues" not in job.log("worker-0")
         for name in ("best.keras", "export/model.keras"):
             loaded = subprocess.run([sys.executable, "-c", _LOAD, tmp_path / "job" / name], capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""Run a job as a program of its own: to its end, ended by a signal, and resumed as if it never had been."""
+"""Run a job as a separate program: to its end, ended by a signal, and resumed without a difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ tf = import_tensorflow()
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ran(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+def start(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(textwrap.dedent(script))
     env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
     env |= {"PYTHONPATH": str(ROOT), **environ}
@@ -29,7 +29,7 @@ def ran(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Po
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_program_of_tf_estimator_s_time(tmp_path: Path) -> None:
+def test_a_program_in_tf_estimator_style_runs(tmp_path: Path) -> None:
     script = """
         import keras, numpy, scaletier, tensorflow as tf
 
@@ -45,11 +45,11 @@ def test_a_program_of_tf_estimator_s_time(tmp_path: Path) -> None:
         scaletier.train_and_evaluate(model, scaletier.TrainSpec(data, 9), scaletier.EvalSpec(data, throttle_secs=30))
         print("nothing runs behind it")
     """
-    process = ran(script, tmp_path, JOB_DIR=str(tmp_path / "job"))
-    said, _ = process.communicate(timeout=limit())
+    process = start(script, tmp_path, JOB_DIR=str(tmp_path / "job"))
+    output, _ = process.communicate(timeout=limit())
     assert process.returncode == 0
-    assert re.search(r"^Final metrics after 9 steps, loss: \S+, mae: \S+$", said, re.MULTILINE)
-    assert "nothing runs behind it" not in said
+    assert re.search(r"^Final metrics after 9 steps, loss: \S+, mae: \S+$", output, re.MULTILINE)
+    assert "nothing runs behind it" not in output
     assert [*(tmp_path / "job/export/Servo").iterdir()]
 
 
@@ -86,27 +86,27 @@ def tensors(folder: Path, step: int) -> dict[str, Any]:
     return {key: reader.get_tensor(key) for key, kind in kinds.items() if kind.is_floating or kind.is_integer}
 
 
-def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     flags = "--max-steps=60", "--seed=3", "--sync-period=8"
-    whole = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
-    assert whole.wait(limit()) == 0
-    ended = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
-    said, _ = ended.communicate(timeout=limit())
-    assert ended.returncode == -signal.SIGTERM
-    at = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", said, re.MULTILINE)
-    assert at
-    assert 30 <= int(at[1]) < 60
-    resumed = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))
-    said, _ = resumed.communicate(timeout=limit())
+    unbroken = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
+    assert unbroken.wait(limit()) == 0
+    terminated = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
+    output, _ = terminated.communicate(timeout=limit())
+    assert terminated.returncode == -signal.SIGTERM
+    stop = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", output, re.MULTILINE)
+    assert stop
+    assert 30 <= int(stop[1]) < 60
+    resumed = start(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))
+    output, _ = resumed.communicate(timeout=limit())
     assert resumed.returncode == 0
-    assert f"Resuming from {tmp_path}/ended/checkpoints/model-{at[1]}, step {at[1]}" in said
-    assert "from its beginning" not in said
-    one, other = tensors(tmp_path / "whole", 60), tensors(tmp_path / "ended", 60)
-    assert one.keys() == other.keys()
-    assert {"global_step", "optimizer:adam:iteration"} < {key.partition("/")[0] for key in one}
-    assert len(one) >= 20, "weights, moving means, the optimizer's and the generators' variables"
-    for key, value in one.items():
-        assert np.array_equal(value, other[key]), key
+    assert f"Resuming from {tmp_path}/ended/checkpoints/model-{stop[1]}, step {stop[1]}" in output
+    assert "from its beginning" not in output
+    unbroken_tensors, resumed_tensors = tensors(tmp_path / "whole", 60), tensors(tmp_path / "ended", 60)
+    assert unbroken_tensors.keys() == resumed_tensors.keys()
+    assert {"global_step", "optimizer:adam:iteration"} < {key.partition("/")[0] for key in unbroken_tensors}
+    assert len(unbroken_tensors) >= 20, "weights, moving means, the optimizer's and the generators' variables"
+    for key, value in unbroken_tensors.items():
+        assert np.array_equal(value, resumed_tensors[key]), key
     layers = 6 * 16 + 16, 4 * 16, 16 * 3 + 3
     assert profile.parameter_bytes(tmp_path / "whole") == 4 * sum(layers)
 
@@ -118,5 +118,5 @@ def test_writing_summaries_does_not_import_tensorboard() -> None:
         "s.images(1, {'b': numpy.zeros((1, 28, 28), 'uint8')})\n"
         "print([name for name in sys.modules if name.startswith('tensorboard')])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

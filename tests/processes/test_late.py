@@ -1,4 +1,4 @@
-"""A batch that is wrong late in a job of several hosts: each strategy says it in a line, and what was trained is kept."""
+"""An invalid batch late in a job of several hosts: each strategy reports it in one line and saves the training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from late import GOOD
+from late import VALID
 from loopback import Job
 
 ROLES = {
@@ -18,20 +18,20 @@ ROLES = {
 
 @pytest.mark.full("test_scaletier_job.py::test_a_late_invalid_batch_is_one_line_and_training_is_saved, on one host")
 @pytest.mark.parametrize("strategy", ROLES)
-def test_a_batch_that_is_wrong_late_is_one_line(tmp_path: Path, strategy: str) -> None:
+def test_a_late_invalid_batch_is_one_line(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}", "--max-steps=100000", "--checkpoint-steps=100000"]
     job = Job(tmp_path, "late", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
         job.start_all()
         assert job.wait("chief-0") == 2, job.log("chief-0")
-        said = job.log("chief-0")
-        *_, last = said.splitlines()
+        log = job.log("chief-0")
+        *_, last = log.splitlines()
         assert last.startswith("error: a batch of the job cannot be made, or does not go through its model: ")
         assert "Received a label value of 2 which is outside the valid range of [0, 2)" in last
-        assert "Traceback" not in said
-        assert not re.search(r"^Graph execution error", said, re.MULTILINE)
+        assert "Traceback" not in log
+        assert not re.search(r"^Graph execution error", log, re.MULTILINE)
         step = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved$")[1])
-        assert GOOD / 2 < step <= GOOD * (1 if strategy == "model-parallel" else 2)
+        assert VALID / 2 < step <= VALID * (1 if strategy == "model-parallel" else 2)
         assert (tmp_path / f"job/checkpoints/model-{step}.index").exists()
     finally:
         job.stop()

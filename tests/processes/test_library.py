@@ -1,4 +1,4 @@
-"""The examples that train by the library, in each strategy: every role is killed once, and what is exported answers."""
+"""The library's examples in each strategy: every role is killed once, and the export predicts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LIBRARY = {
     "text": ["--batch-size=16", "--vocabulary=5000", "--length=12"],
     "image": ["--batch-size=16", "--filters=8", "--blocks=1"],
 }
-# Calls the signature in a process of its own: a model answers wherever it is, without the library.
-_ASK = """
+# Call the signature in a separate process: a model predicts without the library.
+_PREDICT = """
 import json, sys
 import tensorflow as tf
 ask = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
@@ -41,7 +41,7 @@ _FULL = pytest.mark.full("[async-tabular] proves the kills, test_examples_librar
         pytest.param("model-parallel", "text", marks=_FULL),
     ],
 )
-def test_what_trains_by_the_library_outlives_a_kill_of_each_role(tmp_path: Path, strategy: str, example: str) -> None:
+def test_a_job_survives_a_kill_of_each_role(tmp_path: Path, strategy: str, example: str) -> None:
     path = f"{ROOT}:{ROOT / 'examples'}"
     job = Job(tmp_path, f"{example}.task", _ASYNC if strategy == "async" else _PEERS, PYTHONPATH=path)
     flags = [f"--strategy={strategy}", "--log-interval=0.2", "--checkpoint-steps=40", *_LIBRARY[example]]
@@ -49,46 +49,46 @@ def test_what_trains_by_the_library_outlives_a_kill_of_each_role(tmp_path: Path,
     try:
         job.start_all()
         job.await_step("worker-0", 2)
-        reached = job.await_step("chief-0", 100)
+        killed_step = job.await_step("chief-0", 100)
         if strategy == "async":
-            job.end("worker-0", signal.SIGKILL)
+            job.terminate("worker-0", signal.SIGKILL)
             job.start("worker", 0)
-            job.await_step("worker-0", reached)
+            job.await_step("worker-0", killed_step)
         lost = "ps-1" if strategy == "async" else "worker-0"
-        job.end(lost, signal.SIGKILL)
+        job.terminate(lost, signal.SIGKILL)
         assert job.wait("chief-0") == -signal.SIGTERM
         job.await_line("chief-0", r"^error: a host of the cluster is lost: .+$")
         job.start(*lost.split("-"))
         job.start("chief", 0)
-        again = resumes(job)
-        assert again >= (40 if strategy == "model-parallel" else reached), "what the chief held is saved"
-        job.await_step("chief-0", again + 50)
-        job.end("chief-0", signal.SIGKILL)
+        resumed_step = last_resumed_step(job)
+        assert resumed_step >= (40 if strategy == "model-parallel" else killed_step), "the chief's state is saved"
+        job.await_step("chief-0", resumed_step + 50)
+        job.terminate("chief-0", signal.SIGKILL)
         if strategy == "sync":
             assert job.wait("worker-0") == -signal.SIGTERM
         else:
-            job.end("worker-0", signal.SIGKILL)
-        job.flags = (*flags, f"--max-steps={again + 300}")
+            job.terminate("worker-0", signal.SIGKILL)
+        job.flags = (*flags, f"--max-steps={resumed_step + 300}")
         job.start("worker", 0)
         job.start("chief", 0)
-        assert resumes(job) >= again
+        assert last_resumed_step(job) >= resumed_step
         assert job.wait("chief-0") == 0, job.log("chief-0")
         by_chance = 0.5 if example == "tabular" else 0.25
-        assert accuracy(job, again + 300) > by_chance + 0.15
+        assert accuracy(job, resumed_step + 300) > by_chance + 0.15
         (exported,) = (tmp_path / "job/export/Servo").iterdir()
-        asked = subprocess.run([sys.executable, "-c", _ASK, exported], capture_output=True, check=True)
-        assert all(len(found) == 3 for found in json.loads(asked.stdout).values())
+        result = subprocess.run([sys.executable, "-c", _PREDICT, exported], capture_output=True, check=True)
+        assert all(len(outputs) == 3 for outputs in json.loads(result.stdout).values())
     finally:
         job.stop()
 
 
-def resumes(job: Job) -> int:
-    """The step that the job goes on from."""
+def last_resumed_step(job: Job) -> int:
+    """Return the step from which the job resumed."""
     return int(job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")[1])
 
 
 def accuracy(job: Job, steps: int) -> float:
-    """The last line's, which comes after so many steps or more."""
+    """Return the accuracy of the last line, which is after at least `steps` steps."""
     final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, .*accuracy: ([\d.]+)")
     assert int(final[1]) >= steps
     return float(final[2])

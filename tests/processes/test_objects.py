@@ -1,4 +1,4 @@
-"""A job that is made of objects, by each strategy: one cannot begin so, and says that."""
+"""A job of objects in each strategy; one strategy refuses it with a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FULL = {
 @pytest.mark.parametrize(
     "strategy", [pytest.param(name, marks=pytest.mark.full(_FULL[name]) if name in _FULL else ()) for name in ROLES]
 )
-def test_objects_are_trained_where_that_can_be(tmp_path: Path, strategy: str) -> None:
+def test_objects_are_trained_or_refused_by_strategy(tmp_path: Path, strategy: str) -> None:
     flags = [] if strategy == "one host" else [f"--strategy={strategy}"]
     job = Job(tmp_path, "objects", ROLES[strategy], "--max-steps=200", *flags, PYTHONPATH=str(Path(__file__).parent))
     try:

@@ -10,7 +10,7 @@ from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
 
 from jobs.queue import QueueEntry
 
-# The worker kills itself, but not before the chief has started as often as it has to: once for PER runs of the worker.
+# The worker kills itself after the chief has started often enough: once for every PER runs of the worker.
 KILLS_ITSELF = (
     "import os, pathlib, time\n"
     "print('up')\n"
@@ -48,17 +48,17 @@ def test_a_killed_trainer_is_restarted(make: Make) -> None:
     assert cluster.queue.entries == []
 
 
-def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -> None:
+def test_too_many_kills_restart_the_job_and_then_fail_it(make: Make) -> None:
     cluster = make("PER, KILLS = 2, [9, 15]\n" + KILLS_ITSELF, "master-0", "worker-0", maxRestarts=1, maxRetries=1)
     cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
-    said = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 time."
-    assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {said}"
+    message = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 time."
+    assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {message}"
     started = {name: sum(line.startswith("started") for line in cluster.log(name)) for name in ("master-0", "worker-0")}
     assert started == {"master-0": 2, "worker-0": 4}
 
 
-def test_with_peers_that_need_one_another_a_kill_starts_all_again(make: Make) -> None:
+def test_with_dependent_peers_a_kill_restarts_all(make: Make) -> None:
     cluster = make(
         "import os, pathlib, signal, time\n"
         "print('up')\n"
@@ -82,7 +82,7 @@ def test_with_peers_that_need_one_another_a_kill_starts_all_again(make: Make) ->
     assert [event.cause for event in cluster.job.events] == ["worker 0 was killed (signal 9 (SIGKILL))"]
 
 
-def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make) -> None:
+def test_an_exit_caused_by_a_peer_s_kill_restarts_the_job(make: Make) -> None:
     cluster = make(
         "import os, pathlib, signal, sys, time\n"
         "print('up')\n"
@@ -98,7 +98,7 @@ def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make
         "    time.sleep(0.02)\n",
         "master-0",
         "worker-0",
-        heartbeatSeconds=1.0,  # as long is a verdict waited for: the worker has to say in that time how it ended
+        heartbeatSeconds=1.0,  # the decision waits this long: within it the worker must report how it ended
         leaseSeconds=5.0,
     )
     cluster.start()
@@ -111,7 +111,7 @@ def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make
     ]
 
 
-def test_the_job_goes_on_without_an_optional_replica(make: Make) -> None:
+def test_the_job_continues_without_an_optional_replica(make: Make) -> None:
     cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", optionalRoles=["worker"])
     cluster.start()
     until(lambda: cluster.job.droppedReplicas == ["worker-0"])
@@ -139,12 +139,12 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
     assert cluster.queue.entries == []
 
 
-def test_a_job_that_prints_nothing_is_started_again(make: Make) -> None:
+def test_a_silent_job_is_restarted(make: Make) -> None:
     cluster = make(SLEEPS, stallTimeout=0.3, maxRetries=1)
     cluster.run()
     assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
-    said = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 time."
-    assert cluster.job.errorMessage == said
+    message = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 time."
+    assert cluster.job.errorMessage == message
 
 
 def test_the_chief_ends_the_others(make: Make) -> None:
@@ -162,13 +162,13 @@ def test_the_chief_ends_the_others(make: Make) -> None:
     (cluster.package / "go").touch()
     assert cluster.wait() == [0, 0, 0]
     assert cluster.job.state == "SUCCEEDED"
-    ends = {r["name"]: (r["state"], r["exitCode"]) for r in cluster.job.replicas}
-    assert ends == {"master-0": ("EXITED", 0), "worker-0": ("EXITED", 143), "ps-0": ("EXITED", 143)}
+    final_states = {r["name"]: (r["state"], r["exitCode"]) for r in cluster.job.replicas}
+    assert final_states == {"master-0": ("EXITED", 0), "worker-0": ("EXITED", 143), "ps-0": ("EXITED", 143)}
     until(lambda: gone(cluster.trainer("ps-0")))
     assert b"stopping: job SUCCEEDED" in cluster.archive("ps-0")
 
 
-def test_a_replica_that_was_killed_goes_on(make: Make) -> None:
+def test_a_killed_agent_continues_its_replica(make: Make) -> None:
     cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.record("master-0").state == "RUNNING")
@@ -184,7 +184,7 @@ def test_a_replica_that_was_killed_goes_on(make: Make) -> None:
     assert [event.cause for event in cluster.record("master-0").events] == ["the replica or its host was stopped"]
 
 
-def test_a_unit_that_is_stopped_leaves_the_job_as_it_is(make: Make) -> None:
+def test_stopping_a_unit_keeps_the_job(make: Make) -> None:
     cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
@@ -196,21 +196,21 @@ def test_a_unit_that_is_stopped_leaves_the_job_as_it_is(make: Make) -> None:
     until(lambda: gone(cluster.trainer("master-0")))
     assert b"stopping: the unit is stopped" in cluster.archive("master-0")
     (cluster.package / "go").touch()
-    shutil.rmtree(cluster.host("master-0") / "state" / "logs")  # the host was made anew
+    shutil.rmtree(cluster.host("master-0") / "state" / "logs")  # the host was recreated
     cluster.run()
     assert (cluster.job.state, cluster.job.replicas[0]["restarts"]) == ("SUCCEEDED", 1)
     assert cluster.log("master-0").count("stopping: the unit is stopped") == 1
     assert cluster.archive("master-0").count(b"stopping: the unit is stopped") == 1
 
 
-def test_the_others_go_on_while_a_unit_is_stopped(make: Make) -> None:
+def test_other_replicas_continue_while_a_unit_is_stopped(make: Make) -> None:
     cluster = make(GOES, "master-0", "worker-0")
     cluster.start()
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.processes["worker-0"].terminate()
     assert cluster.wait("worker-0") == [0]
-    beat = cluster.job.lease.heartbeatSeq
-    until(lambda: cluster.job.lease.heartbeatSeq > beat + 1)  # the leader has looked
+    heartbeat = cluster.job.lease.heartbeatSeq
+    until(lambda: cluster.job.lease.heartbeatSeq > heartbeat + 1)  # the leader has polled
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)
@@ -220,13 +220,13 @@ def test_the_others_go_on_while_a_unit_is_stopped(make: Make) -> None:
     assert cluster.log("master-0").count("up") == 1
 
 
-def test_a_lost_host_is_waited_for_and_goes_on(make: Make) -> None:
+def test_a_job_waits_for_a_lost_host_and_continues(make: Make) -> None:
     cluster = make(GOES, "master-0", "worker-0", lostAfterSeconds=0.3)
     cluster.start()
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.kill("worker-0")
-    beat = cluster.job.lease.heartbeatSeq
-    until(lambda: cluster.job.lease.heartbeatSeq > beat + 5)  # 0.8 s: it is lost, and the job is where it was
+    heartbeat = cluster.job.lease.heartbeatSeq
+    until(lambda: cluster.job.lease.heartbeatSeq > heartbeat + 5)  # 0.8 s: it is lost, and the job is unchanged
     assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
     cluster.start("worker-0")
     until(lambda: cluster.log("worker-0").count("up") == 2)
@@ -236,9 +236,9 @@ def test_a_lost_host_is_waited_for_and_goes_on(make: Make) -> None:
     assert cluster.log("master-0").count("up") == 1
 
 
-def test_another_leads_when_the_chief_is_lost(make: Make) -> None:
+def test_another_replica_leads_if_the_chief_is_lost(make: Make) -> None:
     cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, leaseSeconds=2.0)
-    cluster.start("master-0")  # alone at first: whoever is up first may lead
+    cluster.start("master-0")  # alone at first, as the first running replica may lead
     until(lambda: cluster.job.lease.holder.startswith("master-0/"))
     cluster.start("worker-0")
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
@@ -253,30 +253,30 @@ def test_another_leads_when_the_chief_is_lost(make: Make) -> None:
     assert cluster.queue.entries == []
 
 
-def test_a_replica_that_never_comes_fails_the_job(make: Make) -> None:
+def test_a_replica_that_never_starts_fails_the_job(make: Make) -> None:
     cluster = make(SLEEPS, "master-0", "worker-0", preparingSeconds=2)
     cluster.start("master-0")
     assert cluster.wait() == [0]
     assert cluster.job.errorMessage == "The replica worker 0 is not up 2 s after the first replica."
 
 
-def test_the_trainer_goes_on_without_the_bucket(make: Make) -> None:
+def test_the_trainer_continues_without_the_bucket(make: Make) -> None:
     cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
-    away = cluster.bucket.rename(cluster.root / "away")
+    renamed = cluster.bucket.rename(cluster.root / "away")
     until(lambda: len(cluster.log("master-0", "WARNING")) > 0)
     (cluster.package / "go").touch()
     until(lambda: "trainer exited with status 0" in cluster.log("master-0"))
     assert not cluster.bucket.exists()
-    away.rename(cluster.bucket)
+    renamed.rename(cluster.bucket)
     assert cluster.wait() == [0]
     assert cluster.job.state == "SUCCEEDED"
     assert len(cluster.log("master-0", "WARNING")) == 1
     assert sum("answers again" in line for line in cluster.log("master-0")) == 1
 
 
-def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
+def test_a_host_starts_the_next_queued_job_by_itself(make: Make) -> None:
     cluster = make(GOES)
     second = cluster.bucket / "jobs" / "job02"
     second.mkdir()
@@ -298,14 +298,14 @@ def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
     assert b'"up"' in next((second / "logs" / "master-0").iterdir()).read_bytes()
 
 
-def test_a_code_that_is_no_signal_ends_the_job_after_one_start(make: Make) -> None:
+def test_an_exit_code_without_signal_ends_the_job_after_one_start(make: Make) -> None:
     cluster = make("import sys\nprint('giving up')\nsys.exit(-1)\n")
     cluster.run()
     assert (cluster.job.state, cluster.record("master-0").starts) == ("FAILED", 1)
     assert cluster.job.errorMessage == "The replica master 0 exited with a non-zero status of 255.\ngiving up"
 
 
-def test_a_program_that_asks_for_another_start_has_it(make: Make) -> None:
+def test_a_program_can_request_a_restart(make: Make) -> None:
     cluster = make(
         "import pathlib, sys\n"
         "saved = pathlib.Path('saved')\n"
@@ -319,9 +319,9 @@ def test_a_program_that_asks_for_another_start_has_it(make: Make) -> None:
     assert cluster.log("master-0", "WARNING") == ["restarting after status 42 (1 of 5)"]
 
 
-@pytest.mark.full("imports TensorFlow twice; test_a_program_that_asks_for_another_start_has_it has a small program")
-def test_tensorflow_s_answer_to_preemption_has_another_start(make: Make) -> None:
-    """Its handler saves after the step and exits with its restart code, and begins where it was."""
+@pytest.mark.full("imports TensorFlow twice; test_a_program_can_request_a_restart has a small program")
+def test_tensorflow_s_preemption_handler_gets_a_restart(make: Make) -> None:
+    """Its handler saves after the step, exits with its restart code, and resumes there."""
     cluster = make(
         "import os, signal\n"
         "os.environ['GCE_METADATA_IP'] = '127.0.0.1:9'  # where nobody says that this is Google Cloud\n"
@@ -343,7 +343,7 @@ def test_tensorflow_s_answer_to_preemption_has_another_start(make: Make) -> None
     assert lines == ["begins at run 0", "restarting after status 42 (1 of 5)", "begins at run 3", "done at 6.0"]
 
 
-# The worker's part takes longer than the master's, and ends once the test has seen the master's end.
+# The worker's part takes longer than the master's, and ends after the test has observed the master's end.
 SHARDS = (
     "import os, pathlib, time\n"
     "print('up')\n"
@@ -355,7 +355,7 @@ SHARDS = (
 
 
 @pytest.mark.parametrize("rules", [{"gracePeriod": PATIENCE}, {"successPolicy": "all"}])
-def test_who_still_works_when_the_chief_ends_does_its_part(make: Make, rules: dict[str, Any]) -> None:
+def test_replicas_finish_their_work_after_the_chief_ends(make: Make, rules: dict[str, Any]) -> None:
     cluster = make(SHARDS, "master-0", "worker-0", **rules)
     cluster.start()
     until(lambda: cluster.runs("worker-0") and "trainer exited with status 0" in cluster.log("master-0"))
@@ -368,15 +368,15 @@ def test_who_still_works_when_the_chief_ends_does_its_part(make: Make, rules: di
     assert [(cluster.package / f"part-{rank}").exists() for rank in (0, 1)] == [True, True]
 
 
-def test_who_works_beyond_the_grace_is_named(make: Make) -> None:
+def test_a_replica_that_exceeds_the_grace_period_is_named(make: Make) -> None:
     cluster = make(SHARDS, "master-0", "worker-0", gracePeriod=0.3)
     cluster.run()
     assert (cluster.job.state, cluster.job.events[-1].cause.partition(" when ")[0]) == ("SUCCEEDED", "worker-0 still worked")
 
 
 @pytest.mark.parametrize(("stop_signal", "saves"), [("main", True), ("all", False)])
-def test_a_program_that_is_told_to_end_still_has_its_loader(make: Make, stop_signal: str, saves: bool) -> None:
-    """In the manner of PyTorch's DataLoader: the loader dies of a SIGTERM, and its program of the loader's death."""
+def test_a_terminated_program_keeps_its_data_loader(make: Make, stop_signal: str, saves: bool) -> None:
+    """Like PyTorch's DataLoader: a SIGTERM kills the loader, and the loader's death ends its program."""
     cluster = make(
         "import os, pathlib, signal, subprocess, sys, time\n"
         "loader = subprocess.Popen(['sleep', '600'])\n"

@@ -39,10 +39,10 @@ def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 @pytest.mark.full("test_library.py[async-tabular] proves the kills; nothing cheaper has an evaluator and three replicas")
 @pytest.mark.parametrize("job", [["--checkpoint-steps=200"]], indirect=True)
-def test_a_job_outlives_lost_replicas_and_comes_to_its_last_step(job: Job) -> None:
+def test_a_job_survives_lost_replicas_and_reaches_its_last_step(job: Job) -> None:
     flags = job.flags
     job.flags = (*flags, "--max-steps=10000000")
-    for role, index in reversed(ROLES):  # the chief first: it waits for the others, whatever their order
+    for role, index in reversed(ROLES):  # the chief first: it waits for the others in any order
         job.start(role, index)
     job.start("evaluator", 0)
     line = r"step \d+: loss: \d+\.\d{3}, accuracy: \d\.\d{3} \(\d+\.\d{3} sec\) \d+\.\d global steps/s, \d+\.\d local steps/s$"
@@ -50,31 +50,31 @@ def test_a_job_outlives_lost_replicas_and_comes_to_its_last_step(job: Job) -> No
         job.await_line(name, rf"^Train \[{replica}\], {line}")
         assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
 
-    job.end("worker-1", signal.SIGKILL)
+    job.terminate("worker-1", signal.SIGKILL)
     job.start("worker", 1)
     job.await_line("worker-1", r"^Train \[worker/1\]")
 
     job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
-    assert job.end("chief-0") == -signal.SIGTERM
+    assert job.terminate("chief-0") == -signal.SIGTERM
     saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
 
     job.flags = (*flags, f"--max-steps={saved + 2000}")
     job.start("chief", 0)
     assert job.wait("chief-0") == 0, job.log("chief-0")
     assert int(job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")[1]) == saved
-    # A round that ends later than the job waits for it goes past the last step, as in the sample ("after 5006 steps").
+    # A round that ends after the job's wait goes past the last step, as in the sample ("after 5006 steps").
     final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, loss: 0\.\d{3}, accuracy: 1\.000$")
     assert int(final[1]) >= saved + 2000
     assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
     (exported,) = (job.directory / "job/export/Servo").iterdir()
     assert b"/job:" not in (exported / "saved_model.pb").read_bytes()
-    assert job.end("evaluator-0") == 0
-    assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
+    assert job.terminate("evaluator-0") == 0
+    assert {job.terminate(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
 
 
 @pytest.mark.full("test_end.py proves the end where a worker is lost; here all are there, and their answers late")
 @pytest.mark.parametrize("job", [["--strategy=sync", "--max-steps=16"]], indirect=True)
-def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
+def test_no_replica_ends_before_the_others_have_its_data(job: Job) -> None:
     job.cluster = {role: hosts[:1] for role, hosts in job.cluster.items() if role != "ps"}
     job.start("worker", 0)
     with slow_answers(job.cluster["worker"][0], 0.3) as address:
@@ -89,26 +89,26 @@ def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
     "test_scaletier_loop.py proves what becomes of a silent worker's steps; TensorFlow's part has no cheaper proof"
 )
 @pytest.mark.parametrize("job", [[]], indirect=True)
-def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job) -> None:
+def test_other_replicas_finish_without_an_unresponsive_worker(job: Job) -> None:
     flags = job.flags
     job.flags = (*flags, "--max-steps=10000000")
     job.start_all()
     worker = job.processes["worker-1"]
-    reached = job.await_step("worker-1", 100)
-    for _ in range(8):  # wherever in a round it is
+    step = job.await_step("worker-1", 100)
+    for _ in range(8):  # at any point of a round
         worker.send_signal(signal.SIGSTOP)  # its connections stay open
-        reached = job.await_step("chief-0", reached + 300)
+        step = job.await_step("chief-0", step + 300)
         worker.send_signal(signal.SIGCONT)
-        reached = job.await_step("worker-1", reached + 1)
+        step = job.await_step("worker-1", step + 1)
     worker.send_signal(signal.SIGSTOP)
-    assert job.end("chief-0") == -signal.SIGTERM
+    assert job.terminate("chief-0") == -signal.SIGTERM
     saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
 
     worker.send_signal(signal.SIGCONT)
     job.flags = (*flags, f"--max-steps={saved + 3000}")
     job.start("chief", 0)
     job.await_line("chief-0", r"^Train \[master/0\]")
-    worker.send_signal(signal.SIGSTOP)  # in a round, or before its first one
+    worker.send_signal(signal.SIGSTOP)  # in a round, or before the first one
     assert job.wait("chief-0") == 0, job.log("chief-0")
     assert int(job.await_line("chief-0", r"^Final metrics after (\d+) steps, ")[1]) >= saved + 3000
 
@@ -116,7 +116,7 @@ def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job
 @pytest.mark.full("test_scaletier_numbers.py proves steps of several devices; nothing cheaper has a cluster of them")
 @pytest.mark.parametrize("job", [["--max-steps=1000"]], indirect=True)
 @pytest.mark.parametrize("strategy", ["async", "sync", "model-parallel"])
-def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
+def test_all_devices_of_a_host_train(job: Job, strategy: str) -> None:
     job.flags = (*job.flags, f"--strategy={strategy}")
     job.environ["SCALETIER_CPU_DEVICES"] = "2"
     job.start_all()
@@ -127,5 +127,9 @@ def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
     if strategy == "model-parallel":
         placed = re.findall(r"^Placed (.*) on (\S+): ", job.log("chief-0"), re.MULTILINE)
         assert [replica for _, replica in placed] == ["master/0", "master/0", "worker/0"]
-        told = [re.findall(r"^Train \[\S+\], step (\d+)", job.log(name), re.MULTILINE) for name in ("chief-0", "worker-0")]
-        assert told[0] == told[1] and len(set(told[0])) == len(told[0]), "a host tells of a step once"
+        reported_steps = [
+            re.findall(r"^Train \[\S+\], step (\d+)", job.log(name), re.MULTILINE) for name in ("chief-0", "worker-0")
+        ]
+        assert reported_steps[0] == reported_steps[1] and len(set(reported_steps[0])) == len(reported_steps[0]), (
+            "a host reports a step once"
+        )

@@ -1,4 +1,4 @@
-"""Train twice from one seed: the same numbers come out, down to the bytes of the checkpoint."""
+"""Train twice from one seed: the results are identical, down to the bytes of the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 40
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of noise, in two files, whose first pixels tell the digit."""
+    """Write images of noise in two files, whose first pixels encode the digit."""
     directory = tmp_path_factory.mktemp("data")
     noise = bytes((pixel * 7919 + pixel // 13) % 256 for pixel in range(COUNT * 784))
     labels = bytes(number % 10 for number in range(COUNT))
@@ -32,11 +32,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Path, folder: Path, seed: int) -> tuple[list[str], bytes]:
-    """The lines that hold no times, and the last checkpoint."""
+    """Return the lines without times, and the last checkpoint."""
     env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     env |= {"SCALETIER_DATA": str(data), "JOB_DIR": str(folder), "PYTHONPATH": str(ROOT)}
     flags = ["--model=mlp", "--batch-size=20", f"--max-steps={STEPS}", f"--seed={seed}"]
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "trainer.task", *flags],
         env=env,
         cwd=folder,
@@ -45,7 +45,7 @@ def run(data: Path, folder: Path, seed: int) -> tuple[list[str], bytes]:
         timeout=limit(),
         check=True,
     )
-    lines = [line for line in ran.stdout.splitlines() if re.match(r"(Eval|Final)", line)]
+    lines = [line for line in result.stdout.splitlines() if re.match(r"(Eval|Final)", line)]
     return lines, (folder / f"checkpoints/model-{STEPS}.data-00000-of-00001").read_bytes()
 
 
@@ -54,8 +54,8 @@ def test_the_same_seed_gives_the_same_model_and_another_gives_another(data: Path
     for place, seed in enumerate((5, 5, 6)):
         (tmp_path / str(place)).mkdir()
         runs.append(run(data, tmp_path / str(place), seed))
-    first, again, other = runs
+    first, repeated, other = runs
     assert first[0][-1].startswith(f"Final metrics after {STEPS} steps")
-    assert again[0][-1] == first[0][-1]
-    assert again[1] == first[1]
+    assert repeated[0][-1] == first[0][-1]
+    assert repeated[1] == first[1]
     assert other[1] != first[1]

@@ -41,19 +41,19 @@ RULES: dict[str, Any] = {
     "maxWaitTime": 300.0,
     "stopSeconds": 2.0,
 }
-TROUBLE_ENDS = 150.0
-OPERATOR_COMES = 600.0
-"""So long after the end of all trouble, that a job which waited for a person would be FAILED by then."""
-WORLD_ENDS = 4000.0
+FAULTS_END = 150.0
+OPERATOR_DELAY = 600.0
+"""Seconds after the last fault, by which a job that waits for an operator would be FAILED."""
+TIME_LIMIT = 4000.0
 _KILLED, _STOPPED = -9, (-15, 143, 0)
 
-# Records never change, and many read the same one: parsed once, a schedule takes a third of the time.
+# Records are immutable and read often: cached parsing takes a third of the time.
 _PARSED = {kind: staticmethod(lru_cache(maxsize=4096)(kind.from_json)) for kind in (JobRecord, ReplicaRecord, Plan, Queue)}
 
 
 @contextmanager
-def _simulated() -> Iterator[None]:
-    """Replace what differs from a real host during a schedule: people's time stops, complaints are muted."""
+def _simulate_environment() -> Iterator[None]:
+    """Patch what differs from a real host during a schedule: fix wall-clock times and mute the journal."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(records, "now", lambda: "2026-01-31T00:00:00.000Z"))
         stack.enter_context(patch.object(Agent, "_write_to_journal", staticmethod(lambda text: None)))
@@ -63,7 +63,7 @@ def _simulated() -> Iterator[None]:
 
 
 @dataclass
-class Story:
+class JobFacts:
     """The externally known facts of one job."""
 
     work: float
@@ -79,19 +79,19 @@ class Story:
 
 
 class Trainer:
-    """A trainer: the chief's ends with its work, others' too or when told. Some ask for another start."""
+    """A trainer: the chief's ends with its work, others also or when stopped. Some request a restart."""
 
     def __init__(self, host: Host, job: Assignment) -> None:
         self.host, self.job_id, self.name = host, job.plan.jobId, job.name
         self.pid, self.lines, self.tail, self.stopping = 1, 0, "", False
         self.first_error = self.progress = None
         world = host.cluster.world
-        story = host.cluster.stories[self.job_id]
-        ends = job.name == job.plan.chief or (story.ends and not job.plan.is_server(job.name))
-        self.ends_at = world.time + story.work * world.random.choice((0.5, 1, 2)) if ends else float("inf")
-        self.code = world.random.choice((1, 137, 255)) if story.fails else 0
-        if story.again > 0 and not story.fails and ends:
-            story.again, self.code = story.again - 1, 42
+        job_facts = host.cluster.facts[self.job_id]
+        ends = job.name == job.plan.chief or (job_facts.ends and not job.plan.is_server(job.name))
+        self.ends_at = world.time + job_facts.work * world.random.choice((0.5, 1, 2)) if ends else float("inf")
+        self.code = world.random.choice((1, 137, 255)) if job_facts.fails else 0
+        if job_facts.again > 0 and not job_facts.fails and ends:
+            job_facts.again, self.code = job_facts.again - 1, 42
         self.stop_at: float | None = None
         self.killed = False
 
@@ -101,7 +101,7 @@ class Trainer:
         self.stop_at = world.time + world.random.choice((0.1, seconds))
 
     def poll(self) -> Exit | None:
-        time, story = self.host.cluster.world.time, self.host.cluster.stories[self.job_id]
+        time, job_facts = self.host.cluster.world.time, self.host.cluster.facts[self.job_id]
         self.lines += 1
         if self.killed:
             code = _KILLED
@@ -109,7 +109,7 @@ class Trainer:
             code = self.host.cluster.world.random.choice(_STOPPED)
         elif time >= self.ends_at:
             code = self.code
-            story.done |= {self.name} if code == 0 else set()
+            job_facts.done |= {self.name} if code == 0 else set()
         else:
             return None
         self.host.trainer = None
@@ -121,7 +121,7 @@ class Trainer:
 
 
 class HostSite(FakeSite):
-    """A site whose package is not always there."""
+    """A site whose package cannot always be fetched."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -133,12 +133,12 @@ class HostSite(FakeSite):
         return super().prepare(plan, replica)
 
     def write_message(self, message: str, severity: str = "INFO") -> None:
-        self._host.cluster.world.note(f"{self._host.name}: {message}")
+        self._host.cluster.world.log(f"{self._host.name}: {message}")
 
 
 @dataclass
 class Host:
-    """A machine with its unit, which restarts the agent when it dies, and at intervals while none runs."""
+    """A machine with its unit, which restarts the agent after a crash, and at intervals if none runs."""
 
     cluster: Cluster
     name: str
@@ -183,9 +183,9 @@ class Host:
             while not agent.finished:
                 process.sleep(agent.round())
         except Killed:
-            self.cluster.world.wake(0.0, self.die)
+            self.cluster.world.schedule(0.0, self.die)
             raise
-        self.cluster.world.wake(self.cluster.timer, self.start)
+        self.cluster.world.schedule(self.cluster.timer, self.start)
 
     def _supervise(self, process: Process) -> None:
         agent = self.agent
@@ -196,40 +196,40 @@ class Host:
                 wait = supervisor.step() if supervisor else 2.0
                 process.sleep(min(max(wait, 0.05), 2.0))
         except Killed:
-            self.cluster.world.wake(0.0, self.die)
+            self.cluster.world.schedule(0.0, self.die)
             raise
 
     def _spawn(self, job: Assignment) -> Trainer:
         if self.trainer is not None:
             raise Violation(f"{self.name} runs {self.trainer.job_id} and starts {job.plan.jobId}")
-        self.cluster.starts(self, job)
+        self.cluster.check_start(self, job)
         self.trainer = Trainer(self, job)
         return self.trainer
 
     def die(self) -> None:
-        """Kill the unit's main process with its whole control group; the unit starts it again."""
+        """Kill the unit's main process with its control group; the unit restarts it."""
         for process in self.processes:
             process.kill()
         self.trainer = None
-        self.cluster.world.wake(2.0, self.start)
+        self.cluster.world.schedule(2.0, self.start)
 
     def power_off(self, seconds: float) -> None:
-        self.cluster.world.note(f"{self.name} loses its power for {seconds:g} s")
+        self.cluster.world.log(f"{self.name} loses its power for {seconds:g} s")
         self.up = False
         self.die()
-        self.cluster.world.wake(seconds, self.power_on)
+        self.cluster.world.schedule(seconds, self.power_on)
 
     def preempt(self) -> None:
         """Stop the unit, and some seconds later the power, until the host is started."""
         if not self.up or self.preempted:
             return
-        self.cluster.world.note(f"{self.name} is preempted")
+        self.cluster.world.log(f"{self.name} is preempted")
         self.preempted = True
         if self.agent:
             self.agent.terminate()
-        self.cluster.world.wake(self.cluster.world.random.uniform(1, 30), self.goes_off)
+        self.cluster.world.schedule(self.cluster.world.random.uniform(1, 30), self.lose_power)
 
-    def goes_off(self) -> None:
+    def lose_power(self) -> None:
         self.up = False
         self.die()
 
@@ -244,55 +244,57 @@ class Cluster:
     def __init__(self, world: World) -> None:
         self.world = world
         self.timer = 60.0
-        self.stories: dict[str, Story] = {}
+        self.facts: dict[str, JobFacts] = {}
         self.highest: Counter[str] = Counter()
         self.renewed: dict[str, float] = {}
         self.submitters: list[Process] = []
         random = world.random
-        world.on_write = self.written
+        world.on_write = self.check_write
         size = random.choice((1, 2, 2, 3, 3, 4))
         self.hosts = [Host(self, name) for name in ("master-0", "worker-0", "ps-0", "worker-1")[:size]]
         for host in self.hosts:
-            world.wake(random.uniform(0, 5), host.start)
+            world.schedule(random.uniform(0, 5), host.start)
         for number in range(random.choice((1, 1, 2, 2, 3))):
             self.submit(f"job{number}", random.uniform(0, 25))
             if world.chance(0.2):
-                self.submit(f"job{number}", random.uniform(0, 25))  # the same id, by somebody else or once more
+                self.submit(f"job{number}", random.uniform(0, 25))  # the same id, by another user or repeated
             if world.chance(0.25):
                 self.cancel(f"job{number}", random.uniform(0, 60))
         if world.chance(0.3):
-            world.wake(random.uniform(5, 90), lambda: random.choice(self.hosts).power_off(random.choice((10.0, 60.0, 200.0))))
+            world.schedule(
+                random.uniform(5, 90), lambda: random.choice(self.hosts).power_off(random.choice((10.0, 60.0, 200.0)))
+            )
         for _ in range(random.choice((0, 0, 1, 3))):
-            world.wake(random.uniform(5, 90), self.kill_a_trainer)
-        # Whether hosts can be started, and from when on: a spot host may not be to be had for a while.
+            world.schedule(random.uniform(5, 90), self.kill_trainer)
+        # Whether and from when on hosts can be started: spot hosts can be unavailable for a while.
         self.starts_from = random.choice((0.0, 0.0, 140.0)) if world.chance(0.4) else None
         if self.starts_from is not None:
             for host in random.sample(self.hosts, random.randint(1, size)):
-                world.wake(random.uniform(5, 90), host.preempt)
+                world.schedule(random.uniform(5, 90), host.preempt)
         world.faults = world.faults.times(random.choice((0.0, 0.5, 1.0, 3.0)))
-        world.wake(TROUBLE_ENDS, self.calm)
+        world.schedule(FAULTS_END, self.stop_faults)
 
-    # Who acts
+    # Actors
 
     def starter(self, process: Process) -> HostStarter | None:
-        """Return the client that starts hosts, if there can be one."""
+        """Return the client that starts hosts, or None if hosts cannot be started."""
         if self.starts_from is None:
             return None
         names = [host.name for host in self.hosts]
-        return HostStarter(self.ask, names, process.clock, partial(self.world.wake, 1.0))
+        return HostStarter(self.request_start, names, process.clock, partial(self.world.schedule, 1.0))
 
-    def ask(self, name: str) -> str:
+    def request_start(self, name: str) -> str:
         """Answer a request to start a host."""
         host = next(host for host in self.hosts if host.name == name)
         if self.starts_from is None or self.world.time < self.starts_from:
-            return "there is none to be had"
+            return "no spot host is available"
         if host.preempted and host.up:
-            return "it is not off yet"
+            return "it is not stopped yet"
         if not host.up:
-            self.world.wake(10.0, host.power_on)
+            self.world.schedule(10.0, host.power_on)
         return ""
 
-    def kill_a_trainer(self) -> None:
+    def kill_trainer(self) -> None:
         """Send SIGKILL to a trainer, which its supervisor detects by itself."""
         if running := [host.trainer for host in self.hosts if host.trainer]:
             self.world.random.choice(running).killed = True
@@ -309,30 +311,32 @@ class Cluster:
         if random.random() < 0.3:
             rules |= {"successPolicy": "all", "optionalRoles": []}
         ends = "successPolicy" in rules or random.random() < 0.3
-        again = random.choice((0, 0, 0, 1, 3))
-        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules, ends=ends, again=again))
-        some = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
-        names = [host.name for host in self.hosts if host in some]
-        wants = self._others_too(names) if self.world.chance(0.5) else {name: [name] for name in names}
+        restart_requests = random.choice((0, 0, 0, 1, 3))
+        self.facts.setdefault(
+            job_id, JobFacts(random.uniform(2, 30), self.world.chance(0.1), rules, ends=ends, again=restart_requests)
+        )
+        chosen = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
+        names = [host.name for host in self.hosts if host in chosen]
+        candidates = self._candidates_by_role(names) if self.world.chance(0.5) else {name: [name] for name in names}
 
-        def begin() -> None:
+        def start_process() -> None:
             number = len(self.submitters)
-            self.submitters.append(Process(self.world, f"submitter{number}", lambda p: self._submit(p, job_id, wants)))
+            self.submitters.append(Process(self.world, f"submitter{number}", lambda p: self._submit(p, job_id, candidates)))
 
-        self.world.wake(at, begin)
+        self.world.schedule(at, start_process)
 
-    def _others_too(self, names: list[str]) -> dict[str, list[str]]:
-        """Return replicas' candidates of their role; for the first any host with a trainer of its kind."""
+    def _candidates_by_role(self, names: list[str]) -> dict[str, list[str]]:
+        """Return each replica's candidates by role; for the first any host that trains."""
         trainers = [host.name for host in self.hosts if host.name != "ps-0"]
         workers = [name for name in trainers if name != "master-0"]
-        alike = {"master-0": trainers, "ps-0": ["ps-0"]}
-        return {name: [name, *(other for other in alike.get(name, workers) if other != name)] for name in names}
+        hosts_by_role = {"master-0": trainers, "ps-0": ["ps-0"]}
+        return {name: [name, *(other for other in hosts_by_role.get(name, workers) if other != name)] for name in names}
 
-    def _submit(self, process: Process, job_id: str, wants: dict[str, list[str]]) -> None:
-        world, story = self.world, self.stories[job_id]
+    def _submit(self, process: Process, job_id: str, candidates: dict[str, list[str]]) -> None:
+        world, job_facts = self.world, self.facts[job_id]
         ledger = Ledger(SimulatedStore(process), process.sleep)
-        names = list(wants)
-        record = JobRecord(job_id, candidates=wants, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
+        names = list(candidates)
+        record = JobRecord(job_id, candidates=candidates, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
         submitter = Submitter(ledger, record, process.name)
         process.interruptible = True
         try:
@@ -341,7 +345,7 @@ class Cluster:
                 process.sleep(2.0)
                 _persist(process, submitter.renew)
             tasks = {name: Task("{}") for name in names}
-            plan = Plan(job_id, names, "task", [], tasks, **RULES, **story.rules)
+            plan = Plan(job_id, names, "task", [], tasks, **RULES, **job_facts.rules)
             _persist(process, lambda: ledger.create_plan(plan))
             ahead = _persist(process, submitter.ahead)
             if not ahead:
@@ -352,31 +356,31 @@ class Cluster:
             return
         except (CancelledError, Interrupted):
             process.interruptible = False
-            story.cancelled = True
+            job_facts.cancelled = True
             _persist(process, lambda: submitter.give_up("", cancelled=True))
             return
         finally:
             process.interruptible = False
-        story.acknowledged = True
-        world.note(f"{process.name} has handed {job_id} over")
+        job_facts.acknowledged = True
+        world.log(f"{process.name} has handed off {job_id}")
         for host in self.hosts:  # fab starts the units
             if host.name in submitter.usable_hosts:
-                world.wake(0.1, host.start)
+                world.schedule(0.1, host.start)
 
     def cancel(self, job_id: str, at: float) -> None:
-        def begin() -> None:
+        def start_process() -> None:
             Process(self.world, f"canceller of {job_id}", lambda process: self._cancel(process, job_id))
 
-        self.world.wake(at, begin)
+        self.world.schedule(at, start_process)
 
     def _cancel(self, process: Process, job_id: str) -> None:
-        story = self.stories[job_id]
+        job_facts = self.facts[job_id]
         canceller = Canceller(
             Ledger(SimulatedStore(process), process.sleep), ChangeTimer(process.clock), process.name, job_id, b"{}", LEASE
         )
         if paths.job(job_id) not in self.world.objects:
             return
-        story.cancelled = True
+        job_facts.cancelled = True
         while True:
             try:
                 record = canceller.step()
@@ -386,81 +390,81 @@ class Cluster:
                 return
             process.sleep(1.0)
 
-    def calm(self) -> None:
-        """Stop all faults: from now on everything must come to its end."""
+    def stop_faults(self) -> None:
+        """Stop all faults: from now on every job must end."""
         self.world.faults = self.world.faults.times(0)
         if self.starts_from is None:
-            self.pulumi_up()
+            self.start_all_hosts()
         else:
-            self.world.wake(OPERATOR_COMES, self.pulumi_up)  # until then who lives has the others started
+            self.world.schedule(OPERATOR_DELAY, self.start_all_hosts)  # until then running hosts start the others
 
-    def pulumi_up(self) -> None:
-        """Start every host again."""
+    def start_all_hosts(self) -> None:
+        """Start every stopped host."""
         for host in self.hosts:
             if not host.up:
                 host.power_on()
 
-    # What must never happen
+    # Invariants
 
-    def written(self, name: str, before: bytes | None, after: bytes, who: str) -> None:
-        """Look at every write as it takes effect."""
+    def check_write(self, name: str, before: bytes | None, after: bytes, writer: str) -> None:
+        """Check each write when it takes effect."""
         world = self.world
         if name == paths.QUEUE:
             queue = Queue.from_json(after)
             holders = Counter(host for entry in queue.entries if entry.held for host in entry.hosts)
-            if twice := [host for host, count in holders.items() if count > 1]:
-                raise Violation(f"{twice[0]} is held by two jobs: {queue}")
+            if shared_hosts := [host for host, count in holders.items() if count > 1]:
+                raise Violation(f"{shared_hosts[0]} is held by two jobs: {queue}")
             if world.verbose:
-                world.note(f"{who}: queue {[(e.jobId, 'held' if e.held else 'waits') for e in queue.entries]}")
+                world.log(f"{writer}: queue {[(e.jobId, 'held' if e.held else 'waits') for e in queue.entries]}")
         elif name.endswith("/job.json"):
-            self._job_written(JobRecord.from_json(before) if before else None, JobRecord.from_json(after), who)
+            self._check_job_write(JobRecord.from_json(before) if before else None, JobRecord.from_json(after), writer)
 
-    def _job_written(self, old: JobRecord | None, new: JobRecord, who: str) -> None:
-        story = self.stories[new.jobId]
+    def _check_job_write(self, old: JobRecord | None, new: JobRecord, writer: str) -> None:
+        job_facts = self.facts[new.jobId]
         if self.world.verbose:
-            self.world.note(f"{who}: {new.jobId} {new.state} {new.lease} {new.errorMessage}")
+            self.world.log(f"{writer}: {new.jobId} {new.state} {new.lease} {new.errorMessage}")
         if old is not None:
             if old.final and new.state is not old.state:
-                raise Violation(f"{who} moves {new.jobId} from {old.state}, which is final, to {new.state}")
+                raise Violation(f"{writer} moves {new.jobId} from {old.state}, which is final, to {new.state}")
             if new.lease.epoch < old.lease.epoch:
-                raise Violation(f"{who} writes {new.jobId} in epoch {new.lease.epoch} over {old.lease.epoch}")
+                raise Violation(f"{writer} writes {new.jobId} in epoch {new.lease.epoch} over {old.lease.epoch}")
             if new.lease.epoch == old.lease.epoch and new.lease.holder != old.lease.holder:
                 raise Violation(f"two hold the lease of {new.jobId} in epoch {new.lease.epoch}")
-            me = self._as_holder(who, new)
-            if new.lease.epoch == old.lease.epoch and old.lease.holder not in ("", me):
-                raise Violation(f"{who} writes {new.jobId} under the lease of {old.lease.holder}")
+            holder_name = self._holder_name(writer, new)
+            if new.lease.epoch == old.lease.epoch and old.lease.holder not in ("", holder_name):
+                raise Violation(f"{writer} writes {new.jobId} under the lease of {old.lease.holder}")
             silent = self.world.time - self.renewed.get(new.jobId, 0.0)
-            another = old.lease.holder.partition("/")[0] not in ("", me.partition("/")[0])
-            if new.lease.epoch > old.lease.epoch and another and silent < LEASE * 0.95:
-                raise Violation(f"{who} takes the lease of {old.lease.holder}, which was renewed {silent:.2f} s ago")
+            is_other_holder = old.lease.holder.partition("/")[0] not in ("", holder_name.partition("/")[0])
+            if new.lease.epoch > old.lease.epoch and is_other_holder and silent < LEASE * 0.95:
+                raise Violation(f"{writer} takes the lease of {old.lease.holder}, which was renewed {silent:.2f} s ago")
         self.renewed[new.jobId] = self.world.time
-        if new.final and story.ended is None:
-            story.ended, story.message = new.state, new.errorMessage
-            if new.state is JobState.SUCCEEDED and (missing := self._deciding(new.jobId) - story.done):
+        if new.final and job_facts.ended is None:
+            job_facts.ended, job_facts.message = new.state, new.errorMessage
+            if new.state is JobState.SUCCEEDED and (missing := self._deciding_replicas(new.jobId) - job_facts.done):
                 raise Violation(f"{new.jobId} SUCCEEDED without {sorted(missing)}")
-            if story.acknowledged and new.errorMessage == NOT_HANDED_OVER:
-                raise Violation(f"{new.jobId} was handed over, and is ended as if it had not been")
+            if job_facts.acknowledged and new.errorMessage == NOT_HANDED_OVER:
+                raise Violation(f"{new.jobId} was handed off, but ended as if it was not")
 
-    def _deciding(self, job_id: str) -> set[str]:
-        """Return the replicas whose success is the job's."""
+    def _deciding_replicas(self, job_id: str) -> set[str]:
+        """Return the replicas whose success decides the job's."""
         plan = Plan.from_json(self.world.objects[paths.plan(job_id)][0])
         return {name for name in plan.replicas if plan.decides(name)}
 
-    def _as_holder(self, who: str, job: JobRecord) -> str:
-        """Return a process's name in a lease: for a host, the job's replica that it is."""
-        host, _, incarnation = who.partition("#")
+    def _holder_name(self, writer: str, job: JobRecord) -> str:
+        """Return a process's name in a lease: for a host, the name of its replica."""
+        host, _, incarnation = writer.partition("#")
         queue = Queue.from_json(self.world.objects[paths.QUEUE][0])
         holder = queue.entry(job.jobId) or job
         replica = next((replica for replica, its in holder.placement.items() if its == host), host)
-        return f"{replica}/{incarnation}" if incarnation else who
+        return f"{replica}/{incarnation}" if incarnation else writer
 
-    def starts(self, host: Host, job: Assignment) -> None:
-        """Check the start of a trainer: its job has this host, and is not over as far as the host has read."""
+    def check_start(self, host: Host, job: Assignment) -> None:
+        """Check the start of a trainer: its job holds this host and has not ended by the host's last read."""
         supervisor = host.agent.supervisor if host.agent else None
         reporter = host.agent._reporter if host.agent else None
-        seen = reporter.job if reporter else None
-        if isinstance(supervisor, Supervisor) and seen is not None and seen.final:
-            raise Violation(f"{host.name} starts {seen.jobId}, of which it knows that it is {seen.state}")
+        last_job = reporter.job if reporter else None
+        if isinstance(supervisor, Supervisor) and last_job is not None and last_job.final:
+            raise Violation(f"{host.name} starts {last_job.jobId}, which it has read as {last_job.state}")
         attempt = max(supervisor._attempt, 0) if supervisor else 0
         key = f"{host.name} {job.plan.jobId}"
         if attempt < self.highest[key]:
@@ -477,34 +481,34 @@ class Cluster:
             if other is not host and other.trainer and (other.trainer.job_id, other.trainer.name) == (job.plan.jobId, job.name):
                 raise Violation(f"{host.name} starts {job.name} of {job.plan.jobId}, which runs on {other.name}")
 
-    def over(self) -> bool:
-        """Return True when nothing is left to happen."""
-        if self.world.time < TROUBLE_ENDS or any(host.trainer for host in self.hosts):
+    def is_over(self) -> bool:
+        """Return True once no event can follow."""
+        if self.world.time < FAULTS_END or any(host.trainer for host in self.hosts):
             return False
         if any(process.alive for process in self.submitters):
             return False
         if paths.QUEUE in self.world.objects and Queue.from_json(self.world.objects[paths.QUEUE][0]).entries:
             return False
-        return all(story.ended or not self._exists(job_id) for job_id, story in self.stories.items())
+        return all(job_facts.ended or not self._exists(job_id) for job_id, job_facts in self.facts.items())
 
     def _exists(self, job_id: str) -> bool:
         return paths.job(job_id) in self.world.objects
 
     def check_end(self) -> None:
         """Check the invariants that hold once all faults are over."""
-        for job_id, story in self.stories.items():
-            if self._exists(job_id) and not story.ended:
+        for job_id, job_facts in self.facts.items():
+            if self._exists(job_id) and not job_facts.ended:
                 raise Violation(f"{job_id} never ends: {self.world.objects[paths.job(job_id)][0]!r}")
-            if story.acknowledged and not self._exists(job_id):
-                raise Violation(f"{job_id} was handed over and is lost")
-            if story.ended is JobState.CANCELLED and not story.cancelled:
-                raise Violation(f"{job_id} is CANCELLED, and nobody asked for it")
-            if self.starts_from is not None and "no heartbeat" in story.message:
-                raise Violation(f"{job_id} FAILED for want of hosts that can be started: {story.message}")
-            excuses = ("lost", "not up", "was started again", "times in a row", "restarts")
-            unexcused = not any(word in story.message for word in excuses)
-            if story.ended is JobState.FAILED and story.acknowledged and not story.fails and unexcused:
-                raise Violation(f"{job_id} FAILED without a reason: {story.message}")
+            if job_facts.acknowledged and not self._exists(job_id):
+                raise Violation(f"{job_id} was handed off and is lost")
+            if job_facts.ended is JobState.CANCELLED and not job_facts.cancelled:
+                raise Violation(f"{job_id} is CANCELLED without a request")
+            if self.starts_from is not None and "no heartbeat" in job_facts.message:
+                raise Violation(f"{job_id} FAILED for missing hosts that can be started: {job_facts.message}")
+            valid_reasons = ("lost", "not up", "was started again", "times in a row", "restarts")
+            unexplained = not any(word in job_facts.message for word in valid_reasons)
+            if job_facts.ended is JobState.FAILED and job_facts.acknowledged and not job_facts.fails and unexplained:
+                raise Violation(f"{job_id} FAILED without a reason: {job_facts.message}")
         if paths.QUEUE in self.world.objects:
             entries = Queue.from_json(self.world.objects[paths.QUEUE][0]).entries
             if entries:
@@ -514,7 +518,7 @@ class Cluster:
 
 
 def _persist(process: Process, work: Any) -> Any:
-    """Retry on a bucket that fails for a moment, as fab does."""
+    """Retry while the bucket fails temporarily, as fab does."""
     while True:
         try:
             return work()
@@ -523,15 +527,15 @@ def _persist(process: Process, work: Any) -> Any:
 
 
 def play(seed: int, trace: list[str] | None = None) -> World:
-    """Play one schedule from its beginning to its end; Violation if an invariant does not hold."""
-    random.seed(seed)  # for what the code under test leaves to chance
+    """Play one schedule to its end; raise Violation if an invariant does not hold."""
+    random.seed(seed)  # for random choices of the code under test
     world = World(seed, Faults())
     if trace is not None:
         world.verbose, world.trace = True, trace
-    with _simulated():
+    with _simulate_environment():
         cluster = Cluster(world)
         try:
-            world.run(WORLD_ENDS, cluster.over)
+            world.run(TIME_LIMIT, cluster.is_over)
             cluster.check_end()
         except Violation as violation:
             raise Violation(f"seed {seed}, at {world.time:.2f} s: {violation}") from None

@@ -1,4 +1,4 @@
-"""Rules of an earlier version, each of which lost jobs or hosts: the checker must find them."""
+"""Rules of an earlier version that lost jobs or hosts: the checker must detect them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jobs.serialization import RecordError
 from ops.submit.submitter import OvertakenError, Submitter
 
 
-class BlockedForEver(QueueMonitor):
-    """A submitter's leftovers are never cleared: a fab train that died blocks the cluster."""
+class NeverClearsQueue(QueueMonitor):
+    """Never clear the queue entries of a dead submitter, so it blocks the cluster."""
 
     def _is_over(self, entry: QueueEntry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         if stored is None or (isinstance(stored, Stored) and stored.record.lease.submitter):
@@ -27,29 +27,29 @@ class BlockedForEver(QueueMonitor):
         return super()._is_over(entry, stored)
 
 
-class WakesLate(Submitter):
-    """A submitter without a lease: it writes what it knows over whatever is there, however late that is."""
+class WritesWithoutLease(Submitter):
+    """A submitter without a lease, which overwrites any record, however late."""
 
     def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
         if self._stored is None:
             raise OvertakenError(None)
         stored = Stored(change(self._stored.record), "")
         while True:
-            there = self._ledger.store.read(paths.job(self._entry.jobId))
-            assert there is not None
+            current = self._ledger.store.read(paths.job(self._entry.jobId))
+            assert current is not None
             try:
                 name = paths.job(self._entry.jobId)
-                self._stored = Stored(stored.record, self._ledger.store.replace(name, stored.record.to_json(), there.version))
+                self._stored = Stored(stored.record, self._ledger.store.replace(name, stored.record.to_json(), current.version))
             except Conflict:
                 continue
             return
 
 
-class ByTheWallClock(Leader):
-    """The leader is chosen by wall clocks of different hosts, and overwrites whatever is there."""
+class LeadsByWallClock(Leader):
+    """Choose the leader by wall clocks of different hosts; it overwrites any record."""
 
     def leads(self, job: JobRecord) -> bool:
-        return self._first_that_is_fresh() == self._name
+        return self._first_fresh_replica() == self._name
 
     def may_take(self, job: JobRecord) -> bool:
         return False
@@ -59,35 +59,35 @@ class ByTheWallClock(Leader):
             try:
                 return super().act(job, replicas, cancel_requested)
             except Conflict:
-                there = self._ledger.store.read(paths.job(job.record.jobId))
-                assert there is not None
-                job = Stored(job.record, there.version)
+                current = self._ledger.store.read(paths.job(job.record.jobId))
+                assert current is not None
+                job = Stored(job.record, current.version)
 
-    def _first_that_is_fresh(self) -> str:
+    def _first_fresh_replica(self) -> str:
         records = self._ledger.replicas(self._plan.jobId, self._plan.replicas)
-        mine = datetime.fromisoformat(self._now())
+        own_time = datetime.fromisoformat(self._now())
         for name in self._plan.replicas:
             record = records.get(name)
             if name == self._name:
                 return name
             if record is None:
                 continue
-            silent = (mine - datetime.fromisoformat(record.heartbeatTime)).total_seconds()
-            if silent < self._plan.lostAfterSeconds:
+            silent_seconds = (own_time - datetime.fromisoformat(record.heartbeatTime)).total_seconds()
+            if silent_seconds < self._plan.lostAfterSeconds:
                 return name
         return self._name
 
 
 @contextmanager
-def put_back(rule: str) -> Iterator[None]:
-    """Play with one of the old rules in place."""
-    target, old = {
-        "blocked for ever": ("hosts.agent.agent.QueueMonitor", BlockedForEver),
-        "a submitter wakes late": ("cluster.Submitter", WakesLate),
-        "leaders by the wall clock": ("hosts.agent.reporter.Leader", ByTheWallClock),
+def use_old_rule(rule: str) -> Iterator[None]:
+    """Replace a rule by its old version within the context."""
+    target, replacement = {
+        "blocked for ever": ("hosts.agent.agent.QueueMonitor", NeverClearsQueue),
+        "a submitter wakes late": ("cluster.Submitter", WritesWithoutLease),
+        "leaders by the wall clock": ("hosts.agent.reporter.Leader", LeadsByWallClock),
         "hosts stay off": ("hosts.agent.leader.to_start", lambda job, view: []),
     }[rule]
-    with mock.patch(target, old):
+    with mock.patch(target, replacement):
         yield
 
 

@@ -23,16 +23,16 @@ _SHOWN = 10
 
 
 def batch(first: int, count: int) -> tuple[int, list[str]]:
-    """Play some schedules; how many, and what went wrong in them."""
-    broken = []
+    """Play some schedules; return their number and the violations."""
+    violations = []
     for seed in range(first, first + count):
         try:
             play(seed)
         except Violation as violation:
-            broken.append(str(violation))
-        except Exception as error:  # noqa: BLE001  a crash of the code under test is a finding too
-            broken.append(f"seed {seed}: {type(error).__name__}: {error}")
-    return count, broken
+            violations.append(str(violation))
+        except Exception as error:  # noqa: BLE001  a crash of the code under test counts too
+            violations.append(f"seed {seed}: {type(error).__name__}: {error}")
+    return count, violations
 
 
 def replay(seed: int) -> int:
@@ -59,26 +59,26 @@ def main() -> int:
     options = parser.parse_args()
     if options.replay is not None:
         return replay(options.replay)
-    ends, played, broken, seed = time.monotonic() + options.seconds, 0, [], options.first
+    deadline, schedules, violations, seed = time.monotonic() + options.seconds, 0, [], options.first
     with ProcessPoolExecutor(options.processes) as pool:
         last = options.first + options.schedules
         running = set()
         while seed < last or running:
-            while seed < last and len(running) < 2 * options.processes and time.monotonic() < ends:
+            while seed < last and len(running) < 2 * options.processes and time.monotonic() < deadline:
                 count = min(_BATCH, last - seed)
                 running.add(pool.submit(batch, seed, count))
                 seed += count
             if not running:
                 break
-            done = next(as_completed(running))
-            running.remove(done)
-            count, found = done.result()
-            played += count
-            for line in found[: max(_SHOWN - len(broken), 0)]:
+            finished = next(as_completed(running))
+            running.remove(finished)
+            count, new_violations = finished.result()
+            schedules += count
+            for line in new_violations[: max(_SHOWN - len(violations), 0)]:
                 print(line[:400], flush=True)
-            broken += found
-    print(f"{played} schedules from seed {options.first}, {len(broken)} with a violation")
-    return 1 if broken else 0
+            violations += new_violations
+    print(f"{schedules} schedules from seed {options.first}, {len(violations)} with a violation")
+    return 1 if violations else 0
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from jobs.bucket import BucketError, Conflict, Item
 _EPOCH = datetime(2026, 1, 31, tzinfo=UTC)
 
 
-class Violation(AssertionError):  # noqa: N818  the word of the trade
+class Violation(AssertionError):  # noqa: N818  the usual term
     """An invariant does not hold."""
 
 
 class Killed(BaseException):
-    """Thrown into a process that is killed: no `except Exception` of the code under test may stop it."""
+    """Raised in a killed process; no `except Exception` of the code under test may catch it."""
 
 
 class Interrupted(BaseException):
@@ -37,7 +37,7 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class Faults:
-    """The probability of each fault, for each call of the bucket, or each time a process yields control."""
+    """The probability of each fault, per call of the bucket or per yield of a process."""
 
     slow: float = 0.02
     before: float = 0.02
@@ -48,12 +48,12 @@ class Faults:
     kill: float = 0.002
 
     def times(self, factor: float) -> Faults:
-        """Scale all probabilities; none with 0."""
+        """Scale all probabilities; a factor of 0 disables faults."""
         return Faults(*(getattr(self, each.name) * factor for each in fields(self)))
 
 
 class Machine:
-    """Clocks that are nobody else's, and pauses that hold up all that runs there."""
+    """A machine's own clocks, and pauses that stop all of its processes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -72,10 +72,10 @@ class Machine:
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def pause(self, name: str) -> None:
-        """Hold everything here for a while, the clock too or not."""
+        """Pause all processes for a while, with or without the clock."""
         pause = self._world.random.choice((5.0, 20.0, 60.0, 150.0))
         suspended = self._world.chance(0.5)
-        self._world.note(f"{name} is {'suspended' if suspended else 'paused'} for {pause:g} s")
+        self._world.log(f"{name} is {'suspended' if suspended else 'paused'} for {pause:g} s")
         self.paused_until = self._world.time + pause
         if suspended:
             self._slept_through += pause
@@ -93,7 +93,7 @@ class Process:
         self._pending: BaseException | None = None
         self._greenlet = greenlet(self._run, world.scheduler)
         self._body = body
-        world.wake(0.0, self)
+        world.schedule(0.0, self)
 
     def _run(self) -> None:
         try:
@@ -101,26 +101,26 @@ class Process:
         except Killed:
             pass
         except BaseException as error:  # noqa: BLE001
-            self.world.fails(error)
+            self.world.fail(error)
         finally:
             self.alive = False
 
     def sleep(self, seconds: float) -> None:
-        """Give up control for so long, or for longer: it may be paused, or killed, meanwhile."""
+        """Yield control for at least this time; the process may be paused or killed meanwhile."""
         world, faults = self.world, self.world.faults
         if world.chance(faults.kill):
-            world.note(f"{self.name} is killed")
+            world.log(f"{self.name} is killed")
             raise Killed
         if self.interruptible and world.chance(faults.interrupt):
-            world.note(f"{self.name} is interrupted")
+            world.log(f"{self.name} is interrupted")
             self.interruptible = False
             raise Interrupted
         if world.chance(faults.pause):
             self.machine.pause(self.name)
-        world.wake(seconds, self)
+        world.schedule(seconds, self)
         world.scheduler.switch()
         while self.machine.paused_until > world.time and not self._pending:
-            world.wake(self.machine.paused_until - world.time, self)
+            world.schedule(self.machine.paused_until - world.time, self)
             world.scheduler.switch()
         if self._pending:
             error, self._pending = self._pending, None
@@ -130,7 +130,7 @@ class Process:
         """Send SIGKILL, from outside."""
         if self.alive:
             self._pending = Killed()
-            self.world.wake(0.0, self)
+            self.world.schedule(0.0, self)
 
     def resume(self) -> None:
         if self.alive:
@@ -138,7 +138,7 @@ class Process:
 
 
 class World:
-    """The scheduler, and the bucket as it really is."""
+    """The scheduler, and the true state of the bucket."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.seed = seed
@@ -158,53 +158,53 @@ class World:
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if self.verbose:
             self.trace.append(f"{self.time:8.2f} {text}")
 
-    def wake(self, seconds: float, what: Process | Callable[[], None]) -> None:
-        """Let a process go on, or do something, in so many seconds."""
+    def schedule(self, seconds: float, event: Process | Callable[[], None]) -> None:
+        """Resume a process, or call a function, after a delay."""
         self._count += 1
         jitter = self.random.random() * 0.01
-        heapq.heappush(self._events, (self.time + seconds + jitter, self._count, what))
+        heapq.heappush(self._events, (self.time + seconds + jitter, self._count, event))
 
-    def fails(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
 
-    def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Let time pass, until something is so or the time is over."""
+    def run(self, end: float, is_done: Callable[[], bool]) -> None:
+        """Run events until a condition holds or the end of time."""
         checked = 0
-        while self._events and self._events[0][0] <= until:
-            self.time, _, what = heapq.heappop(self._events)
-            if isinstance(what, Process):
-                what.resume()
+        while self._events and self._events[0][0] <= end:
+            self.time, _, event = heapq.heappop(self._events)
+            if isinstance(event, Process):
+                event.resume()
             else:
-                what()
+                event()
             if self._failure:
                 raise self._failure
             checked += 1
-            if checked % 16 == 0 and done():
+            if checked % 16 == 0 and is_done():
                 return
 
     def close(self) -> None:
-        """Throw what still runs away."""
-        for _, _, what in self._events:
-            if isinstance(what, Process) and what.alive:
-                what.alive = False
-                if what._greenlet:
-                    what._greenlet.throw(Killed)
+        """Kill the remaining processes."""
+        for _, _, event in self._events:
+            if isinstance(event, Process) and event.alive:
+                event.alive = False
+                if event._greenlet:
+                    event._greenlet.throw(Killed)
         self._events.clear()
 
-    # The bucket as it really is
+    # The true state of the bucket
 
-    def write(self, name: str, content: bytes, expected: int | None, who: str) -> int:
-        """Write conditionally, now; `expected` is a version, or None for an object that is not there."""
-        there = self.objects.get(name)
-        if (there[1] if there else None) != expected:
-            if there and there[0] == content:
-                return there[1]
+    def write(self, name: str, content: bytes, expected: int | None, writer: str) -> int:
+        """Write conditionally at once; `expected` is a version, or None for a missing object."""
+        stored = self.objects.get(name)
+        if (stored[1] if stored else None) != expected:
+            if stored and stored[0] == content:
+                return stored[1]
             raise Conflict(name)
-        self.on_write(name, there[0] if there else None, content, who)
+        self.on_write(name, stored[0] if stored else None, content, writer)
         self._version += 1
         self.objects[name] = (content, self._version)
         return self._version
@@ -218,18 +218,18 @@ class SimulatedStore:
         self._world = process.world
 
     def read(self, name: str) -> Item | None:
-        found: Item | None = self._call(lambda: self._item(name))
-        return found
+        item: Item | None = self._call(lambda: self._item(name))
+        return item
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        wanted = list(names)
-        found: dict[str, Item] = self._call(lambda: {n: i for n in wanted if (i := self._item(n))})
-        return found
+        requested = list(names)
+        items: dict[str, Item] = self._call(lambda: {n: i for n in requested if (i := self._item(n))})
+        return items
 
     def scan(self, pattern: str) -> dict[str, bytes]:
         objects = self._world.objects
-        found: dict[str, bytes] = self._call(lambda: {n: c for n, (c, _) in sorted(objects.items()) if fnmatch(n, pattern)})
-        return found
+        contents: dict[str, bytes] = self._call(lambda: {n: c for n, (c, _) in sorted(objects.items()) if fnmatch(n, pattern)})
+        return contents
 
     def create(self, name: str, content: bytes) -> str:
         return str(self._call(lambda: self._world.write(name, content, None, self._process.name), writes=True))
@@ -238,8 +238,8 @@ class SimulatedStore:
         return str(self._call(lambda: self._world.write(name, content, int(version), self._process.name), writes=True))
 
     def _item(self, name: str) -> Item | None:
-        there = self._world.objects.get(name)
-        return Item(there[0], str(there[1])) if there else None
+        stored = self._world.objects.get(name)
+        return Item(stored[0], str(stored[1])) if stored else None
 
     def _call(self, effect: Callable[[], Any], writes: bool = False) -> Any:
         world, faults, sleep = self._world, self._world.faults, self._process.sleep
@@ -248,7 +248,7 @@ class SimulatedStore:
         if world.chance(faults.before):
             raise BucketError("the bucket fails before")
         if writes and world.chance(faults.late):
-            world.wake(world.random.choice((0.5, 5.0, 40.0)), lambda: self._late(effect))
+            world.schedule(world.random.choice((0.5, 5.0, 40.0)), lambda: self._late(effect))
             raise BucketError("the bucket does not answer, and does it later")
         result = effect()
         if world.chance(faults.after):

@@ -125,7 +125,7 @@ def test_a_broken_version_never_replaces_a_loaded_one(world: ServedBucket) -> No
     world.deploy("v2", "broken")
     assert world.manager.models["m"].versions["v2"].state is LoadState.END
     assert "could not be loaded: ValueError: could not convert string to float: 'broken'" in world.refused("v2")[1]
-    world.change(lambda model: model.with_default("v2"))  # whoever made it so
+    world.change(lambda model: model.with_default("v2"))  # by any client
     world.manager.follow()
     assert world.ask() == 1, "the loaded version still answers"
 
