@@ -78,6 +78,8 @@ class Outcome:
             seconds = {test: duration for test, duration in self.seconds.items() if test.startswith(shard.paths)}
             skipped = {test: reason for test, reason in self.skipped.items() if test.startswith(shard.paths)}
             parts.append(Outcome(name, 0, sum(seconds.values()) / 60, seconds, self.failed & seconds.keys(), skipped))
+        # The first has also what belongs to no test, such as a file that cannot be imported.
+        parts[0].failed |= self.failed.difference(*(part.failed for part in parts))
         for part in parts:
             part.code = self.code if part.failed or not self.failed else 0
         parts[0].minutes += self.minutes - sum(part.minutes for part in parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_ops_submit import FakeFleet, make_cluster
-from test_tuner_run import World
+from test_tuner_run import TuningWorld
 
 from hosts.agent.job_files import JobFiles
 from infra.inventory import Inventory
@@ -116,7 +116,7 @@ def test_training_replicas_have_every_variable(inventory: Inventory) -> None:
 def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGS", "$JOB_DIR/logs")
     monkeypatch.setenv("OTHER", "$JOB_DIR")
-    world = World(tmp_path)
+    world = TuningWorld(tmp_path)
     task = Task("{}", {"LOGS": "$JOB_DIR/logs"})
     world.plan = replace(world.plan, args=["--out", "${JOB_DIR}/model"], tasks={"master-0": task})
     world.tuner("master-0").run()

@@ -120,6 +120,15 @@ def test_each_shard_of_a_cluster_has_an_outcome(tmp_path: Path, fault: str, code
     assert (len(first.failed), len(second.failed)) == (0, bool(fault))
 
 
+def test_a_file_that_cannot_be_imported_fails_its_phase(tmp_path: Path) -> None:
+    unimportable = '<testcase classname="" name="tests.e2e.test_c" time="0"><error message="collection failure"/></testcase>'
+    (tmp_path / "report.xml").write_text(REPORT.format("").replace("</testsuite>", f"{unimportable}</testsuite>"))
+    phase = run.Outcome("a b", 1)
+    phase.read(tmp_path / "report.xml")
+    first, second = phase.split({name: run.Shard((f"tests/e2e/test_{name}.py",)) for name in ("a", "b")})
+    assert (first.code, len(first.failed), second.code, len(second.failed)) == (1, 1, 0, 0)
+
+
 def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
     lock: run.Lock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
