@@ -55,7 +55,7 @@ def preview_operations(stack: Stack) -> dict[str, str]:
     return {name: "replace" if "replace" in ops else "/".join(sorted(ops)) for name, ops in changes.items()}
 
 
-def refused_error(stack: Stack, command: str, *arguments: str) -> str:
+def run_refused(stack: Stack, command: str, *arguments: str) -> str:
     """Return the one error line of a refused Pulumi command."""
     result = stack.run("pulumi", command, *arguments, "--non-interactive")
     assert result.code != 0, result.text
@@ -97,7 +97,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @contextmanager
-def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
+def change_config(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
     """Change keys of the configuration during the context."""
     before = stack.settings
     write_config(stack, **keys)
@@ -109,11 +109,11 @@ def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
 
 def test_every_key_on_a_live_stack(pair: Stack) -> None:
     for keys, expected in _CHANGES:
-        with changed(pair, keys):
+        with change_config(pair, keys):
             assert preview_operations(pair) == expected, keys
     for keys, message in _REFUSED:
-        with changed(pair, keys):
-            assert message in refused_error(pair, "preview")
+        with change_config(pair, keys):
+            assert message in run_refused(pair, "preview")
     write_config(pair, **_CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}})
     pair.up()
     assert bucket_has_data(pair)
@@ -128,7 +128,7 @@ def test_a_bucket_survives_a_rename_and_destruction_of_its_stack(pair: Stack) ->
     assert preview_operations(pair) == {"project": "update", "operator-files": "replace"}
     pair.up()
     assert (pair.names, pair.hosts(), bucket_has_data(pair)) == (names, hosts, True)
-    message = refused_error(pair, "destroy", "--yes", "--skip-preview")
+    message = run_refused(pair, "destroy", "--yes", "--skip-preview")
     assert "the bucket holds models (kept), so nothing is destroyed" in message
     assert (pair.hosts(), bucket_has_data(pair)) == (hosts, True)
     write_config(pair, retainBucket=True)

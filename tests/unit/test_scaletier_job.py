@@ -250,19 +250,19 @@ def test_an_evaluator_without_eval_data_reports_it_and_waits(
 def test_a_checkpoint_of_another_job_is_refused_by_its_first_difference(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def wider() -> Any:
+    def make_wider() -> Any:
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")], name="wide")
 
-    def other() -> Any:
+    def make_other() -> Any:
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="in")], name="other")
 
     assert main(job()) == 0
     capfd.readouterr()
-    for made, targets, difference in (
-        (wider, np.hstack([TARGETS, TARGETS]), "wide has variable out/kernel (3, 2), it holds it as (3, 1)"),
-        (other, TARGETS, "other has variable in/kernel (3, 1), it has none"),
+    for model_function, targets, difference in (
+        (make_wider, np.hstack([TARGETS, TARGETS]), "wide has variable out/kernel (3, 2), it holds it as (3, 1)"),
+        (make_other, TARGETS, "other has variable in/kernel (3, 1), it has none"),
     ):
-        assert main(job(model=made, data=dataset(INPUTS, targets))) == 2
+        assert main(job(model=model_function, data=dataset(INPUTS, targets))) == 2
         assert capfd.readouterr().err == (
             f"error: checkpoint {tmp_path}/checkpoints/model-4 is of another model: {difference}; "
             "pass another --job-dir, or the model that it is of\n"
@@ -517,7 +517,7 @@ def test_a_stopped_chief_breaks_off_its_evaluation(
 ) -> None:
     handlers, batches = list[Callable[[], None]](), list[int]()
 
-    class Looks:
+    class StopsAfterThreeBatches:
         def batch(self, *_: Any) -> None:
             batches.append(len(batches))
             if len(batches) == 3:
@@ -527,7 +527,7 @@ def test_a_stopped_chief_breaks_off_its_evaluation(
             raise AssertionError("it was not evaluated")
 
     monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
-    assert main(job(eval_data=dataset(), inspector=Looks), "--eval-steps=1", "--max-steps=1000") == 143
+    assert main(job(eval_data=dataset(), inspector=StopsAfterThreeBatches), "--eval-steps=1", "--max-steps=1000") == 143
     assert len(batches) == 3
     output = capfd.readouterr()
     assert "Eval" not in output.out
@@ -560,18 +560,18 @@ class Quiet(layers.Layer):  # type: ignore[misc]
 def test_an_added_layer_without_weights_starts_from_scratch_and_is_reported(
     kind: Callable[[], Any], main: Main, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def more() -> Any:
+    def make_with_layer() -> Any:
         return keras.Sequential([keras.Input((3,)), kind(), layers.Dense(1, name="out")], name="line")
 
     assert main(job()) == 0
-    assert main(job(model=more), "--max-steps=8") == 0
+    assert main(job(model=make_with_layer), "--max-steps=8") == 0
     assert "seed_generator_state: the optimizer and random numbers start from scratch" in capfd.readouterr().out
 
 
 def test_the_learning_rate_is_the_job_s_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
     """The loss is the weight, so it falls by the rate plus half of the last change."""
 
-    def weight() -> float:
+    def last_weight() -> float:
         newest = tf.train.latest_checkpoint(str(tmp_path / "checkpoints"))
         return float(tf.train.load_checkpoint(newest).get_tensor("out:kernel/.ATTRIBUTES/VARIABLE_VALUE").item())
 
@@ -584,9 +584,9 @@ def test_the_learning_rate_is_the_job_s_not_the_checkpoint_s(main: Main, tmp_pat
         )
 
     assert main(falling(1.0), "--max-steps=1") == 0
-    assert weight() == -1.0
+    assert last_weight() == -1.0
     assert main(falling(0.25), "--max-steps=2") == 0
-    assert weight() == -1.0 - 0.25 - 0.5 * 1.0
+    assert last_weight() == -1.0 - 0.25 - 0.5 * 1.0
 
 
 def test_no_loss_is_printed_if_nothing_is_left_to_train(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> Sha
     return SharedParameters(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
-def walk_ends(delta: Sequence[Array]) -> tuple[list[Any], list[Any]]:
+def delta_ends(delta: Sequence[Array]) -> tuple[list[Any], list[Any]]:
     """Return a delta's start and end parameters."""
     return [tf.zeros(one.shape) for one in delta], [tf.constant(one) for one in delta]
 
@@ -226,7 +226,7 @@ def test_parameters_are_split_over_devices_and_reassembled(devices: int) -> None
 def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
     parameters = make_parameters(VALUES, devices)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    assert int(parameters.push_delta(*walk_ends(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    assert int(parameters.push_delta(*delta_ends(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
     pulled, step = parameters.pull_exact()
     assert step == 11
     added = by_device(delta, devices, lambda part: round_to_fp16(part * np.float32(0.25)))
@@ -248,7 +248,7 @@ def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytes
     for actual, value, coarse in zip(pulled, VALUES, by_device(VALUES, 2, round_to_fp16), strict=True):
         assert np.abs(actual - value).max(initial=0) <= np.abs(coarse - value).max(initial=0)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    parameters.push_delta(*walk_ends(delta), tf.constant(0.5), tf.constant(4, tf.int64))
+    parameters.push_delta(*delta_ends(delta), tf.constant(0.5), tf.constant(4, tf.int64))
     pulled, step = parameters.pull_exact()
     assert (step, sum(parameters.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
     for actual, value, one in zip(pulled, VALUES, delta, strict=True):
@@ -258,7 +258,7 @@ def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytes
 def test_fewer_parameters_than_devices_work() -> None:
     parameters = make_parameters([np.array([1.5], np.float32)], 3)
     assert [float(one[0]) for one in parameters.pull_fp16()] == [1.5]
-    parameters.push_delta(*walk_ends([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
+    parameters.push_delta(*delta_ends([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
     assert parameters.pull_exact()[0][0].tolist() == [2.5]
 
 
@@ -275,7 +275,7 @@ def test_a_large_statistic_does_not_reduce_the_precision_of_weights() -> None:
     parameters = make_parameters([weights, variance], 1)
     np.testing.assert_allclose(parameters.pull_fp16()[0], weights, rtol=2**-11, atol=1e-6)
     delta = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
-    parameters.push_delta(*walk_ends(delta), tf.constant(1.0), tf.constant(1, tf.int64))
+    parameters.push_delta(*delta_ends(delta), tf.constant(1.0), tf.constant(1, tf.int64))
     np.testing.assert_allclose(parameters.pull_exact()[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
 
 
@@ -284,7 +284,7 @@ def test_non_finite_values_stay_non_finite_after_transfer(odd: float) -> None:
     parameters = make_parameters([np.array([1.0, odd, 2.0], np.float32)], 1)
     assert not np.isfinite(parameters.pull_fp16()[0]).all()
     sound = make_parameters([np.ones(3, np.float32)], 1)
-    sound.push_delta(*walk_ends([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
+    sound.push_delta(*delta_ends([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
     assert not np.isfinite(sound.pull_exact()[0][0]).all()
 
 
@@ -305,7 +305,7 @@ def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None
         np.testing.assert_allclose(stored, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
     expected = [value + 1 for value in parameters.pull_exact()[0]]
     parameters.push_delta(
-        *walk_ends([np.ones(value.shape, np.float32) for value in initial_state.shared]), 1.0, tf.constant(7, tf.int64)
+        *delta_ends([np.ones(value.shape, np.float32) for value in initial_state.shared]), 1.0, tf.constant(7, tf.int64)
     )  # another replica's
     state, round_ = run_round(network, run, iterator, State((), state.local), 0, 0, 2)
     assert (round_.steps, round_.global_step) == (0, 10 + STEPS + 7)

@@ -114,7 +114,7 @@ def adapted() -> Any:
     return keras.Sequential([keras.Input((WIDTH,)), norm, layers.Dense(1, name="out")], name="model")
 
 
-def looked_up() -> Any:
+def string_lookup() -> Any:
     lookup = layers.StringLookup(vocabulary=["a", "b"])
     stack_layers = [lookup, layers.Embedding(3, 2), layers.Flatten(), layers.Dense(1, name="out")]
     return keras.Sequential([keras.Input((1,), dtype="string"), *stack_layers], name="model")
@@ -476,7 +476,7 @@ ROWS: dict[str, Row] = {
     "Keras's own random numbers": Row(stack(lambda: Noise(False))),
     "a stateful RNN": Row(stateful, (RANDOM.normal(size=(80, 4, WIDTH)).astype(np.float32), Y), whole=True),
     "an adapted Normalization": Row(adapted),
-    "StringLookup": Row(looked_up, (np.array([["a"], ["b"], ["c"], ["a"]] * STEPS), Y)),
+    "StringLookup": Row(string_lookup, (np.array([["a"], ["b"], ["c"], ["a"]] * STEPS), Y)),
     "frozen layers": Row(frozen),
     "regularizers": Row(dense(kernel_regularizer="l2", activity_regularizer="l1")),
     "add_loss": Row(stack(lambda: layers.Dense(2), Adds)),

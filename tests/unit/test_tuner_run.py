@@ -77,9 +77,9 @@ class TuningWorld:
         self.plan = Plan("job01", names, "mine.task", ["--steps", "9"], {}, study=self.study, maxRestarts=2)
         self.job = self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING))
         self.spawned: list[tuple[str, list[str], Mapping[str, str]]] = []
-        self.child: Callable[[str, Mapping[str, str]], Child] = self.good
+        self.child: Callable[[str, Mapping[str, str]], Child] = self.report_and_exit
 
-    def good(self, _: str, environment: Mapping[str, str]) -> Child:
+    def report_and_exit(self, _: str, environment: Mapping[str, str]) -> Child:
         return Child([lambda: report(environment, 10, float(environment["CLOUD_ML_TRIAL_ID"]))])
 
     def tuner(self, name: str, ledger: Ledger | None = None) -> Tuner:
@@ -103,12 +103,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningWorld:
 def test_deep_folders_of_a_trial_do_not_end_the_tuner(world: TuningWorld) -> None:
     scratch: list[Path] = []
 
-    def deep(name: str, environment: Mapping[str, str]) -> Child:
+    def leave_deep_folders(name: str, environment: Mapping[str, str]) -> Child:
         scratch.append(Path(environment["CLOUD_ML_HP_METRIC_FILE"]).parent)
         subprocess.run(["mkdir", "-p", scratch[-1] / "/".join("d" * 1200)], check=True)
-        return world.good(name, environment)
+        return world.report_and_exit(name, environment)
 
-    world.child = deep
+    world.child = leave_deep_folders
     try:
         assert world.tuner("master-0").run() == 0
         assert len(scratch) == 4
@@ -251,10 +251,10 @@ def test_a_reassigned_trial_is_dropped_by_its_former_replica(world: TuningWorld,
 def test_too_many_failed_trials_end_the_job(
     world: TuningWorld, code: int, value: float | None, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def bad(_: str, environment: Mapping[str, str]) -> Child:
+    def run_badly(_: str, environment: Mapping[str, str]) -> Child:
         return Child([lambda: report(environment, 1, value) if value is not None else None], code)
 
-    world.child = bad
+    world.child = run_badly
     assert world.tuner("master-0").run() == 1
     assert [trial.state for trial in world.trials()] == [TrialState.FAILED] * 2
     assert all(trial.errorMessage.startswith(reason) for trial in world.trials())
@@ -284,11 +284,11 @@ def test_the_error_of_a_wrong_tag_names_the_reported_metrics(world: TuningWorld)
 def test_a_killed_trial_restarts_a_limited_number_of_times(world: TuningWorld) -> None:
     codes = iter([-9, 42, 0, 0, 0, 0])
 
-    def killed(_: str, environment: Mapping[str, str]) -> Child:
+    def run_until_killed(_: str, environment: Mapping[str, str]) -> Child:
         code = next(codes)
         return Child([] if code else [lambda: report(environment, 1, 0.5)], code)
 
-    world.child = killed
+    world.child = run_until_killed
     assert world.tuner("master-0").run() == 0
     assert [(trial.state, trial.restarts) for trial in world.trials()][:2] == [
         (TrialState.SUCCEEDED, 2),
@@ -349,12 +349,12 @@ def test_a_failed_folder_creation_is_retried(world: TuningWorld, monkeypatch: py
     failures = iter([OSError(5, "Input/output error")] * 2)
     mkdir = Path.mkdir
 
-    def sometimes(path: Path, *args: Any, **more: Any) -> None:
+    def fail_sometimes(path: Path, *args: Any, **more: Any) -> None:
         if path.parent.name == "output" and (error := next(failures, None)):
             raise error
         mkdir(path, *args, **more)
 
-    monkeypatch.setattr(Path, "mkdir", sometimes)
+    monkeypatch.setattr(Path, "mkdir", fail_sometimes)
     assert world.tuner("master-0").run() == 0
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
 
@@ -450,11 +450,11 @@ def test_invalid_records_do_not_end_the_tuner(world: TuningWorld, tmp_path: Path
     ],
 )
 def test_invalid_reports_do_not_end_the_tuner(world: TuningWorld, content: str | None) -> None:
-    def bad(_: str, environment: Mapping[str, str]) -> Child:
+    def run_badly(_: str, environment: Mapping[str, str]) -> Child:
         file = Path(environment["CLOUD_ML_HP_METRIC_FILE"])
         first = environment["CLOUD_ML_TRIAL_ID"] == "1"
 
-        def tell() -> None:
+        def write_report() -> None:
             if not first:
                 report(environment, 1, 0.5)
             elif content is None:
@@ -462,9 +462,9 @@ def test_invalid_reports_do_not_end_the_tuner(world: TuningWorld, content: str |
             else:
                 file.write_text(content)
 
-        return Child([tell])
+        return Child([write_report])
 
-    world.child = bad
+    world.child = run_badly
     assert world.tuner("master-0").run() == 0
     assert [trial.state for trial in world.trials()] == [TrialState.FAILED, *[TrialState.SUCCEEDED] * 3]
 
