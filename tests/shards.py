@@ -34,7 +34,6 @@ SHARDS: dict[str, Shard] = {
     "processes": Shard(("tests/processes",), parallel=True),
     "storage": Shard(("tests/contract",), needs=("go",), parallel=True, environment={"SCALETIER_STORAGE": "go"}),
     "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_draw.py"), needs=("browser",)),
-    "story": Shard(("tests/story",), needs=("hosts",)),
     "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",), cluster="e2e"),
     "security": Shard(
         ("tests/e2e/test_hostile.py", "tests/e2e/test_environment.py", "tests/e2e/test_firewall.py"),
@@ -54,6 +53,7 @@ SHARDS: dict[str, Shard] = {
         ("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser"), cluster="e2e-more"
     ),
     "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry"), cluster="e2e-more"),
+    "story": Shard(("tests/story",), needs=("hosts",), cluster="story"),
     "gcp-cluster": Shard(
         ("tests/gcp_emulation/test_faults.py", "tests/gcp_emulation/test_host.py", "tests/gcp_emulation/test_cluster.py"),
         needs=("hosts", "go", "registry", "root"),

@@ -144,8 +144,8 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
 
     monkeypatch.setattr(run, "set_up", lambda _: None)
     monkeypatch.setattr(run.Run, "shards", shards)
-    run.test_all(run.Run(lock), ["jobs", "security", "gcp-cluster", "story", "examples"])
-    assert calls[0] == (["story"], False)
+    run.test_all(run.Run(lock), ["jobs", "security", "gcp-cluster", "pages", "examples"])
+    assert calls[0] == (["pages"], False)
     assert sorted(calls[1:]) == [(["examples"], True), (["gcp-cluster"], True), (["jobs", "security"], False)]
     assert capfd.readouterr().out.split() == ["of", "others"] * 2
 
