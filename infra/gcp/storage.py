@@ -36,7 +36,7 @@ class Storage(ComponentResource):
     bucket: Output[str]
 
     def __init__(
-        self, place: Place, name: str, labels: Mapping[str, str], retain: bool, force: bool, left: bool, opts: ResourceOptions
+        self, place: Place, name: str, labels: Mapping[str, str], retain: bool, force: bool, exists: bool, opts: ResourceOptions
     ) -> None:
         super().__init__("scaletier:gcp:Storage", "storage", None, opts)
         bucket = Bucket(
@@ -66,8 +66,8 @@ class Storage(ComponentResource):
             opts=ResourceOptions(
                 parent=self,
                 retain_on_delete=retain,
-                import_=name if left else None,
-                ignore_changes=list(_NOT_AT_ONCE) if left else None,
+                import_=name if exists else None,
+                ignore_changes=list(_NOT_AT_ONCE) if exists else None,
             ),
         )
         self.bucket = bucket.name
