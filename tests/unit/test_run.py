@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, cast
@@ -163,6 +163,15 @@ def test_the_tests_of_a_cluster_get_its_name(lock: run.Lock, monkeypatch: pytest
     assert environments == [{"CLUSTER": SHARDS["examples"].cluster}, SHARDS["storage"].environment]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Handle SIGINT as `main` does: a background process of a shell ignores it, and its children would, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_parallel_phases_are_all_interrupted_and_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "BIN", Path("/bin"))
     phases = run.Run(lock)
