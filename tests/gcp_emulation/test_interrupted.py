@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from cloud import BIN, Cloud, PulumiError, Stack
 from waiting import limit
@@ -57,7 +59,11 @@ def kill_during_create(records: Cloud, stack: Stack) -> None:
         command, cwd=stack.folder, env=stack.env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as up:
         assert is_created.wait(limit(600)), "no host was created"
+        plugins = psutil.Process(up.pid).children(recursive=True)  # in groups of their own; they outlive the engine
         os.killpg(up.pid, signal.SIGKILL)
+    for plugin in plugins:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            plugin.kill()
     resume.set()
     records.world.on_created = on_created
     stack.pulumi("cancel", "--yes")
