@@ -76,6 +76,7 @@ def test_resources_with_a_unique_identity_are_deleted_before_replacement(program
     stack = program("gcp", scaleTier="STANDARD_1")
     kinds = {item.type.rpartition(":")[2] for item in stack.resources if item.options.deleteBeforeReplace}
     assert kinds == {"BucketIAMMember", "Instance", "RouterNat"}
+    assert [item.name for kind in kinds for item in stack.of(kind) if not item.options.deleteBeforeReplace] == []
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -7,10 +7,12 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from infra.gcp import ready
+from infra.gcp.runtime import _SHA256, _stored_sha256
 from infra.runtime import atomic_dir, build, uv
 from infra.runtime.recipe import Recipe, recipe
 from infra.scale_tiers import Accelerator
@@ -191,3 +193,11 @@ def test_late_hosts_are_listed() -> None:
     assert ready.progress({"master-0": "ready"}) == "1 of 1 hosts are ready"
     assert ready.describe_late(late, 900).startswith("not ready after 900 s: worker-0 preparing: runtime, ")
     assert ready.describe_late({"worker-1": late["worker-1"]}, 900) == "not ready: worker-1 failed: image: it has no curl"
+
+
+@pytest.mark.parametrize(
+    ("blob", "sha256"),
+    [(None, None), (SimpleNamespace(metadata=None), None), (SimpleNamespace(metadata={_SHA256: "abc"}), "abc")],
+)
+def test_an_archive_without_a_recorded_hash_is_built_again(blob: SimpleNamespace | None, sha256: str | None) -> None:
+    assert _stored_sha256(SimpleNamespace(get_blob=lambda _: blob), "runtimes/a") == sha256

@@ -335,7 +335,7 @@ def test_a_job_is_compared_with_its_plan(
     assert output["predicted"]["bound"] == "shared cpus"
     assert output["errorPercent"] == pytest.approx(11.1)
     planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
-    assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
+    assert "\n\njob01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
 
 
 EVAL = "Eval, step {}: loss: 1, accuracy: {}"

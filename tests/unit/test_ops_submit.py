@@ -483,6 +483,17 @@ def test_max_wait_time_is_in_the_queue_entry(submission: Submission, ledger: Led
     assert ledger.queue().entries[0].maxWaitTime == 60.0
 
 
+@pytest.mark.parametrize(
+    ("others", "rest"), [(("job03",), "job03 has or wants some"), (("job03", "job04"), "job03, job04 have or want some")]
+)
+def test_no_queue_names_all_jobs_ahead(submission: Submission, ledger: Ledger, others: tuple[str, ...], rest: str) -> None:
+    cluster = make_cluster(FakeFleet(submission.inventory), ledger)
+    for job_id in ("job01", *others):
+        submit(cluster, with_id(submission, job_id), may_wait=True)
+    with pytest.raises(UsageError, match=rf"are job job01's, which is .*\); {rest}, too: follow it with fab logs"):
+        submit(cluster, with_id(submission, "job02"), may_wait=False)
+
+
 def test_no_queue_changes_nothing_on_a_busy_cluster(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory)
     submit(make_cluster(fleet, ledger), submission, may_wait=True)
