@@ -24,7 +24,7 @@ from ops.logs.follow import TICK, Event, Note, Replicas
 from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
-from ops.screen.render import Picture, joined, layout_columns, print_picture, sanitize
+from ops.screen.render import Picture, _console, joined, layout_columns, print_picture, sanitize
 from ops.screen.series import CAPACITY, Series, StepRate, bar, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -364,3 +364,8 @@ def test_log_rows_have_the_colour_of_their_severity(screen: JobScreen) -> None:
     screen.add(line(0, "bad", severity="ERROR"), NOON)
     (row,) = [row for row in screen.picture(NOON, 20) if "bad" in row.plain]
     assert styles(row)["bad"] == "red"
+
+
+def test_the_console_prints_text_of_programs_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    _console().print("[red]loss[/red] :smile: 0.5")
+    assert capsys.readouterr().out == "[red]loss[/red] :smile: 0.5\n"
