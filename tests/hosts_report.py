@@ -17,7 +17,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "failures"
 FAILED = pytest.StashKey[bool]()
-"""Whether a test has failed, for fixtures that clean up after it."""
+"""Key of a failed test's mark, for fixtures that clean up after it."""
 _FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
 _ON_HOST = (
     "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "

@@ -29,9 +29,9 @@ def secret_files(job: JobSpec) -> list[RemoteFile]:
 
 def plan(inventory: Inventory, job: JobSpec, package_sha256: str) -> Plan:
     """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
-    part = job.subset(inventory)
+    subset = job.subset(inventory)
     # Hosts are assigned later: until then each replica's address is its name.
-    addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
+    addressed = replace(subset, hosts=tuple(replace(host, address=host.name) for host in subset.hosts))
     hosts = [addressed.host(name) for name in addressed.replicas]
     tasks = {
         host.name: task(_as_single_host_cluster(addressed, host) if job.study else addressed, host.name, job) for host in hosts

@@ -201,7 +201,7 @@ def _check(requested: Counts, inventory: Inventory, what: str, fix: str | None =
 
 
 def check_strategy(name: str | None, declared: TrainerConfig, inventory: Inventory, requested: Counts) -> None:
-    """Check that the trainer knows a strategy, None for its default, and that the part has its roles.
+    """Check that the trainer knows a strategy, None for its default, and that the requested hosts have its roles.
 
     A trainer that declares none may know any.
     """

@@ -25,7 +25,7 @@ _THREADS = 80
 
 @dataclass(frozen=True)
 class Kind:
-    """How a change of each property takes effect, by dotted path; other properties change in place.
+    """List how changes of properties take effect, by dotted path; other properties change in place.
 
     Attributes:
         recreates: a change replaces the resource.

@@ -91,7 +91,7 @@ def in_port_range(text: str, port: int) -> bool:
 
 
 Chains = Mapping[str, tuple[bool, str]]
-"""By hook: whether a chain accepts packets that no rule matches, and its rules."""
+"""Chains by hook: True if one accepts packets that no rule matches, and its rules."""
 
 
 def _parse_chains(script: str) -> Chains:

@@ -421,7 +421,7 @@ def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replica
 
 
 def test_a_file_that_got_shorter_is_reported(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
-    """Of four shards the second lacks bytes, and the fourth is after the damage."""
+    """Cut bytes off in the second of four shards; the fourth is after the damage."""
     compressed = gzip.compress(lines(*range(40)))
     request, out = make_request(a=lines(*range(40)), b=compressed), tmp_path / "out"
     plan(request, out)

@@ -71,7 +71,7 @@ def test_a_trial_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_trial_is_in_the_process_group_of_its_parent(tmp_path: Path) -> None:
-    """So a replica that kills its trainer's process group also kills the trials."""
+    """Share the group, so that a kill of the replica's group also kills the trials."""
     child = TrialChild(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
     child._process.wait(30)
     assert int((tmp_path / "group").read_text()) == os.getpgrp()
