@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pylxd.exceptions import NotFound
+from pylxd.exceptions import LXDAPIException, NotFound
 
 from infra.dynamic import ModuleProvider
 from infra.lxd import bucket, bucket_guard, project
@@ -191,3 +191,153 @@ def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume)
     bucket.update("bucket", dict(SIZED), {**SIZED, "size": 0})
     assert "size" not in volume.config
     assert bucket.read("bucket", dict(SIZED)) == {**SIZED, "size": 0}
+
+
+def _answer(kind: str | None, content: object, daemon: str = "LXD") -> Any:
+    headers = {f"X-{daemon}-type": kind} if kind else {}
+    return SimpleNamespace(headers=headers, content=json.dumps({"metadata": content}).encode())
+
+
+def test_a_bucket_is_listed_on_either_daemon() -> None:
+    def get(params: dict[str, str]) -> Any:
+        answer = answers[params["path"]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    host = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
+    answers: dict[str, Any] = {
+        "/lxd": _answer("directory", ["a", "b"]),
+        "/incus": _answer("directory", ["c"], "Incus"),
+        "/empty": _answer("directory", None),
+        "/file": _answer("file", None),
+        "/gone": NotFound(SimpleNamespace(status_code=404, text="")),
+        "/refused": LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "no"})),
+    }
+    listed = [bucket_guard._listed(host, path) for path in ("/lxd", "/incus", "/empty", "/file", "/gone")]
+    assert listed == [["a", "b"], ["c"], [], ["/file"], []]
+    with pytest.raises(LXDAPIException):
+        bucket_guard._listed(host, "/refused")
+
+
+def test_the_first_running_host_lists_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"ps-0": "Stopped", "ps-1": "Running", "ps-2": "Running"}
+    instances = SimpleNamespace(get=lambda name: SimpleNamespace(name=name, status=status[name]))
+    monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=instances))
+    monkeypatch.setattr(bucket_guard, "hosts_of", lambda _: list(status))
+    assert bucket_guard.running("p").name == "ps-1"
+    status |= {"ps-1": "Stopped", "ps-2": "Frozen"}
+    assert bucket_guard.running("p") is None
+
+
+def test_three_entries_of_a_folder_are_named() -> None:
+    folders = {"models": ["b", "a"], "jobs": ["3", "1", "2"], "tmp": ["d", "c", "b", "a"], "empty": [], "cluster": ["x"]}
+    assert bucket_guard.holdings(folders) == "jobs (1, 2, 3), models (a, b), tmp (a, b, c and 1 more)"
+
+
+def test_a_retained_bucket_is_reported_and_a_missing_one_needs_no_host(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, retained = bucket_guard.create(props(retain=True))
+    assert retained == props(retain=True)
+    bucket_guard.delete("seal", retained)
+    assert capsys.readouterr().err == (
+        "the bucket stays: volume bucket of storage pool scaletier, in LXD's project scaletier-local-abcdef; "
+        "the next stack of this name uses it\n"
+    )
+    volume.config = None
+    monkeypatch.setattr(bucket_guard, "running", lambda _: None)
+    bucket_guard.delete("seal", props())
+    bucket_guard.delete("seal", retained)
+    assert capsys.readouterr().err == ""
+
+
+class Pools:
+    """LXD's pools `slow` and `fast`; requests to their volumes are recorded, and an answer may be an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requests: list[Any] = []
+        self.volume: Any = None
+        self.usage: Any = {}
+        self.project = True
+        monkeypatch.setattr(bucket, "client", self.client)
+        monkeypatch.setattr(bucket.quotas, "count", lambda pool: self.requests.append(("count", pool)))
+        monkeypatch.setattr(bucket.quotas, "counted", lambda _: True)
+
+    def client(self, *_: str) -> Any:
+        def answer(content: Any, params: Any) -> Any:
+            assert params == {"project": VOLUME["project"]}
+            if isinstance(content, Exception):
+                raise content
+            return SimpleNamespace(json=lambda: {"metadata": content})
+
+        gone = NotFound(SimpleNamespace(status_code=404, text=""))
+        state = SimpleNamespace(get=lambda params: answer(self.usage, params))
+        held = SimpleNamespace(
+            get=lambda params: answer(gone if self.volume is None else self.volume, params),
+            put=lambda params, json: self.requests.append(("put", params, json)),
+            delete=lambda params: self.requests.append(("delete", params)),
+            state=state,
+        )
+        other = SimpleNamespace(get=lambda params: answer(gone, params))
+
+        class Custom(dict[str, Any]):
+            def post(_, params: Any, json: Any) -> None:  # noqa: N805
+                self.requests.append(("post", params, json))
+                self.volume = {"config": json["config"], "description": "mine"}
+
+        pools = {
+            name: SimpleNamespace(volumes=SimpleNamespace(custom=Custom(bucket=volume)))
+            for name, volume in (("slow", other), ("fast", held))
+        }
+        return SimpleNamespace(
+            projects=SimpleNamespace(exists=lambda _: self.project),
+            storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in pools]),
+            api=SimpleNamespace(storage_pools=pools),
+        )
+
+
+FAST = {**SIZED, "pool": "fast"}
+IN_PROJECT = {"project": VOLUME["project"]}
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    return Pools(monkeypatch)
+
+
+def test_a_bucket_is_created_once_and_found_in_its_pool(pools: Pools) -> None:
+    assert bucket.read("bucket", FAST) is None
+    assert bucket.pool_of(VOLUME["project"]) is None
+    assert bucket.create(FAST) == ("scaletier-local-abcdef/fast/bucket", FAST)
+    config = {bucket.MARK: bucket.REMOVE}
+    body = {"name": "bucket", "config": config, "content_type": "filesystem"}
+    sized = {"config": {**config, "size": str(2**34)}, "description": "mine"}
+    assert pools.requests == [("post", IN_PROJECT, body), ("put", IN_PROJECT, sized), ("count", "fast")]
+    pools.requests.clear()
+    bucket.create(FAST)
+    assert [request[0] for request in pools.requests] == ["put", "count"], "an interrupted run left it"
+    assert bucket.pool_of(VOLUME["project"]) == "fast"
+    pools.project = False
+    assert bucket.pool_of(VOLUME["project"]) is None
+
+
+def test_a_bucket_s_usage_is_unknown_if_its_pool_does_not_count(pools: Pools) -> None:
+    assert bucket.used(FAST) is None, "there is no bucket"
+    pools.volume = {"config": {}, "description": ""}
+    for usage, expected in (
+        ({"usage": {"used": "7"}}, 7),
+        ({"usage": {"used": 0}}, None),
+        ({"usage": None}, None),
+        (None, None),
+        (LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "no"})), None),
+    ):
+        pools.usage = usage
+        assert bucket.used(FAST) == expected
+
+
+def test_a_refused_look_at_a_bucket_is_an_error_and_does_not_count_as_none(pools: Pools) -> None:
+    pools.volume = LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": "busy"}))
+    for look in (bucket.create, bucket.used, lambda props: bucket.read("bucket", props)):
+        with pytest.raises(LxdError, match=r"^volume bucket: busy$"):
+            look(FAST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -122,3 +123,84 @@ def test_nft_is_found_on_path_or_in_usr_sbin(monkeypatch: pytest.MonkeyPatch, pa
     monkeypatch.setattr(nft.subprocess, "run", run)
     assert nft.version() == "nftables v1.0.6"
     assert commands[0][-2:] == [path or "/usr/sbin/nft", "--version"]
+
+
+class Programs:
+    """Replace the programs that nft.py starts: each call is recorded, and gets the next result."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+        self.commands: list[list[str]] = []
+        self.scripts: list[str | None] = []
+        self.results: list[tuple[int, str, str]] = []
+        monkeypatch.setattr(nft.shutil, "which", lambda _: "/sbin/nft")
+        monkeypatch.setattr(nft.os, "geteuid", lambda: 0 if root else 1000)
+        monkeypatch.setattr(nft.subprocess, "run", self.run)
+
+    def run(self, command: list[str], **options: Any) -> CompletedProcess[str]:
+        self.scripts.append(options.pop("input"))
+        assert options == {"capture_output": True, "text": True, "check": False}
+        self.commands.append(command)
+        code, out, err = self.results.pop(0)
+        return CompletedProcess(command, code, out, err)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_nft_runs_as_root(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+    programs = Programs(monkeypatch, root)
+    programs.results = [
+        (0, "table bridge scaletier_abcdef\ntable bridge other\n", ""),
+        (0, "chains", ""),
+        (1, "chains", ""),
+        (0, "rules", ""),
+        (1, "rules", ""),
+        (0, "", ""),
+        (1, "", "stdin:1:1: Error: Operation not permitted\n^^^\nx"),
+    ]
+    assert nft.tables() == ["scaletier_abcdef", "other"]
+    assert [nft.list_chains(), nft.list_chains()] == ["chains", ""]
+    assert [nft.listed("t"), nft.listed("t")] == ["rules", None]
+    nft.remove("t")
+    hint = "" if root else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
+    with pytest.raises(LxdError) as refused:
+        nft.load("table")
+    assert str(refused.value) == f"nft refused the firewall: stdin:1:1: Error: Operation not permitted{hint}"
+    words = [
+        ["list", "tables", "bridge"],
+        *[["--json", "list", "chains"]] * 2,
+        *[["--stateless", "list", "table", "bridge", "t"]] * 2,
+        *[["-f", "-"]] * 2,
+    ]
+    assert programs.commands == [[*([] if root else ["sudo", "-n"]), "/sbin/nft", *each] for each in words]
+    assert programs.scripts == [*[None] * 5, "table bridge t\ndelete table bridge t\n", "table"]
+
+
+def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nft.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(nft.shutil, "which", lambda _: "/no/such/nft")
+    with pytest.raises(LxdError, match=r"^/no/such/nft is missing: install it with `make lxd`$"):
+        nft.version()
+
+
+def test_the_rules_of_a_sleeping_copy_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy has another name and sleeps, and is removed whatever happens."""
+    programs = Programs(monkeypatch, root=True)
+    opening = f"table bridge {TABLE} {{\n"
+    loaded = f"{opening}\tcounter drop\n\tip saddr 10.0.0.1 accept\n}}\n"
+
+    def run(command: list[str], **options: Any) -> CompletedProcess[str]:
+        if "asleep" in command[-1]:
+            copy = loaded.replace(TABLE, command[-1]).replace("{\n", "{\n\tflags dormant\n", 1)
+            programs.results.insert(0, (0, copy.replace("\tip saddr 10.0.0.1 accept\n", ""), ""))
+        else:
+            programs.results.insert(0, (0, loaded, ""))
+        return programs.run(command, **options)
+
+    monkeypatch.setattr(nft.subprocess, "run", run)
+    script = f"table bridge {TABLE}\ndelete table bridge {TABLE}\n{opening}\tcounter drop\n}}\n"
+    assert nft.differences(TABLE, script) == ["+ ip saddr 10.0.0.1 accept"]
+    asleep = programs.commands[2][-1]
+    assert re.fullmatch(rf"{TABLE}_asleep_\d+_\d+", asleep)
+    _, load, _, removal = programs.scripts
+    copy = f"table bridge {asleep}\ndelete table bridge {asleep}\n"
+    assert load == f"{copy}table bridge {asleep} {{\n\tflags dormant;\n\tcounter drop\n}}\n"
+    assert removal == copy

@@ -98,3 +98,189 @@ def test_a_change_of_a_host_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (devices, more) == ({"root": "ps-0"}, [])
     assert (config_saved["limits.memory"], config_saved["user.label.new"], config_saved["volatile.uuid"]) == ("5", "y", "7")
     assert config_saved.keys().isdisjoint({"user.label.old", host.ALLOWANCE})
+
+
+PROJECT, IMAGE = "scaletier-local-abcdef", "scaletier-0123456789ab"
+PROPS: dict[str, Any] = {
+    "project": PROJECT,
+    "name": "ps-0",
+    "image": IMAGE,
+    "pool": "fast",
+    "bridge": "stabcdef",
+    "port": "stabcdefp0",
+    "address": "10.77.0.64",
+    "gateway": "10.77.0.1",
+    "bucket": "bucket",
+    "runtime": "/here/runtime",
+    "runtimes": "/here/runtimes",
+    "authorizedKey": "ssh-ed25519 AAAA",
+    "firewall": "table inet t",
+    "machineType": "n1-standard-4",
+    "cpus": 2,
+    "memory": 2**30,
+    "disk": 2**32,
+    "labels": {"team": "vision"},
+}
+DEFINITION = {
+    "name": "ps-0",
+    "type": "container",
+    "source": {"type": "image", "alias": IMAGE},
+    "profiles": [],
+    "config": {
+        "limits.cpu": "2",
+        "limits.memory": str(2**30),
+        "user.scaletier.machine-type": "n1-standard-4",
+        "user.label.team": "vision",
+        "user.scaletier.authorized-key": "ssh-ed25519 AAAA",
+        "user.scaletier.firewall": "table inet t",
+        "user.scaletier.network": "10.77.0.0/24",
+        "boot.autostart": "false",
+        "raw.lxc": "lxc.net.0.ipv4.address = 10.77.0.64/24\nlxc.net.0.ipv4.gateway = 10.77.0.1",
+    },
+    "devices": {
+        "root": {"type": "disk", "path": "/", "pool": "fast", "size": str(2**32)},
+        "eth0": {
+            "type": "nic",
+            "name": "eth0",
+            "nictype": "bridged",
+            "parent": "stabcdef",
+            "host_name": "stabcdefp0",
+            "ipv4.address": "10.77.0.64",
+            "security.ipv4_filtering": "true",
+            "security.mac_filtering": "true",
+        },
+        "bucket": {"type": "disk", "pool": "fast", "source": "bucket", "path": "/bucket"},
+        "runtime": {"type": "disk", "source": "/here/runtime", "path": "/opt/scaletier/venv", "readonly": "true"},
+        "runtimes": {"type": "disk", "source": "/here/runtimes", "path": "/opt/scaletier/runtimes", "readonly": "true"},
+    },
+}
+
+
+class Lxd:
+    """LXD with the instances of one project, and what was done with them."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.present: dict[str, SimpleNamespace] = {}
+
+    def client(self, project: str = "default") -> SimpleNamespace:
+        assert project in (PROJECT, "default")
+        images = SimpleNamespace(get_by_alias={IMAGE: SimpleNamespace(fingerprint="f1")}.get)
+        projects = SimpleNamespace(exists=lambda name: name == PROJECT)
+        return SimpleNamespace(instances=self, images=images, projects=projects)
+
+    def exists(self, name: str) -> bool:
+        return name in self.present
+
+    def all(self) -> list[SimpleNamespace]:
+        return list(self.present.values())
+
+    def get(self, name: str) -> SimpleNamespace:
+        if name not in self.present:
+            raise NotFound(_refusal(404, "Instance not found"))
+        return SimpleNamespace(**vars(self.present[name]))  # as it is now
+
+    def create(self, definition: dict[str, Any], wait: bool) -> None:
+        assert wait
+        self.add(
+            definition["name"], config={**definition["config"], "volatile.base_image": "f1"}, devices=definition["devices"]
+        )
+        self.done.append("create")
+
+    def add(self, name: str, **fields: Any) -> SimpleNamespace:
+        def call(what: str, **changes: str) -> Any:
+            def run(wait: bool, force: bool = True) -> None:
+                assert (wait, force) == (True, True)
+                self.done.append(what)
+                vars(instance).update(changes)
+                if what == "start":
+                    instance.last_used_at = f"started {self.done.count('start')}"
+                if what == "delete":
+                    del self.present[name]
+
+            return run
+
+        instance = SimpleNamespace(
+            name=name, status="Stopped", config={}, devices={}, created_at="created", last_used_at="never"
+        )
+        instance.start, instance.stop = call("start", status="Running"), call("stop", status="Stopped")
+        instance.delete, instance.save = call("delete"), call("save")
+        vars(instance).update(fields)
+        self.present[name] = instance
+        return instance
+
+
+@pytest.fixture
+def lxd(monkeypatch: pytest.MonkeyPatch) -> Lxd:
+    lxd = Lxd()
+    monkeypatch.setattr(host, "client", lxd.client)
+    return lxd
+
+
+def test_the_definition_of_a_host_is_complete() -> None:
+    assert host.definition(PROPS) == DEFINITION
+    shares = [host.limits({**PROPS, "cpus": cpus}) for cpus in (1, 0.25, 0.05)]
+    assert [(share.get("limits.cpu"), share.get("limits.cpu.allowance")) for share in shares] == [
+        ("1", None),
+        (None, "25ms/100ms"),
+        (None, "5ms/100ms"),
+    ]
+
+
+def test_a_host_is_created_read_and_adopted(lxd: Lxd) -> None:
+    assert host.read("ps-0", PROPS) is None
+    made = {**PROPS, "running": True, "created": "created", "started": "started 1"}
+    assert host.create(PROPS) == ("ps-0", made)
+    assert lxd.done == ["create", "start"]
+    assert (lxd.present["ps-0"].config, lxd.present["ps-0"].devices) == (
+        {**DEFINITION["config"], "volatile.base_image": "f1"},  # type: ignore[dict-item]
+        DEFINITION["devices"],
+    )
+    assert host.read("ps-0", made) == made
+    assert host.create(PROPS) == ("ps-0", made), "an interrupted run left it"
+    assert lxd.done == ["create", "start", "save"]
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "recreated"),
+    [
+        ("config", "volatile.base_image", "another", True),
+        ("config", "user.scaletier.firewall", "", True),
+        ("devices", "eth0", {}, True),
+        ("config", "limits.memory", "1", False),
+        ("config", "user.of.somebody", "x", False),
+    ],
+)
+def test_a_host_of_another_definition_is_created_again(lxd: Lxd, part: str, key: str, value: Any, recreated: bool) -> None:
+    host.create(PROPS)
+    lxd.done.clear()
+    changed = {**getattr(lxd.present["ps-0"], part), key: value}
+    setattr(lxd.present["ps-0"], part, changed)
+    host.create(PROPS)
+    assert lxd.done == (["stop", "delete", "create", "start"] if recreated else ["save"])
+
+
+def test_what_was_changed_by_hand_is_read(lxd: Lxd) -> None:
+    config = {"limits.cpu.allowance": "25ms/100ms", "limits.memory": "2GiB"}
+    lxd.add("ps-0", config=config, devices={"root": {"size": "5"}})
+    facts = {"memory": "2GiB", "disk": 5, "running": False, "created": "created", "started": "never"}
+    assert host.read("ps-0", PROPS) == {**PROPS, **facts, "cpus": 0.25}
+    lxd.add("ps-0", status="Running", config={"limits.cpu": "0-1"})
+    assert host.read("ps-0", PROPS) == {**PROPS, **facts, "cpus": "0-1", "memory": "", "disk": "", "running": True}
+
+
+def test_all_instances_of_a_project_are_removed(lxd: Lxd) -> None:
+    lxd.add("ps-0", status="Running")
+    lxd.add("mine")
+    host.purge("scaletier-gone-111111")
+    assert lxd.done == []
+    host.purge(PROJECT)
+    assert (lxd.done, lxd.present) == (["stop", "delete", "delete"], {})
+
+
+def test_only_hosts_that_are_not_known_are_unrecorded(lxd: Lxd, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("worker-1", "ps-0", "master-0"):
+        lxd.add(name, config={"user.scaletier.machine-type": "n1-standard-4"})
+    lxd.add("mine")
+    monkeypatch.setattr(host, "hosts_of", lambda _: ["worker-1", "ps-0", "master-0", "mine", "going"])
+    assert host.unrecorded(PROJECT, ["master-0"]) == ["ps-0", "worker-1"]

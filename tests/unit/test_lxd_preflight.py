@@ -54,13 +54,25 @@ def test_an_unused_range_is_chosen_and_kept(interfaces: dict[str, Any]) -> None:
     assert network.choose_range(NAMES.project, NAMES.bridge, second) == second
 
 
+def test_only_ipv4_ranges_of_this_machine_count(interfaces: dict[str, Any]) -> None:
+    interfaces["eth0"] = [
+        SimpleNamespace(family=socket.AF_INET6, address="fe80::1", netmask="ffff::"),
+        SimpleNamespace(family=socket.AF_INET, address="10.77.0.9", netmask=None),
+    ]
+    wanted = ipaddress.IPv4Network("10.77.0.0/24")
+    assert network.choose_range(NAMES.project, NAMES.bridge, wanted) == wanted
+    interfaces["eth1"] = [SimpleNamespace(family=socket.AF_INET, address="10.9.9.9", netmask="255.0.0.0")]
+    with pytest.raises(LxdError, match=r"^no free private /24 range on this machine: set one with `pulumi config set network"):
+        network.choose_range(NAMES.project, NAMES.bridge, None)
+
+
 class Bridge:
     """LXD's networks with one bridge and its device; its deletion may fail first."""
 
     def __init__(self, interfaces: dict[str, Any], *refusals: str) -> None:
         self.interfaces, self.refusals = interfaces, list(refusals)
         self.config: dict[str, str] = {}
-        self.present, self.saved = False, dict[str, str]()
+        self.present, self.saved, self.deletions = False, dict[str, str](), 0
 
     def exists(self, name: str) -> bool:
         assert name == NAMES.bridge
@@ -81,7 +93,7 @@ class Bridge:
     def delete(self) -> None:
         if self.refusals:
             raise LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": self.refusals.pop(0)}))
-        self.present = False
+        self.present, self.deletions = False, self.deletions + 1
         self.interfaces.pop(NAMES.bridge, None)
 
 
@@ -92,7 +104,8 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
     name, props = NAMES.bridge, {"name": NAMES.bridge, "range": "10.77.0.0/24"}
     assert network.read(name, props) is None
     assert network.create(props) == (name, props)
-    assert (bridge.saved["ipv4.address"], bridge.saved["ipv4.nat"]) == ("10.77.0.1/24", "false")
+    closed = {"ipv4.nat": "false", "ipv4.dhcp": "false", "ipv6.address": "none", "dns.mode": "none"}
+    assert bridge.saved == {"ipv4.address": "10.77.0.1/24", **closed}
     assert network.read(name, {**props, "range": "10.1.0.0/24"}) == props, "the actual range, not the recorded one"
     moved = {**props, "range": "10.78.0.0/24"}
     assert network.create(moved) == (name, moved), "an existing bridge is changed"
@@ -100,6 +113,7 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
     del interfaces[name]
     assert network.read(name, moved) is None, "LXD has the bridge, but its device is missing"
     network.create(moved)
+    assert bridge.deletions == 1, "so it is created again"
     assert network.read(name, moved) == moved
     bridge.refusals += ["The network is currently in use"] * 2
     network.delete(name, moved)
@@ -107,8 +121,10 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
     bridge.refusals.append("Network not found")
     network.delete(name, moved)
     bridge.present, bridge.refusals = True, ["The network is currently in use"] * 9
+    pauses.clear()
     with pytest.raises(LxdError, match=f"^network {name}: The network is currently in use$"):
         network.delete(name, moved)
+    assert pauses == [0.5] * 3
 
 
 @pytest.fixture

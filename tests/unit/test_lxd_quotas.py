@@ -67,3 +67,25 @@ def test_a_limit_without_accounting_is_a_drift_that_up_fixes(monkeypatch: pytest
     assert done == ["scaletier"]
     is_counted[0] = True
     assert bucket.read("bucket", VOLUME) == VOLUME
+
+
+@pytest.mark.parametrize(("path", "root"), [("/sbin/btrfs", True), (None, False)])
+def test_the_rescan_runs_as_root(monkeypatch: pytest.MonkeyPatch, path: str | None, root: bool) -> None:
+    other = SimpleNamespace(mountpoint="/mnt/storage-pools/another-scaletier")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [other] if all else [])  # noqa: A006  psutil's name
+    monkeypatch.setattr(quotas.shutil, "which", lambda _: path)
+    monkeypatch.setattr(quotas.os, "geteuid", lambda: 0 if root else 1000)
+    argv = [path or "/usr/bin/btrfs", "quota", "rescan", "-w", "/var/lib/lxd/storage-pools/scaletier"]
+    assert quotas._argv("scaletier") == ([] if root else ["sudo", "-n"]) + argv
+
+
+def test_a_kernel_that_does_not_report_accounting_counts(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kernel / "a/qgroups/inconsistent").unlink()
+    (kernel / "a/qgroups/drop_subtree_threshold").unlink()
+    (kernel / "a/qgroups").chmod(0o500)
+    assert quotas.counted("scaletier", kernel)
+    monkeypatch.setattr(quotas, "_argv", lambda _: ["/no/such/btrfs"])
+    quotas.count("scaletier", kernel)
+    (kernel / "a/label").unlink()
+    (kernel / "a/label").mkdir()
+    assert quotas._groups("scaletier", kernel) is None, "an unreadable label"

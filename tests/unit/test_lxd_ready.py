@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Self
 
 import pytest
+from pylxd.exceptions import NotFound
 from replicahosts import Clock
 
 from infra.dynamic import ModuleProvider, Props, changes
@@ -77,3 +79,44 @@ def test_hosts_of_a_killed_first_update_are_removed(project: list[str]) -> None:
     _, outputs = ready.create(props("master-0"))
     assert project == ["mine", "master-0"]
     assert ready.read("ready", outputs) == outputs, "there is no drift afterwards"
+
+
+def test_a_host_without_hosts_needs_no_wait() -> None:
+    assert ready.wait("p", {}) == {}
+
+
+@pytest.mark.parametrize(("banner", "answers"), [(b"SSH-2.0-OpenSSH", True), (b"HTTP", False), (OSError("refused"), False)])
+def test_a_host_answers_once_sshd_speaks(monkeypatch: pytest.MonkeyPatch, banner: bytes | OSError, answers: bool) -> None:
+    class Connection:
+        def __init__(self, address: tuple[str, int], timeout: float) -> None:
+            assert (address, timeout) == (("10.0.0.1", 22), 5)
+            if isinstance(banner, OSError):
+                raise banner
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def recv(self, size: int) -> bytes:
+            assert isinstance(banner, bytes)
+            return banner[:size]
+
+    monkeypatch.setattr(ready.socket, "create_connection", Connection)
+    assert ready._answers("10.0.0.1") is answers
+
+
+def test_a_host_key_is_read_by_lxd_without_its_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(path: str) -> bytes:
+        assert path == "/etc/ssh/ssh_host_ed25519_key.pub"
+        if not keys:
+            raise NotFound(SimpleNamespace(status_code=404, text=""))
+        return keys.pop()
+
+    keys = [b"ssh-ed25519 AAAA root@image\n"]
+    instances = SimpleNamespace(get=lambda name: SimpleNamespace(files=SimpleNamespace(get=get)))
+    monkeypatch.setattr(ready, "client", lambda project: SimpleNamespace(instances=instances))
+    assert ready._host_key("p", "ps-0") == "ssh-ed25519 AAAA"
+    with pytest.raises(LxdError, match=r"^ps-0 has no /etc/.*_ed25519_key\.pub: its image is not one of `make image`$"):
+        ready._host_key("p", "ps-0")
