@@ -50,7 +50,7 @@ class StepRate:
     """The speed at which a count grows, by its marks; all times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_SECONDS / _APART_SECONDS) + 2)
+        self._marks: deque[tuple[float, int]] = deque()  # bounded, as they are apart and within the window
         self._first: tuple[float, int] | None = None
         self._sampled = -math.inf
         self._heard = -math.inf

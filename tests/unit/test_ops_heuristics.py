@@ -34,6 +34,7 @@ from scaletier import loop
 )
 def test_a_line_is_read_as_progress(line: str, reading: Reading | None) -> None:
     assert read_line(line) == reading
+    assert reading is None or reading.evaluation is False
 
 
 def test_lines_of_the_shipped_trainer_are_read() -> None:

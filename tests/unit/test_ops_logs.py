@@ -87,6 +87,17 @@ def test_filter_flags_are_parsed() -> None:
     ]
     today = now.astimezone().replace(hour=14, minute=30, second=5).astimezone(UTC)
     assert parse_filter(until="14:30:05", now=now).until == today.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    ago = {f"{seconds}s": f"2026-01-31T11:59:{60 - seconds}.000Z" for seconds in (10, 20)}
+    assert parse_filter(since="20s", now=now) == LogFilter(None, since=ago["20s"])
+    assert parse_filter(until="20s", now=now) == LogFilter(None, until=ago["20s"])
+    assert parse_filter(since="20s", until="10s", now=now) == LogFilter(None, since=ago["20s"], until=ago["10s"])
+    assert parse_filter(since="10s", until="10s", now=now) == LogFilter(None, since=ago["10s"], until=ago["10s"])
+    assert parse_filter("3", " 20s ", "20260131t120000Z", "a", "Info", now) == LogFilter(
+        3, ago["20s"], "2026-01-31T12:00:00.000Z", "INFO", "a"
+    )
+    assert parse_filter(since="2026-01-31 12:00+00:00").since == "2026-01-31T12:00:00.000Z"
+    assert parse_filter(grep="a") == LogFilter(None, pattern="a")
+    assert parse_filter(grep="") == LogFilter(100)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +141,48 @@ def test_a_line_survives_json(message: str, severity: str) -> None:
     assert not [character for character in text if unicodedata.category(character) == "Cc"]
 
 
-@pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
+def test_a_line_without_a_replica_is_of_the_log_it_is_in() -> None:
+    text = LogLine("2026", "INFO", "", "4 lines cut").to_json()
+    assert lines.parse_line(text, "ps-0") == LogLine("2026", "INFO", "ps-0", "4 lines cut")
+
+
+def test_pieces_are_parsed_as_they_arrive() -> None:
+    printed = [line(n, "ps-0").to_json().encode() for n in range(2)]
+    pieces = [b"7 0 \n\n7 5", b"0 " + printed[0], b"\n", b"7 90 half a line\n7 99 " + printed[1] + b"\n8 0 "]
+    assert list(lines.parse_pieces(pieces, "ps-0")) == [
+        (Position(7, 0), []),
+        (Position(7, 0), []),
+        (Position(7, 50), [(5 + len(printed[0]), line(0, "ps-0"))]),
+        (
+            Position(7, 99),
+            [(16, LogLine(line(0, "ps-0").time, "INFO", "ps-0", "half a line")), (5 + len(printed[1]), line(1, "ps-0"))],
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("log_filter", "position", "messages"),
+    [
+        (LogFilter(), None, ["0", "1", "2", "3"]),
+        (LogFilter(2), None, ["2", "3"]),
+        (LogFilter(0), None, []),
+        (LogFilter(1), 1, ["1", "2", "3"]),
+        (LogFilter(), 2, ["2", "3"]),
+    ],
+)
+def test_a_log_is_read_from_a_position(
+    tmp_path: Path, log_filter: LogFilter, position: int | None, messages: list[str]
+) -> None:
+    every = [line(n, "ps-0", str(n)) for n in range(4)]
+    put_log(tmp_path / "job01", every)
+    start = None if position is None else Position(1769860800, sum(len(each.to_json()) + 1 for each in every[:position]))
+    source = chunks.ChunkFolder(tmp_path / "job01")
+    assert [each.message for each in lines.read_source(source, "ps-0", log_filter, start)] == messages
+
+
+@pytest.mark.parametrize(
+    "text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}', "[" * 100_000]
+)
 def test_an_incomplete_line_is_shown_unchanged(text: str) -> None:
     assert lines.parse_line(text, "ps-0", "before") == LogLine("before", "INFO", "ps-0", text)
 
@@ -157,8 +209,20 @@ def test_a_line_is_shown_in_columns() -> None:
     assert form(LogLine("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
     error = LogLine("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
     plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
-    assert coloured != plain
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
+
+
+def test_a_line_is_shown_in_the_colours_of_its_severity_and_replica() -> None:
+    names = [f"worker-{n}" for n in range(10)]
+    form = lines.Format(names, colours=True)
+    time = " " * 12
+    assert form(LogLine("", "ERROR", "worker-0", "bad")) == (
+        f"\033[2m{time}\033[0m \033[31mERROR  \033[0m \033[36mworker-0\033[0m  \033[31mbad\033[0m"
+    )
+    assert form(LogLine("", "INFO", "ps-0", "good")) == f"\033[2m{time}\033[0m INFO    ps-0      good"
+    codes = [form(LogLine("", "INFO", name, ""))[31:33] for name in names]
+    assert codes == ["36", "32", "35", "34", "33", "96", "92", "95", "94", "36"]
+    assert lines.Format([], colours=False)(LogLine("", "INFO", "", "x")) == f"{time} INFO      x"
 
 
 class FailingBucket(FolderBucket):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -17,15 +19,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.logs.follow import TICK, Event, Note, Replicas
+from ops.logs.follow import TICK, Event, Note, Replicas, Waiting
 from ops.logs.lines import LogLine
 from ops.screen import job as module
 from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
-from ops.screen.render import Picture, _console, joined, layout_columns, print_picture, sanitize
-from ops.screen.series import CAPACITY, Series, StepRate, bar, sparkline
+from ops.screen.render import Picture, Screen, _console, cut, format_cell, joined, layout_columns, print_picture, sanitize
+from ops.screen.series import CAPACITY, Series, StepRate, bar, progress, sparkline
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -78,13 +81,20 @@ def test_the_picture_of_a_running_job(screen: JobScreen) -> None:
     ]
     assert (picture_rows[10], len(picture_rows)) == ("", 15)
     assert picture_rows[-1].endswith("INFO    master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
+    title, _, speed, *_, master, worker = screen.picture(NOON + 12, 15)[:10]
+    assert styles(title) == {"job01": "bold", "RUNNING": "blue"}
+    assert styles(speed) == {"██████████": "cyan"}
+    assert (styles(master).get("0"), styles(worker)["2"]) == (None, "yellow")
 
 
 def test_a_replicas_own_rate_is_shown(screen: JobScreen) -> None:
     for second in range(3):
         message = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
         screen.add(line(second, message, "worker-0"), NOON + second)
-    assert rows(screen.picture(NOON + 3, 40))[-5].split() == ["worker-0", "-", "25.5", "1.0", "s", "ago", "-", "-", "-"]
+        rate = "25.5" if second else "-"  # one step alone has no rate
+        row = rows(screen.picture(NOON + second + 1, 40))[-3 - second]
+        assert row.split() == ["worker-0", "-", rate, "1.0", "s", "ago", "-", "-", "-"]
+    assert rows(screen.picture(NOON + 50, 40))[-5].split() == ["worker-0", "-", "-", "48.0", "s", "ago", "-", "-", "-"]
 
 
 def test_the_picture_of_a_queued_job() -> None:
@@ -102,20 +112,135 @@ def test_the_picture_of_a_queued_job() -> None:
     assert picture_rows[5].endswith(":00.000 job01 is QUEUED behind job00")
 
 
+SPEED = "steps/s  1       ██████████  1 on average"
+
+
 @pytest.mark.parametrize(
     ("steps", "template", "expected"),
     [
-        (None, "step {}", "step     11"),
-        (None, "step {}/50", "step     11 of 50  ━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 22%  39.0 s to go"),
-        (100, "Epoch {}/20", "epoch    11 of 20  ━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 55%  9.0 s to go"),
-        (5, "step {}", "step     11"),
+        (None, "step {}", ["step     11", SPEED]),
+        (None, "step {}/50", ["step     11 of 50  ━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 22%  39.0 s to go", SPEED]),
+        (100, "Epoch {}/20", ["epoch    11 of 20  ━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 55%  9.0 s to go"]),
+        (100, "Epoch {}/5", ["epoch    11 of 5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 220%"]),
+        (5, "step {}", ["step     11", SPEED]),
+        (11, "step {}", ["step     11 of 11  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%", SPEED]),
     ],
 )
-def test_the_remaining_time_is_estimated(steps: int | None, template: str, expected: str) -> None:
+def test_the_remaining_time_is_estimated(steps: int | None, template: str, expected: list[str]) -> None:
     screen = JobScreen(replace(RUNNING, steps=steps), ["master-0"])
     for second in range(11):
         screen.add(line(second, template.format(second + 1)), NOON + second)
-    assert rows(screen.picture(NOON + 10, 20))[1] == expected
+    picture_rows = rows(screen.picture(NOON + 10, 20))
+    assert picture_rows[1 : picture_rows.index("")] == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["step 5", "Epoch 1/10"], ["step     5 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 2%"]),
+        (["Epoch 1/10", "step 5"], ["step     5 of 10  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%"]),
+        (["Epoch 1/10", "Eval, step 7"], ["epoch    1 of 10  ━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 10%"]),
+        (
+            ["Eval, step 8: loss: 0.5"],
+            ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%", "eval     loss 0.5 at step 8"],
+        ),
+        (["Eval: accuracy: 0.5"], ["eval     accuracy 0.5"]),
+        (["Eval: accuracy: 0.5", "Eval, step 8"], ["step     8 of 200  ━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 4%"]),
+        (["loss: 0.5"], ["loss     0.5     ▄"]),
+        (["nothing to read"], []),
+    ],
+)
+def test_steps_epochs_and_evaluations_are_told_apart(screen: JobScreen, messages: list[str], expected: list[str]) -> None:
+    for message in messages:
+        screen.add(line(0, message), NOON)
+    picture_rows = rows(screen.picture(NOON, 20))
+    assert picture_rows[1 : picture_rows.index("")] == expected
+
+
+def test_the_last_line_of_a_replica_has_an_age(screen: JobScreen) -> None:
+    def ages(now: float) -> list[str]:
+        return [row[26:35] for row in rows(screen.picture(now, 40))[3:5]]
+
+    screen.add(line(5, "late"), NOON + 5)
+    screen.add(line(2, "earlier, by another clock"), NOON + 5)
+    screen.add(replace(line(0, "without a time", "worker-0"), time=""), NOON + 4)
+    screen.add(line(9, "of a replica that is not shown", "ps-0"), NOON + 5)
+    assert ages(NOON + 6) == ["1.0 s ago", "2.0 s ago"]
+    assert ages(NOON + 4.5) == ["0.0 s ago", "0.5 s ago"], "a clock that is slow"
+
+
+def test_a_waiting_job_shows_what_it_waits_for(screen: JobScreen) -> None:
+    for event in (TICK, Waiting("waiting for worker-0 to end"), Waiting(""), Note("a\x1b[31m b")):
+        screen.add(event, NOON)
+    notes = screen.picture(NOON - 9, 40)[6:]
+    assert [row.plain[13:] for row in notes] == ["waiting for worker-0 to end", "a b"]
+    assert {str(row.style) for row in notes} == {"dim"}
+    assert rows(screen.picture(NOON - 9, 40))[0] == "job01  RUNNING  0.0 s", "a clock that is slow"
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(None, "-"), (0.2346, "0.235"), (18.72, "18.7"), (99.9, "99.9"), (1234.4, "1234")]
+)
+def test_rates_have_three_digits(rate: float | None, expected: str) -> None:
+    assert module._rate(rate) == expected
+
+
+def test_the_trials_of_a_tuning_job_are_shown() -> None:
+    tuned = replace(RUNNING, trainingInput={"hyperparameters": {"goal": "MINIMIZE"}})
+    screen = JobScreen(tuned, ["master-0", "worker-0"])
+    heads = "REPLICA   STATE  TRIAL  LAST LINE  RESTARTS  CPU  MEMORY"
+    none = [f"{name}  -          -          -         -    -       -" for name in ("master-0", "worker-0")]
+    assert rows(screen.picture(NOON, 30)) == ["job01  RUNNING  0.0 s", "", heads, *none]
+    messages = [
+        ("master-0", "Trial 1 of 4: --x=1"),
+        ("worker-0", "Trial 2 of 4, again (lost): --x=2"),
+        ("master-0", "Trial 1 SUCCEEDED: loss 0.5 at step 10"),
+        ("master-0", "Trial 3 of 4: --x=3"),
+        ("master-0", "step 7"),
+        ("worker-0", "error: trial 2 FAILED: x"),
+        ("master-0", "Trial 3 SUCCEEDED: loss 0.25 at step 9"),
+        ("master-0", "Trial 4 of 4: --x=4"),
+        ("worker-0", "Trial 9 SUCCEEDED: loss nan at step 9"),
+        ("worker-0", "Trial 8 SUCCEEDED: loss word at step 9"),
+    ]
+    shown = []
+    for second, (replica, message) in enumerate(messages):
+        screen.add(line(second, message, replica), NOON + second)
+        picture_rows = rows(screen.picture(NOON + second + 1, 30))
+        table = picture_rows.index(heads)
+        shown.append((picture_rows[1 : table - 1], [row.split()[2] for row in picture_rows[table + 1 : table + 3]]))
+    begun = "trials   0 of 4  ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 0%"
+    one = "trials   1 of 4  ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 25%  6.0 s to go"
+    two = "trials   2 of 4  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  5.0 s to go"
+    three = "trials   3 of 4  ━━━━━━━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌ 75%  2.0 s to go"
+    first_best = ["loss     ▄", "best     0.5, trial 1: --x=1"]
+    best = ["loss     █▁", "best     0.25, trial 3: --x=3"]
+    assert shown == [
+        ([begun], ["1", "-"]),
+        ([begun], ["1", "2"]),
+        ([one, *first_best], ["-", "2"]),
+        ([one, *first_best], ["3", "2"]),
+        ([one, *first_best], ["3", "2"]),
+        ([two, *first_best], ["3", "-"]),
+        ([three, *best], ["-", "-"]),
+        ([three, *best], ["4", "-"]),
+        (["trials   4 of 4  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%", *best], ["4", "-"]),
+        (["trials   5 of 5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%", *best], ["4", "-"]),
+    ]
+    screen.add(replace(tuned, state=JobState.SUCCEEDED, endTime="2026-01-31T12:00:11.000Z"), NOON + 11)
+    picture = screen.final_picture(NOON + 99)
+    assert rows(picture)[: len(best) + 8] == [
+        "job01  SUCCEEDED  11.0 s",
+        "trials   5 of 5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100%",
+        *best,
+        "",
+        heads,
+        *none,
+        "",
+        *rows(picture)[9:10],
+    ]
+    assert [row[13:] for row in rows(picture)[9:]] == [f"INFO    {name}  {message}" for name, message in messages]
+    assert str(picture[3].style) == "bold"
 
 
 def test_a_silent_job_has_no_rate_and_no_estimate(screen: JobScreen) -> None:
@@ -172,6 +297,45 @@ def test_a_picture_fits_the_terminal(lines: int) -> None:
     if lines == 24:
         assert "and 19 more: 19 not heard of" in rows(picture)
         assert len([row for row in rows(picture) if " INFO " in row]) == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "table", "log"),
+    [
+        (-1, 0, 0), (0, 0, 0), (1, 0, 0), (4, 0, 0), (5, 0, 0), (6, 0, 1), (7, 0, 2), (11, 0, 3), (12, 2, 3), (13, 3, 3),
+        (41, 31, 3), (42, 32, 3), (43, 32, 3),
+    ],
+)  # fmt: skip
+def test_a_small_terminal_shows_the_head_then_lines_then_the_table(lines: int, table: int, log: int) -> None:
+    names = ["master-0", *(f"worker-{n}" for n in range(30))]
+    screen = JobScreen(replace(RUNNING, lostReplicas=["worker-29"]), names)
+    screen.add(Replicas({name: ReplicaRecord(name, ReplicaState.RUNNING) for name in names[11:]}), NOON)
+    for second in range(3):
+        screen.add(line(second, f"step {second}: loss: 1.0", names[second]), NOON + second)
+    picture_rows = rows(screen.picture(NOON + 3, lines))
+    head = [
+        "job01  RUNNING  3.0 s",
+        "step     2 of 200  ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 1%  3 min 18 s to go",
+        "steps/s  1       ██  1 on average",
+        "loss     1.0     ▄▄▄",
+    ][: max(lines, 1)]
+    assert picture_rows[:4] == head
+    parts = "\n".join(picture_rows[4:]).strip("\n").split("\n\n")
+    assert [len(part.splitlines()) for part in parts if part] == [count for count in (table, log) if count]
+    if table == 2:
+        assert parts[0].splitlines()[-1] == "and 31 more: 11 not heard of, 20 RUNNING"
+    if table == 3:
+        assert parts[0].splitlines()[-1] == "and 30 more: 10 not heard of, 20 RUNNING"
+    if log:
+        assert [row[13:] for row in picture_rows[-log:]] == [
+            f"INFO    {name:<9}  step {second}: loss: 1.0" for second, name in enumerate(names[:3])
+        ][-log:]
+
+
+def test_a_job_without_replicas_shows_its_lines() -> None:
+    screen = JobScreen(RUNNING, [])
+    screen.add(line(0, "hello", ""), NOON)
+    assert [row[13:] for row in rows(screen.picture(NOON, 20))[2:]] == ["INFO      hello"]
 
 
 def test_the_final_picture_has_all_warnings_and_the_last_lines(screen: JobScreen) -> None:
@@ -239,9 +403,7 @@ def test_a_long_series_keeps_its_shape() -> None:
     for value in [*range(100), float("nan"), float("inf")]:
         series.add(value)
     kept_values = series.values
-    assert 4 <= len(kept_values) <= 8
-    assert kept_values == sorted(kept_values)
-    assert (kept_values[0], kept_values[-1]) == (7.5, 97.5)
+    assert kept_values == [7.5, 23.5, 39.5, 55.5, 71.5, 87.5, 97.5]
 
 
 def test_recent_and_mean_step_rates() -> None:
@@ -252,7 +414,36 @@ def test_recent_and_mean_step_rates() -> None:
     assert (step_rate.rate(100.0), step_rate.mean, step_rate.seconds_to(258, 100.0)) == (4.0, 2.5, 2.0)
     step_rate.mark(101.0, 3, 101.0)
     assert step_rate.count == 250
-    assert step_rate.rate(141.0) is None
+    assert step_rate.seconds_to(3, 101.0) == 0.0
+    assert (step_rate.rate(140.0), step_rate.rate(141.0), step_rate.seconds_to(258, 141.0)) == (4.0, None, None)
+
+
+def test_a_recent_rate_is_that_of_the_last_20_seconds() -> None:
+    step_rate = StepRate()
+    for second in range(31):
+        step_rate.mark(float(second), 10 * second * second, float(second))
+        step_rate.mark(second + 0.1, 10 * second * second + 1, second + 0.1)  # too soon after the last
+        step_rate.mark(second + 0.5, 10 * second * second + 5, second + 0.5)
+    assert step_rate.rate(30.5) == (9005 - 1000) / (30.5 - 10)
+    assert (step_rate.mean, step_rate.count) == (9005 / 30.5, 9005)
+    assert step_rate.rates.values[:3] == [10.0, 10.0, 18.0]
+    assert len(step_rate.rates.values) == 31, "one a second"
+
+
+@pytest.mark.parametrize(
+    ("final", "maximum", "expected"),
+    [
+        (False, 40, "steps    10 of 40  ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 25%  3.0 s to go"),
+        (True, 40, "steps    10 of 40  ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 25%"),
+        (False, None, "steps    10"),
+        (False, 0, "steps    10"),
+    ],
+)
+def test_progress_has_a_share_and_the_time_left(final: bool, maximum: int | None, expected: str) -> None:
+    step_rate = StepRate()
+    for second in range(2):
+        step_rate.mark(float(second), 10 * second, float(second))
+    assert progress("steps", step_rate, maximum, final, 1.0).plain == expected
 
 
 def test_progress_bars() -> None:
@@ -272,8 +463,9 @@ class Terminal:
 
 
 def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
-    clock = 1000.0
+    clock = 0.5
     monkeypatch.setattr(module.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(module.time, "time", lambda: NOON + clock)
     final = replace(RUNNING, state=JobState.SUCCEEDED)
 
     def events() -> Iterator[Event]:
@@ -285,11 +477,99 @@ def test_the_screen_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.Mon
 
     fake_terminal = Terminal()
     assert module._show(events(), screen, fake_terminal) is final  # type: ignore[arg-type]
-    assert 35 <= len(fake_terminal.drawn) <= 40
+    assert len(fake_terminal.drawn) == 40
+    assert rows(fake_terminal.drawn[0])[0] == "job01  RUNNING  0.5 s"
     final_rows = rows(screen.final_picture(NOON))
     assert [row for row in final_rows if "noted" in row]
     assert (final_rows[0].split()[:2], final_rows[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
     assert len([row for row in final_rows if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_followed_job_leaves_its_last_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupted: bool
+) -> None:
+    final = replace(RUNNING, state=JobState.SUCCEEDED, endTime="2026-01-31T12:00:09.000Z")
+    followers: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    class FakeFollower:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            followers.append((arguments, options))
+
+        def events(self) -> Iterator[Event]:
+            yield final
+            if interrupted:
+                raise KeyboardInterrupt
+
+    class FakeScreen(Terminal):
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            capsys.readouterr()
+
+    monkeypatch.setattr(module, "Follower", FakeFollower)
+    monkeypatch.setattr(module, "Screen", FakeScreen)
+    cluster: Any = SimpleNamespace(fleet="fleet", ledger="ledger")
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            module.follow(cluster, RUNNING, ["master-0"], LogFilter(5))
+    else:
+        assert module.follow(cluster, RUNNING, ["master-0"], LogFilter(5)) is final
+    assert followers == [(("fleet", "ledger", RUNNING, ["master-0"], LogFilter(5)), {"ticks": True})]
+    assert capsys.readouterr().out.splitlines() == [
+        "job01  SUCCEEDED  9.0 s",
+        "",
+        "REPLICA   STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
+        "master-0  -            -          -         -    -       -",
+        "",
+    ]
+
+
+def test_the_screen_is_the_whole_terminal_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    def written() -> str:
+        text = out.getvalue()
+        out.seek(0)
+        out.truncate()
+        return text
+
+    out, err = Stream(), Stream()
+    for name, value in {"TERM": "xterm", "COLUMNS": "20", "LINES": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    threads = threading.active_count()
+    with Screen() as screen:
+        assert (sys.stdout, sys.stderr, screen.lines, threading.active_count()) == (out, err, 3, threads)
+        assert written() == "\x1b[?1049h\x1b[H\x1b[?25l"
+        screen.show([Text("one"), Text("x" * 30)])
+        assert written() == f"\x1b[H{'one':<20}\n{'x' * 19}…\n{'':<20}"
+        screen.show([Text(each) for each in "abcd"])
+        assert written() == f"\x1b[H{'a':<20}\n{'b':<20}\n{'c':<20}"
+    assert written() == "\x1b[?25h\x1b[?1049l"
+    assert err.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(5, "0 1 2 3 4"), (4, "0 1 2 and 2 more jobs"), (2, "0 and 4 more jobs"), (1, "0"), (0, ""), (-1, "")],
+)
+def test_a_cut_table_counts_the_rest(most: int, expected: str) -> None:
+    assert " ".join(rows(cut([Text(str(n)) for n in range(5)], most, "jobs"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "style"), [(None, "-", "dim"), ("", "-", "dim"), (0, "0", "red"), ("a\x1b[1mb", "ab", "red")]
+)
+def test_cells_without_a_value_are_a_dash(value: object, expected: str, style: str) -> None:
+    cell = format_cell(value, "red")
+    assert (cell.plain, str(cell.style)) == (expected, style)
 
 
 def test_printed_pictures_have_full_lines_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,8 @@ CHECKED = UnsavedFiles()
             "waiting for master-0, worker-0, worker-1 to look for files beside JOB_DIR",
         ),
         (JobState.SUCCEEDED, make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED), (), ""),
+        (JobState.SUCCEEDED, {"worker-0": ReplicaRecord("worker-0", EXITED)}, (), ""),
+        (JobState.CANCELLING, make_replicas(EXITED, EXITED), (), "waiting for the job to end: all its replicas have"),
         (
             JobState.SUCCEEDED,
             make_replicas(EXITED, EXITED, EXITED, unsaved=CHECKED),
@@ -81,8 +83,14 @@ def test_the_message_at_the_start() -> None:
     )
     many = [f"worker-{n}" for n in range(9)]
     assert waits.waiting_at_start(JOB, {}, many).endswith("worker-5 is not heard of and 3 more")
-    for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=3600.0)):
+    for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=601.0)):
         assert waits.waiting_at_start(job, {}, NAMES) == ""
+    for job in (replace(JOB, state=JobState.PREPARING), replace(JOB, runSeconds=600.0)):
+        assert waits.waiting_at_start(job, {}, NAMES[:1]) == "master-0 is not heard of"
+    connecting = replace(records["master-0"], state=RUNNING)
+    assert waits.waiting_at_start(JOB, {"master-0": connecting}, NAMES[:1]) == (
+        "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222"
+    )
 
 
 @pytest.fixture
