@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import fabric
 import pytest
@@ -20,9 +22,13 @@ from waiting import limit
 
 import fabfile
 from jobs.bucket import BucketError, Conflict
+from jobs.chunks import LogFilter
 from jobs.serialization import RecordError
 from ops.cli import commandline, task
 from ops.errors import DETACHED, HostError, OpsError, UsageError, explain
+from ops.models.batch import BatchOptions
+from ops.plan.plan import PlanRequest
+from ops.submit.config import JobFlags
 
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
@@ -116,6 +122,132 @@ def test_an_invalid_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], 
     lines = [line for line in result.stderr.splitlines() if not line.startswith("asking Pulumi ")]  # printed if that takes long
     assert [line.partition(": ")[0] for line in lines] == ["error"]
     assert result.stdout == ""
+
+
+NO_FLAGS = JobFlags(more_args=[], labels=[], env=[], secret=[])
+CALLS: list[tuple[str, str, tuple[object, ...]]] = [
+    ("hosts", "show.hosts.hosts", ("cluster", False)),
+    ("hosts --json", "show.hosts.hosts", ("cluster", True)),
+    ("connect", "cluster.inventory.connect", (False,)),
+    ("connect --json", "cluster.inventory.connect", (True,)),
+    ("doctor", "show.doctor.doctor", (False, False)),
+    ("doctor --fix --json", "show.doctor.doctor", (True, True)),
+    ("top", "show.top.top", ("cluster", False, False)),
+    ("top --once --json", "show.top.top", ("cluster", True, True)),
+    ("cost", "show.cost.cost", ("cluster", False)),
+    ("cost --json", "show.cost.cost", ("cluster", True)),
+    ("shell", "cluster.shell.shell", ("inventory", None, [])),
+    ("shell worker-2 -- df -h", "cluster.shell.shell", ("inventory", "worker-2", ["df", "-h"])),
+    ("data", "submit.data.data", ("cluster", None, None, None, False, False)),
+    ("data put a b --yes --json", "submit.data.data", ("cluster", "put", "a", "b", True, True)),
+    ("runtimes", "submit.runtimes.runtimes", ("cluster", None, None, False, False)),
+    ("runtimes rm a --yes --json", "submit.runtimes.runtimes", ("cluster", "rm", "a", True, True)),
+    ("jobs", "show.jobs.jobs", ("cluster", None, None, False)),
+    ("jobs --filter a --limit 5 --json", "show.jobs.jobs", ("cluster", "a", "5", True)),
+    ("describe", "show.jobs.describe", ("cluster", None, False)),
+    ("describe a --json", "show.jobs.describe", ("cluster", "a", True)),
+    ("logs", "screen.logs.show_logs", ("cluster", None, None, LogFilter(100), False, False, False)),
+    (
+        "logs worker a --follow --lines 5 --grep x --severity ERROR --plain --json",
+        "screen.logs.show_logs",
+        ("cluster", "worker", "a", LogFilter(5, severity="ERROR", pattern="x"), True, True, True),
+    ),
+    ("wait", "submit.end.wait", ("cluster", None, False)),
+    ("wait a --json", "submit.end.wait", ("cluster", "a", True)),
+    ("cancel", "submit.end.cancel", ("cluster", None, False)),
+    ("cancel a --json", "submit.end.cancel", ("cluster", "a", True)),
+    ("reproduce", "submit.reproduce.reproduce", ("cluster", None, None, True, False)),
+    ("reproduce a --job b --no-follow --json", "submit.reproduce.reproduce", ("cluster", "a", "b", False, True)),
+    ("plan --job a", "plan.planned.check", ("cluster", "a", False)),
+    ("plan --job a --json", "plan.planned.check", ("cluster", "a", True)),
+    ("plan", "plan.plan.plan", (PlanRequest(None, None, None, None, [], 60.0, None, None), False)),
+    (
+        "plan --package a --module b --config c --args d --seconds 7 --parameters-mb 2.5 --json -- e",
+        "plan.plan.plan",
+        (PlanRequest("a", "b", "c", " d", ["e"], 7.0, 2.5, None), True),
+    ),
+    ("delete", "submit.end.delete", ("cluster", None, False, False)),
+    ("delete a --yes --json", "submit.end.delete", ("cluster", "a", True, True)),
+    ("prune", "submit.end.prune", ("cluster", None, False, False)),
+    ("prune --keep 3 --yes --json", "submit.end.prune", ("cluster", "3", True, True)),
+    ("train", "submit.train.train", ("cluster", NO_FLAGS, None, True, True, False, False)),
+    (
+        "train a --package b --no-queue --no-follow --json --plain --start-hosts -- c",
+        "submit.train.train",
+        ("cluster", replace(NO_FLAGS, job_id="a", start_hosts=True, more_args=["c"]), "b", False, False, True, True),
+    ),
+    ("train --dry-run", "submit.train.dry_run", ("cluster", NO_FLAGS, None, False)),
+    ("train a --package b --dry-run --json", "submit.train.dry_run", ("cluster", replace(NO_FLAGS, job_id="a"), "b", True)),
+    ("deploy", "models.deploy.deploy", ("cluster", None, None, None, None, False)),
+    (
+        "deploy --model a --version b --job c --origin d --json",
+        "models.deploy.deploy",
+        ("cluster", "a", "b", "c", "d", True),
+    ),
+    ("models", "models.versions.models", ("cluster", False)),
+    ("models --json", "models.versions.models", ("cluster", True)),
+    ("versions", "models.versions.versions", ("cluster", None, False)),
+    ("versions a --json", "models.versions.versions", ("cluster", "a", True)),
+    ("set-default", "models.versions.set_default", ("cluster", None, None, False)),
+    ("set-default a b --json", "models.versions.set_default", ("cluster", "a", "b", True)),
+    ("undeploy", "models.versions.undeploy", ("cluster", None, None, False)),
+    ("undeploy a b --json", "models.versions.undeploy", ("cluster", "a", "b", True)),
+    ("delete-version", "models.versions.delete_version", ("cluster", None, None, False, False)),
+    ("delete-version a b --yes --json", "models.versions.delete_version", ("cluster", "a", "b", True, True)),
+    ("predict", "models.predict.predict", ("cluster", None, None, None, None, False)),
+    (
+        "predict a --version b --json-instances c --signature d --json",
+        "models.predict.predict",
+        ("cluster", "a", "b", "c", "d", True),
+    ),
+    (
+        "predict --batch",
+        "models.batch.batch",
+        ("cluster", BatchOptions(None, None, None, None), True, False),
+    ),
+    (
+        "predict a --batch --version b --input c --output d --signature e --job f --replicas 2 --no-follow --json",
+        "models.batch.batch",
+        ("cluster", BatchOptions("a", "b", "c", "d", "e", "f", "2"), False, True),
+    ),
+    ("serve", "models.serve.serve", ("cluster", None, None)),
+    ("serve a --port 7", "models.serve.serve", ("cluster", "a", "7")),
+    ("get", "show.fetch.get", ("cluster", None, None, None, False)),
+    ("get a b c --json", "show.fetch.get", ("cluster", "a", "b", "c", True)),
+    ("export", "models.export.export", ("cluster", None, None, False)),
+    ("export a b --json", "models.export.export", ("cluster", "a", "b", True)),
+    ("report", "report.command.report", ("cluster", [], None, False)),
+    ("report a b --output c --json", "report.command.report", ("cluster", ["a", "b"], "c", True)),
+    ("bundle", "report.bundle.bundle", ("cluster", None, None, False, False)),
+    ("bundle a b --force --json", "report.bundle.bundle", ("cluster", "a", "b", True, True)),
+    ("tensorboard", "models.tensorboard.tensorboard", ("cluster", None, False, None)),
+    ("tensorboard a --all --port 7", "models.tensorboard.tensorboard", ("cluster", "a", True, "7")),
+]
+
+
+@pytest.mark.parametrize(("line", "function", "arguments"), CALLS)
+def test_a_task_calls_one_function_with_its_flags(fab: Fab, line: str, function: str, arguments: tuple[object, ...]) -> None:
+    with (
+        mock.patch("ops.cluster.cluster.ClusterClient.load", lambda: "cluster"),
+        mock.patch("ops.cluster.inventory.load", lambda: "inventory"),
+        mock.patch(f"ops.{function}", return_value=3) as called,
+    ):
+        result = fab(*line.split())
+    assert (result.returncode, result.stderr) == (3, "")
+    called.assert_called_once_with(*arguments)
+
+
+def test_the_calls_above_cover_every_task() -> None:
+    assert sorted({line.split()[0] for line, _, _ in CALLS}) == TASKS
+
+
+@pytest.mark.parametrize("flags", ["--input a", "--output a", "--job a", "--replicas 2", "--no-follow"])
+def test_a_flag_of_batches_needs_batch(fab: Fab, flags: str) -> None:
+    result = fab("predict", *flags.split())
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"error: {flags.split()[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH\n",
+    )
 
 
 @pytest.mark.parametrize(

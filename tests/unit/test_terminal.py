@@ -130,3 +130,164 @@ def test_no_control_sequences_reach_a_terminal(text: str, is_terminal: bool) -> 
 def test_output_of_a_trainer_is_sanitized(text: str, plain: str, coloured: str) -> None:
     assert terminal.sanitize(text) == plain
     assert terminal.sanitize(text, colours=True) == coloured
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "supported"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {}, True),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals_of_users_who_want_them(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, environment: dict[str, str], supported: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stream = Stream(is_terminal)
+    assert terminal.supports_colour(stream) is supported
+    assert terminal.paint("x", "red", stream) == ("\x1b[31mx\x1b[0m" if supported else "x")
+    assert terminal.paint("x", None, stream) == "x"
+    monkeypatch.setattr("sys.stdout", stream)
+    assert terminal.state("RUNNING") == ("\x1b[34mRUNNING\x1b[0m" if supported else "RUNNING")
+    assert terminal.state("QUEUED") == "QUEUED"
+
+
+def test_notes_and_errors_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stderr, stdout = Stream(True), Stream(False)
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr("sys.stdout", stdout)
+    terminal.note("one")
+    terminal.error("two")
+    terminal.out("three")
+    terminal.out()
+    assert stderr.getvalue() == "\x1b[2mone\x1b[0m\n\x1b[31merror:\x1b[0m two\x1b[0m\n"
+    assert stdout.getvalue() == "three\n\n"
+
+
+class Flushed(io.TextIOWrapper):
+    """A stream that reports what has left it."""
+
+    def __init__(self, encoding: str) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding)
+
+
+def test_a_line_fits_its_stream_s_encoding_and_stderr_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr, stdout = Flushed("ascii"), Flushed("ascii")
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr("sys.stdout", stdout)
+    terminal.out("é …")
+    assert stdout.bytes.getvalue() == b"", "a long result is written in blocks"
+    stdout.flush()
+    assert stdout.bytes.getvalue() == b"? ?\n"
+    terminal.note("é …")
+    assert stderr.bytes.getvalue() == b"? ?\n"
+
+
+def test_a_stream_without_an_encoding_gets_utf_8() -> None:
+    terminal.write(stream := io.StringIO(), "é\udc80")
+    assert stream.getvalue() == "é?\n"
+
+
+def test_a_table_has_numbers_to_the_right_and_states_in_colour(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads, rows = ("NAME", "STATE", "N", "COST", "IP"), [("a", "RUNNING", 12, 0.5, "10.0.0.1"), ("longer", None, "", 10.25, "")]
+    terminal.table(heads, rows)
+    assert capsys.readouterr().out == (
+        "NAME    STATE     N   COST  IP\na       RUNNING  12    0.5  10.0.0.1\nlonger  -         -  10.25  -\n"
+    )
+    terminal.table(("A", "LONG"), [(0, "x")])
+    terminal.table(("A", "LONG"), [])
+    assert capsys.readouterr().out == "A  LONG\n0  x\nA  LONG\n"
+    monkeypatch.setattr(terminal, "supports_colour", lambda _: True)
+    terminal.table(heads[:2], [rows[0][:2]])
+    bold = "\x1b[1m{}\x1b[0m".format
+    assert capsys.readouterr().out == f"{bold('NAME')}  {bold('STATE  ')}\na     \x1b[34mRUNNING\x1b[0m\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (3.21, "3.2 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 0 s"),
+        (92.4, "1 min 32 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (7530, "2 h 5 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert terminal.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (55_000_000, "55.0 MB"),
+        (2.5e9, "2.5 GB"),
+        (999.9e9, "999.9 GB"),
+        (1e12, "1.0 TB"),
+        (12_345e12, "12345.0 TB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert terminal.size(count) == text
+
+
+def test_dollars_have_four_places() -> None:
+    assert [terminal.dollars(amount) for amount in (None, 0, 0.00361, 12)] == ["", "0.0000", "0.0036", "12.0000"]
+
+
+def test_lists_and_counts() -> None:
+    assert [terminal.plural(count, "host") for count in (0, 1, 2)] == ["0 hosts", "1 host", "2 hosts"]
+    assert terminal.list_some([]) == ""
+    assert terminal.list_some("abcde") == "a, b, c, d, e"
+    assert terminal.list_some("abcdef") == "a, b, c, d, e and 1 more"
+    assert terminal.list_some("ab", 7, separator="; ") == "a; b and 5 more"
+    assert terminal.list_some("abc", 3, most=2) == "a, b and 1 more"
+
+
+def test_a_step_counts_items_and_bytes() -> None:
+    step = terminal.Step("fetching")
+    count = terminal.counter(step, 2)
+    counts = []
+    for _ in range(2):
+        count(None)
+        counts.append(step.count)
+    assert counts == ["1 of 2", "2 of 2"]
+    more = terminal.byte_counter(step, 3_000)
+    counts = []
+    for _ in range(3):
+        more(1_250)
+        counts.append(step.count)
+    assert counts == ["1.2 kB of 3.0 kB", "2.5 kB of 3.0 kB", "3.0 kB of 3.0 kB"]
+
+
+@pytest.mark.parametrize(("took", "always", "line"), [(1.9, False, ""), (2, False, "x (2.0 s)\n"), (0, True, "x (0.0 s)\n")])
+def test_a_step_that_took_long_leaves_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], took: float, always: bool, line: str
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with terminal.Step("x", always) as step:
+        assert step._thread.daemon
+        now[0] += took
+    assert capsys.readouterr().err == line
+    with contextlib.suppress(ValueError), terminal.Step("x", always):
+        now[0] += took
+        raise ValueError
+    assert capsys.readouterr().err == ""
