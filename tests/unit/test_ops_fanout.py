@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from waiting import limit
@@ -12,6 +15,70 @@ from jobs.background import Background
 from ops.cluster import fanout
 from ops.cluster.fanout import fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
+
+
+class CountedQueue(queue.SimpleQueue[Any]):
+    """A queue that is read no more often than there are names: another read would wait in vain."""
+
+    reads = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        CountedQueue.reads += 1
+        return super().get(block, limit())
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return how often a queue was read since the last call."""
+    monkeypatch.setattr(fanout, "queue", SimpleNamespace(SimpleQueue=CountedQueue, Empty=queue.Empty))
+
+    def count() -> int:
+        reads, CountedQueue.reads = CountedQueue.reads, 0
+        return reads
+
+    count()
+    return count
+
+
+def test_the_work_ends_with_its_last_name(reads: Callable[[], int]) -> None:
+    def work(name: str) -> str:
+        assert threading.current_thread().daemon, "a host that hangs does not keep the command from its end"
+        assert threading.current_thread().name == name
+        if name in "bd":
+            raise ValueError(name)
+        return name
+
+    outcome = fan_out("abcd", work, limit())
+    assert (list(outcome.results), list(outcome.failures), reads()) == (["a", "c"], ["b", "d"], 4)
+    assert (fan_out("", work, limit()), reads()) == (fanout.Outcome({}, {}), 0)
+    assert (first_of("bdac", work, limit(), limit()), reads()) == ("a", 3)
+    with pytest.raises(ValueError, match="b"):
+        first_of("bd", work, limit(), limit())
+    assert reads() == 2
+
+
+def test_failures_are_in_the_order_of_the_names() -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def work(name: str) -> None:
+        if name == "a":
+            first.wait(limit())
+        if name == "b":
+            second.wait(limit())
+        if name in "bd":
+            raise ValueError(name)
+
+    ended = {"d": second, "b": first}
+    outcome = fan_out("abcd", work, limit(), lambda name: ended[name].set() if name in ended else None)
+    assert (list(outcome.results), list(outcome.failures)) == (["a", "c"], ["b", "d"])
+
+
+def test_without_an_answer_first_of_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, clock = threading.Event(), iter(range(10))
+    monkeypatch.setattr(fanout, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with pytest.raises(TimeoutError, match=r"^nothing answers within 3 s$"):
+        first_of("ab", lambda _: never.wait(), 0, 3)
+    never.set()
 
 
 def test_one_failure_does_not_stop_other_hosts() -> None:
