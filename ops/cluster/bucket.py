@@ -14,8 +14,8 @@ import paramiko
 from jobs.bucket import Bucket
 from ops import terminal
 
-_READ = 1 << 18
-_BURST = 1 << 18
+_READ = 262_144
+_BURST = 262_144
 _SEND_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 1.0
 

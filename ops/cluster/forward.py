@@ -16,7 +16,7 @@ import paramiko
 from ops.cluster.remote import Fleet
 from ops.errors import UsageError
 
-_CHUNK = 1 << 15
+_CHUNK = 32_768
 _OPEN_SECONDS = 30.0
 _PORTS_TRIED = 100
 _Listening = TypeVar("_Listening")

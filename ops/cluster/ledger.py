@@ -56,7 +56,8 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     if running:
         if say and len(running) > 1:
             others = ", ".join(entry.jobId for entry in running[:-1])
-            terminal.note(f"this is of job {running[-1].jobId}, the newest that has hosts; {others} have hosts, too: name one")
+            too = f"{others} {'has' if len(running) == 2 else 'have'} hosts, too"
+            terminal.note(f"this is of job {running[-1].jobId}, the newest that has hosts; {too}: name one")
         return running[-1].jobId
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs

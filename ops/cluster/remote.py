@@ -31,9 +31,9 @@ COMMAND_SECONDS = 60.0
 _STAGGER_SECONDS = 0.7
 # A host without power closes no connection: after this long without an answer to keepalives it is lost.
 _SILENT_SECONDS = 30
-_CHUNK = 1 << 15
-_BURST = 1 << 18
-_WINDOW = 1 << 18
+_CHUNK = 32_768
+_BURST = 262_144
+_WINDOW = 262_144
 _BREAKS = (paramiko.SSHException, EOFError, OSError)
 ADVICE = "run pulumi up, which brings back what is missing"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import paramiko
 import pytest
 from opsdata import put_job
 
@@ -20,7 +22,8 @@ from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from ops.cluster.bucket import missing
+from ops import terminal
+from ops.cluster.bucket import SshChannel, missing, read_whole, upload_missing
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError, explain
@@ -56,6 +59,97 @@ def test_an_ended_host_command_gives_its_reason(inventory: Inventory) -> None:
         ledger.job("job01")
 
 
+class Session:
+    """A session of ssh that returns these pieces, and records all calls."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.calls = list(pieces), list[tuple[object, ...]]()
+        self.stderr: bytes | Exception = b""
+
+    def create_session(self) -> Session:
+        return self
+
+    def exec_command(self, command: str) -> None:
+        self.calls.append(("exec", command))
+
+    def settimeout(self, seconds: float) -> None:
+        self.calls.append(("timeout", seconds))
+
+    def sendall(self, data: bytes) -> None:
+        self.calls.append(("send", data))
+
+    def recv(self, size: int) -> bytes:
+        self.calls.append(("recv", size))
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def recv_stderr(self, size: int) -> bytes:
+        self.calls.append(("recv_stderr", size))
+        if isinstance(self.stderr, Exception):
+            raise self.stderr
+        return self.stderr
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+    def calls_of(self, work: Callable[[], object]) -> list[tuple[object, ...]]:
+        """Return the calls that this makes."""
+        self.calls.clear()
+        work()
+        return list(self.calls)
+
+
+def test_a_channel_sends_bursts_and_reads_lines_and_bytes() -> None:
+    session = Session(b"one", b"\ntwo\nrest", b"more")
+    channel = SshChannel(session, "serve it")
+    assert session.calls == [("exec", "serve it")]
+    data = bytes(range(250)) * 2400
+    assert session.calls_of(lambda: channel.send(data)) == [
+        ("timeout", 60.0),
+        *(("send", data[start : start + 262_144]) for start in (0, 262_144, 524_288)),
+    ]
+    session.calls.clear()
+    assert channel.line(5) == b"one"
+    assert [size for what, size in session.calls if what == "recv"] == [262_144] * 2
+    assert all(0 < seconds <= 5 for what, seconds in session.calls if what == "timeout")  # type: ignore[operator]
+    session.calls.clear()
+    assert (channel.line(5), channel.read(3, 7), channel.read(9, 7)) == (b"two", b"res", b"t")
+    assert session.calls == [], "a line and bytes that have come are not waited for"
+    assert channel.read(9, 7) == b"more"
+    assert session.calls == [("timeout", 7), ("recv", 9)]
+    assert session.calls_of(channel.close) == [("close",)]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "message"),
+    [
+        (b"", "the host ended it"),
+        (b"Traceback\nMemoryError: no room\n", "the host ended it: MemoryError: no room"),
+        (TimeoutError(), "the host ended it"),
+    ],
+)
+def test_the_end_of_a_channel_has_its_last_words(stderr: bytes | Exception, message: str) -> None:
+    session = Session()
+    channel = SshChannel(session, "serve")
+    session.stderr = stderr
+    session.calls.clear()
+    with pytest.raises(EOFError) as error:
+        channel.read(9, 7)
+    assert str(error.value) == message
+    assert session.calls == [("timeout", 7), ("recv", 9), ("timeout", 1.0), ("recv_stderr", 262_144)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(paramiko.SSHException("gone"), "gone"), (paramiko.SSHException(), "SSHException")]
+)
+def test_an_error_of_ssh_is_one_of_the_system(error: Exception, message: str) -> None:
+    class Refusing(Session):
+        def exec_command(self, command: str) -> None:
+            raise error
+
+    with pytest.raises(OSError, match=f"^{message}$"):
+        SshChannel(Refusing(), "serve")
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(FolderBucket(tmp_path))
@@ -63,6 +157,25 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def test_missing_lists_absent_and_partial_files() -> None:
     assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"]
+
+
+def test_missing_files_are_uploaded_with_their_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    files = {name: tmp_path / f"{name}.txt" for name in ("a", "b", "")}
+    for number, path in enumerate(files.values()):
+        path.write_bytes(b"x" * (number + 1))
+    (tmp_path / "bucket").mkdir()
+    bucket = FolderBucket(tmp_path / "bucket")
+    assert upload_missing(bucket, "data/x", {"a": files["a"], "b": files["b"]}, {"a": 1, "b": 1}, "two") == ["b"]
+    assert bucket.walk("data") == {"x/b": 2}
+    assert capsys.readouterr().err.splitlines()[-1] == "uploading two 2 B of 2 B (0.0 s)"
+    assert upload_missing(bucket, "data/x", files, {"a": 1, "b": 2, "": 3}, "none") == []
+    assert capsys.readouterr().err == ""
+    assert upload_missing(bucket, "data/y", {"": files[""]}, {}, "one") == [""]
+    assert read_whole(bucket, "data/y") == b"xxx"
+    assert read_whole(bucket, "data/z") is None
 
 
 def test_an_unknown_bucket_url_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
@@ -121,6 +234,19 @@ def test_the_newest_job_is_the_last_that_started_or_holds_hosts(ledger: Ledger) 
     host = ["master-0"]
     ledger.change_queue(lambda _: Queue([QueueEntry("job00", host, held=True), QueueEntry("job02", host)]))
     assert newest_job(ledger) == "job00"
+
+
+def test_other_jobs_with_hosts_are_noted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    host = ["master-0"]
+    for count in (1, 2, 3):
+        entry = QueueEntry(f"job0{count}", host, held=True)
+        put_job(ledger, JobRecord(entry.jobId))
+        ledger.change_queue(lambda queue, entry=entry: queue.added(entry))  # type: ignore[misc]
+        assert newest_job(ledger) == existing_job(ledger, None).jobId == entry.jobId
+    assert capsys.readouterr().err == (
+        "this is of job job02, the newest that has hosts; job01 has hosts, too: name one\n"
+        "this is of job job03, the newest that has hosts; job01, job02 have hosts, too: name one\n"
+    )
 
 
 def test_the_newest_of_jobs_that_never_started_is_the_last_created(ledger: Ledger) -> None:
