@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import paramiko
@@ -31,7 +33,7 @@ from ops.cluster import remote, shell
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.cluster.remote import Fleet
-from ops.errors import HostError, HostsError, UsageError
+from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
 from ops.logs.read import read_logs
@@ -84,6 +86,8 @@ def test_a_command_returns_output_and_exit_code(fleet: Fleet) -> None:
     )
     with pytest.raises(HostError, match=message):
         fleet.must("master-0", "echo sudo: a password is required; exit 1", "keeps its log")
+    with pytest.raises(HostError, match=r"^master-0 keeps its log with exit code 1: disk full$"):
+        fleet.must("master-0", "echo sudo: a warning; echo disk full; exit 1", "keeps its log")
 
 
 def test_large_input_may_stay_unread(fleet: Fleet) -> None:
@@ -91,20 +95,26 @@ def test_large_input_may_stay_unread(fleet: Fleet) -> None:
     byte_counts = list[int]()
     assert fleet.run("master-0", "cat", (b"one ", b"two"), byte_counts.append).output == "one two"
     assert byte_counts == [4, 3]
+    byte_counts.clear()
+    assert fleet.run("master-0", "wc -c", b"x" * 600_000, byte_counts.append).output.strip() == "600000"
+    assert byte_counts == [262_144, 262_144, 75_712]
 
 
 def test_several_hosts_run_at_once_and_each_failure_is_named(fleet: Fleet) -> None:
     outcome = fleet.each(fleet.inventory.names, lambda name: fleet.run(name, f"echo {name}").output, limit())
     assert outcome.results == {name: f"{name}\n" for name in ("ps-0", "master-0", "worker-0", "worker-1")}
-    assert str(outcome.failures["evaluator-0"]).startswith("evaluator-0 (10.0.0.96) does not answer")
+    assert str(outcome.failures["evaluator-0"]) == "evaluator-0 (10.0.0.96) does not answer"
     connected = fleet.connect_each(fleet.inventory.names)
     assert (list(connected.results), list(connected.failures)) == (list(fleet.inventory.names[:-1]), ["evaluator-0"])
 
 
 def test_a_broken_connection_is_opened_again(fleet: Fleet) -> None:
     fleet.run("ps-0", "true")
+    first = fleet.connection("ps-0")
+    assert fleet.connection("ps-0") is fleet.any_connection() is first
     with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) broke off"):
         fleet.must("ps-0", "vanish", "x")
+    assert "ps-0" not in fleet._open
     assert fleet.run("ps-0", "echo back").output == "back\n"
 
 
@@ -249,6 +259,133 @@ def test_each_connection_error_is_one_error(error: Exception) -> None:
     stream.close()
 
 
+class Connection:
+    """A connection that cannot be opened."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def open(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (paramiko.SSHException("Error reading SSH protocol banner"), "(10.0.0.32) does not answer"),
+        (paramiko.SSHException("weird"), "(10.0.0.32) does not answer as a host does: weird"),
+        (EOFError(), "(10.0.0.32) does not answer"),
+        (TimeoutError("timed out"), "(10.0.0.32) does not answer"),
+    ],
+)
+def test_a_host_that_does_not_answer_is_one_line(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    monkeypatch.setattr(fleet, "_new", lambda _: Connection(error))
+    with pytest.raises(HostError) as caught:
+        fleet.connection("ps-0")
+    assert caught.value.why == message
+
+
+def test_callers_at_once_share_one_attempt(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the second caller come while the first one connects; a later caller tries again."""
+    attempts, callers, errors = list[str](), list[threading.Thread](), list[str]()
+
+    def call() -> None:
+        with pytest.raises(HostError) as caught:
+            fleet.connection("ps-0")
+        errors.append(str(caught.value))
+
+    def new(name: str) -> Connection:
+        attempts.append(name)
+        return Connection(OSError())
+
+    def connect(name: str, connection: Connection) -> None:
+        if len(callers) == 1:
+            callers.append(threading.Thread(target=call))
+            callers[1].start()
+            until(lambda: len(reads) == 3)  # the first caller's two, and the second's before it waits
+        raise HostError(name, f"attempt {len(attempts)}")
+
+    class Failures(dict[str, HostError]):
+        def get(self, name: str, default: Any = None) -> Any:
+            reads.append(name)
+            return super().get(name, default)
+
+    reads: list[str] = []
+    fleet._failed = Failures()
+    monkeypatch.setattr(fleet, "_new", new)
+    monkeypatch.setattr(fleet, "_connect", connect)
+    callers.append(threading.Thread(target=call))
+    callers[0].start()
+    until(lambda: len(errors) == 2)
+    call()
+    assert errors == ["ps-0 attempt 1", "ps-0 attempt 1", "ps-0 attempt 2"]
+
+
+class Socket:
+    """A socket that records its options."""
+
+    def __init__(self, family: socket.AddressFamily) -> None:
+        self.family, self.options = family, list[tuple[int, ...]]()
+
+    def setsockopt(self, *option: int) -> None:
+        self.options.append(option)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        (socket.AF_INET, [(socket.IPPROTO_TCP, 18, 30_000)]),
+        (socket.AF_INET6, [(socket.IPPROTO_TCP, 18, 30_000)]),
+        (socket.AF_UNIX, []),
+    ],
+)
+def test_a_silent_connection_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, options: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setattr(socket, "TCP_USER_TIMEOUT", 18, raising=False)
+    keepalives = list[int]()
+    transport: Any = SimpleNamespace(set_keepalive=keepalives.append, sock=Socket(family))
+    remote._set_keepalive(transport)
+    assert (keepalives, transport.sock.options) == ([10], options)
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")  # as on macOS
+    transport.sock.options.clear()
+    remote._set_keepalive(transport)
+    assert transport.sock.options == []
+
+
+@pytest.mark.parametrize(
+    ("error", "active", "reason"),
+    [
+        (None, True, "reports that the command was killed, as when memory is short"),
+        (None, False, "broke off"),
+        (EOFError(), True, "broke off: EOFError"),
+        (OSError("reset"), False, "broke off: reset"),
+    ],
+)
+def test_a_stream_without_an_exit_code_has_a_reason(error: Exception | None, active: bool, reason: str) -> None:
+    pieces = [b"one", b"two", b""]
+    ready = [True]
+    channel = SimpleNamespace(
+        exec_command=lambda _: None,
+        recv=lambda _: pieces.pop(0),
+        recv_exit_status=lambda: exit_code,
+        recv_stderr_ready=lambda: ready[0],
+        recv_stderr=lambda _: b"caf\xc3\xa9 \xff",
+        get_transport=lambda: SimpleNamespace(saved_exception=error, is_active=lambda: active),
+    )
+    connection = SimpleNamespace(transport=SimpleNamespace(open_session=lambda window_size: channel))
+    stream, exit_code = remote.Stream("ps-0", connection, "true"), -1
+    with pytest.raises(HostError) as caught:
+        list(stream.pieces())
+    assert str(caught.value) == f"ps-0 {reason}"
+    assert stream.stderr == "café \ufffd"
+    ready[0], exit_code = False, 0
+    pieces[:] = [b"one", b""]
+    assert (list(stream.pieces()), stream.stderr, stream.exit_code) == ([b"one"], "", 0)
+
+
 def test_logs_of_a_broken_host_continue_from_the_bucket(
     cluster: Inventory, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +454,24 @@ def test_the_shell_command(inventory: Inventory) -> None:
     assert shell.argv(inventory, "worker-replica-1") == ssh
     assert shell.argv(inventory, "worker-1", ["echo", "a  b", "$HOME"]) == [*ssh, "--", "echo 'a  b' '$HOME'"]
     assert shell.argv(inventory, "worker-1", ["cd /tmp; ls"]) == [*ssh, "--", "cd /tmp; ls"]
+
+
+def test_the_shell_replaces_this_process(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[str, list[str]]]()
+    monkeypatch.setattr("os.execvp", lambda program, argv: calls.append((program, argv)))
+    shell.shell(inventory, None)
+    shell.shell(inventory, "worker-1", ["df", "-h"])
+    assert calls == [
+        ("ssh", shell.argv(inventory, "master-0")),
+        ("ssh", shell.argv(inventory, "worker-1", ["df", "-h"])),
+    ]
+
+    def fail(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("os.execvp", fail)
+    with pytest.raises(OpsError, match=r"^there is no ssh on this machine: install openssh-client$"):
+        shell.shell(inventory, None)
 
 
 def test_a_missing_ssh_config_asks_for_pulumi_up(cluster: Inventory, tmp_path: Path) -> None:
