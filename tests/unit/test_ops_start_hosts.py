@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from replicahosts import Clock
 
 from infra.inventory import Inventory, PowerAccess
 from jobs.host_start import NoAnswerError, PowerError
+from ops import terminal
 from ops.cluster import start_hosts
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError
@@ -36,14 +39,19 @@ class Fleet:
         return Outcome({}, dict(late))
 
 
-def test_the_wait_ends_when_all_answer_or_time_is_over() -> None:
+def test_the_wait_ends_when_all_answer_or_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = Clock()
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
     fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + start_hosts.SECONDS + 10)
     assert start_hosts.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
     assert clock() == 1040.0
+    assert capsys.readouterr().err.splitlines()[-1] == "starting 1 host 1 of 1 (0.0 s)"
     clock.time = 1000.0
     failures = start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
     assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + start_hosts.SECONDS)
+    assert capsys.readouterr().err.splitlines()[-1] == "starting 2 hosts 1 of 2 (0.0 s)"
 
 
 def test_a_silent_host_is_started_again_each_minute() -> None:
@@ -92,6 +100,37 @@ def test_a_failed_token_command_is_one_line(command: str, reason: str) -> None:
         start_hosts._token(replace(POWER, token_command=command))
     assert str(error.value) == f"`{command}` gives no token ({reason})"
     assert start_hosts._token(POWER) == "t1"
+
+
+def test_a_token_command_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(argv: list[str], timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(PowerError, match=r"^`echo t1` gives no token within 60 s$"):
+        start_hosts._token(POWER)
+
+
+def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, tokens = list[tuple[str, object]](), list[PowerAccess]()
+
+    def fetch(url: str, headers: object, *_: object) -> bytes:
+        requests.append((url, headers))
+        return b"{}"
+
+    def token(power: PowerAccess) -> str:
+        tokens.append(power)
+        return "t1"
+
+    monkeypatch.setattr("jobs.host_start._fetch", fetch)
+    monkeypatch.setattr(start_hosts, "_token", token)
+    hosts = tuple(replace(host, start=f"{host.name}/start") for host in inventory.hosts)
+    fleet: Any = Fleet(Clock(), worker=0, ps=0)
+    fleet.inventory = replace(inventory, hosts=hosts, power=POWER)
+    assert start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"]) == {}
+    header = {"Authorization": "Bearer t1"}
+    assert sorted(requests) == [("http://own/ps-0/start", header), ("http://own/worker-0/start", header)]
+    assert tokens[:1] == [POWER]
 
 
 def test_hosts_and_the_operator_use_different_urls(inventory: Inventory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -15,9 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import paramiko
 import pytest
 from opsdata import put_job
-from waiting import limit
+from waiting import limit, wait_for
 
 from infra.inventory import Inventory
 from jobs.paths import PYTHON
@@ -25,7 +27,7 @@ from jobs.queue import QueueEntry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import ClusterClient
-from ops.cluster.forward import Forward
+from ops.cluster.forward import Forward, disable_nagle, first_free, local_ports
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
 
@@ -297,3 +299,105 @@ def test_the_next_free_port_is_used_or_an_error_printed() -> None:
             make_forward([port])(FakeTransport())
         with make_forward([port, 0])(FakeTransport()) as forward:
             assert forward.port not in (0, port)
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [(None, range(6006, 6106)), ("1", range(1, 2)), ("65535", range(65535, 65536)), ("8600", range(8600, 8601))],
+)
+def test_the_ports_to_try(port: str | None, ports: range) -> None:
+    assert local_ports(port, 6006) == ports
+
+
+def test_the_first_free_port_is_returned() -> None:
+    def listen(port: int) -> str:
+        if port in errors:
+            raise errors[port]
+        return f"port {port}"
+
+    taken = OSError(errno.EADDRINUSE, "taken")
+    errors = {5: taken, 6: taken, 8: PermissionError(), 9: OSError(errno.EADDRNOTAVAIL, "no such address")}
+    assert first_free([5, 6, 7, 8], listen) == "port 7"
+    with pytest.raises(UsageError, match=r"^ports 5 to 6 are taken on this machine: give another --port$"):
+        first_free([5, 6], listen)
+    with pytest.raises(UsageError, match=r"^port 8 is for root alone: give a --port above 1023$"):
+        first_free([5, 8, 7], listen)
+    with pytest.raises(OSError, match="no such address"):
+        first_free([9, 7], listen)
+
+
+def test_a_connection_of_ssh_sends_at_once() -> None:
+    with socket.socket() as sock:
+        disable_nagle(SimpleNamespace(sock=sock))
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        disable_nagle(SimpleNamespace(sock=ours))  # through a proxy
+    disable_nagle(object())
+
+
+def test_a_listener_serves_in_the_background_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, carried = FakeTransport(), list[tuple[object, ...]]()
+    forward = make_forward([0])(transport)
+    server = forward._server
+    assert (server.daemon_threads, server.allow_reuse_address) == (True, True)
+    assert server.server_address == ("127.0.0.1", forward.port)
+    monkeypatch.setattr(forward, "carry", lambda *arguments: carried.append(arguments))
+    with socket.socket() as sock:
+        transport.sock = sock  # type: ignore[attr-defined]
+        before = {*threading.enumerate()}
+        with forward:
+            (thread,) = {*threading.enumerate()} - before
+            assert thread.daemon
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            request = socket.socketpair()[0]
+            server.finish_request(request, ("127.0.0.1", 9))
+        assert carried == [(request, ("127.0.0.1", 9))]
+        thread.join(limit())
+        assert not thread.is_alive()
+        assert server.fileno() == -1
+
+
+@pytest.mark.parametrize("error", [paramiko.SSHException("refused"), OSError(), EOFError()])
+def test_a_refused_connection_is_closed(error: Exception) -> None:
+    class Refusing:
+        def open_channel(self, *_: object, timeout: float) -> None:
+            raise error
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Forward(Refusing(), "127.0.0.1", [0]).carry(theirs, ("127.0.0.1", 9))  # type: ignore[arg-type]
+
+
+def test_both_directions_are_carried_until_the_host_ends_the_connection() -> None:
+    daemons, opened = list[bool](), list[socket.socket]()
+    ours, theirs = socket.socketpair()
+
+    class Here:
+        """The local end, whose input never comes."""
+
+        def recv(self, size: int) -> bytes:
+            daemons.append(threading.current_thread().daemon)
+            return theirs.recv(size)
+
+        def sendall(self, data: bytes) -> None:
+            theirs.sendall(data)
+
+        def shutdown(self, how: int) -> None:
+            theirs.shutdown(how)
+
+    class Transport:
+        def open_channel(self, *_: object, timeout: float) -> socket.socket:
+            here, there = socket.socketpair()
+            there.sendall(b"answer")
+            there.close()
+            opened.append(here)
+            return here
+
+    with ours, theirs:
+        Forward(Transport(), "127.0.0.1", [0]).carry(Here(), ("127.0.0.1", 9))  # type: ignore[arg-type]
+        assert ours.recv(9) == b"answer"
+        assert ours.recv(9) == b""
+        assert opened[0].fileno() == -1
+        ours.sendall(b"late")
+        wait_for(lambda: daemons == [True], "the other direction's thread")
