@@ -109,9 +109,10 @@ def test_the_selected_stack_is_read_from_pulumis_files(tmp_path: Path, monkeypat
     for folder, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
         monkeypatch.setenv("PWD", str(folder))
         assert state.selected_stack(root) == stack
-    for file in (home / "workspaces").iterdir():
-        file.write_text("{}")
-    assert state.selected_stack(root) is None
+    for content in ("{}", '{"stack": ""}', "[]", "no JSON"):
+        for file in (home / "workspaces").iterdir():
+            file.write_text(content)
+        assert state.selected_stack(root) is None
 
 
 class Pulumi:
@@ -137,6 +138,23 @@ class Pulumi:
 @pytest.fixture
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pulumi:
     return Pulumi(tmp_path, monkeypatch)
+
+
+def test_pulumi_runs_in_the_project_s_folder_and_is_explained(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / "project").mkdir()
+    pulumi.set_output("{}")
+    pulumi.program.write_text('#!/bin/sh\necho "$PWD" "$@"\ncat\necho about >&2\n')
+    monkeypatch.setenv("PWD", "/nowhere")
+    assert state._pulumi(root, "about") == f"{root} about --non-interactive\n"
+    pulumi.program.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    with pytest.raises(OpsError, match=r"^Pulumi cannot list the hosts \(\[Errno 2\] No such file or directory: 'pulumi'\)$"):
+        state._pulumi(root, "about")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pulumi").symlink_to("/bin/echo")
+    assert state._pulumi(root, "about") == "about --non-interactive\n", "the one of the system"
 
 
 def stack_outputs(**changes: Any) -> str:
@@ -175,9 +193,17 @@ def test_connect_always_reads_the_state(tmp_path: Path, pulumi: Pulumi, capsys: 
     assert load(tmp_path).scale_tier == "CUSTOM", "a local inventory is not refreshed by itself"
     assert connect(False, tmp_path) == 0
     assert load(tmp_path).scale_tier == "BASIC"
-    assert "stack test: BASIC, 5 hosts, by its state" in capsys.readouterr().out
-    connect(True, tmp_path)
-    assert json.loads(capsys.readouterr().out)["hosts"] == ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"]
+    folder = tmp_path / ".scaletier" / "test"
+    assert capsys.readouterr().out.splitlines() == [
+        f"stack test: {tier}, 5 hosts, by its state; ssh -F {folder}/ssh_config" for tier in ("CUSTOM", "BASIC")
+    ]
+    assert connect(True, tmp_path) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "stack": "test",
+        "scaleTier": "BASIC",
+        "hosts": ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"],
+        "folder": str(folder),
+    }
 
 
 def test_the_selected_stack_precedes_the_only_local_one(
