@@ -50,7 +50,7 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        for name, parts, line in _imports(_compile(path, own[path], f"{root}/{folder}"), _package_of(path)):
+        for name, parts, line in _imports(_compile(f"{folder}/{path}", own[path], root), _package_of(path)):
             neighbours = _paths_of_import(name, parts, own)
             yield from neighbours
             if not neighbours and not any(each.startswith(f"{name.partition('.')[0]}/") for each in own):

@@ -1,4 +1,4 @@
-"""Check dependencies: pushed files, one line for each error. uv runs for real, offline."""
+"""Check ops.package.hostpython and ops.package.install: pushed files, a line for each error. uv runs for real, offline."""
 
 from __future__ import annotations
 

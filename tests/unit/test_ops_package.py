@@ -11,7 +11,7 @@ import pytest
 
 from ops.errors import UsageError
 from ops.package import package, push
-from ops.package.imports import describe_missing
+from ops.package.imports import check_module, check_script, describe_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "trainers" / "tiny"
@@ -83,6 +83,73 @@ def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
     }
     imports = package.build(make_package(tmp_path, files), "mine.task").imports
     assert imports == {"tensorflow": "mine/task.py:3", "keras": "mine/model.py:2"} | {"numpy": "mine/helper.py:2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("try:\n    import a\nexcept:\n    import b\nelse:\n    import c\nfinally:\n    import d\n", ["d"]),
+        ("try:\n    import a\nexcept (OSError, ModuleNotFoundError):\n    pass\n", []),
+        (
+            "try:\n    import a\nexcept (OSError, ValueError):\n    pass\nelse:\n    import b\nfinally:\n    import c\n",
+            ["a", "b", "c"],
+        ),
+        ("try:\n    import a\nexcept OSError:\n    pass\nexcept Exception:\n    pass\n", []),
+        ("try:\n    import a\nexcept errors.ImportError:\n    pass\n", ["a"]),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    import b\n", ["b"]),
+        ("if typing.TYPE_CHECKING:\n    import a\n", []),
+        ("if other:\n    import a\nelif f():\n    import b\nelse:\n    import c\n", ["a", "b", "c"]),
+        ("for x in y:\n    import a\nwhile x:\n    import b\nwith x:\n    import c\n", ["a", "b", "c"]),
+        ("class A:\n    import a\n    def f(self):\n        import b\n    async def g(self):\n        import c\n", ["a"]),
+        ("import a.b, c as d\nfrom e.f import g\nimport a\n", ["a", "c", "e"]),
+        ("import os.path\nfrom json import loads\n", []),
+    ],
+)
+def test_only_imports_that_must_succeed_at_the_start_count(text: str, names: list[str]) -> None:
+    outside = check_module({"mine/__init__.py": b"", "mine/task.py": text.encode()}, "mine", "mine.task")
+    assert [*outside] == names
+
+
+def test_imports_within_a_package_are_followed() -> None:
+    files = {
+        "mine/__init__.py": b"import of_init",
+        "mine/task.py": b"from .sub import deep\nfrom mine.sub.space.x import y\nimport mine.data",
+        "mine/sub/__init__.py": b"import of_sub",
+        "mine/sub/deep.py": b"from . import other\nfrom .. import top\nfrom ..helper import f\n\nimport of_deep",
+        "mine/sub/other.py": b"import of_other",
+        "mine/sub/space/x.py": b"import of_x",
+        "mine/top.py": b"import of_top",
+        "mine/helper.py": b"import of_helper",
+        "mine/data/x.json": b"",
+        "mine/unused.py": b"import nowhere",
+    }
+    assert check_module(files, "mine", "mine.task") == {
+        "of_init": "mine/__init__.py:1",
+        "of_sub": "mine/sub/__init__.py:1",
+        "of_deep": "mine/sub/deep.py:5",
+        "of_other": "mine/sub/other.py:1",
+        "of_x": "mine/sub/space/x.py:1",
+        "of_top": "mine/top.py:1",
+        "of_helper": "mine/helper.py:1",
+    }
+    with pytest.raises(UsageError, match=r"^mine/task\.py:1 imports mine\.gone, which is not in the package mine$"):
+        check_module({"mine/task.py": b"from .gone import f"}, "mine", "mine.task")
+
+
+def test_a_script_imports_its_neighbours_by_name() -> None:
+    files = {
+        "mine/train.py": b"import model, space.x, far\nimport json",
+        "mine/model/__init__.py": b"from model import part",
+        "mine/model/part.py": b"import of_part",
+        "mine/space/x.txt": b"",
+        "model.py": b"import wrong",
+    }
+    assert check_script(files, "mine/train.py") == {"far": "mine/train.py:1", "of_part": "mine/model/part.py:1"}
+    for root, where in (("", "mine/bad.py:2"), ("/home/ann", "/home/ann/mine/bad.py:2")):
+        with pytest.raises(UsageError, match=f"^{where} does not compile: "):
+            check_script({"mine/bad.py": b"x\ny = ("}, "mine/bad.py", root)
+    with pytest.raises(UsageError, match=r"^/home/ann/mine/bad\.py does not compile: source code .* null bytes$"):
+        check_module({"mine/bad.py": b"\0"}, "mine", "mine.bad", "/home/ann")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +275,7 @@ def test_an_invalid_package_folder_is_refused(tmp_path: Path) -> None:
 def test_a_too_large_package_is_refused(tmp_path: Path) -> None:
     root = make_package(tmp_path, {"task.py": ""})
     (root / "data").mkdir()
+    (root / "data" / "small.bin").write_bytes(b"x")
     with (root / "data" / "train.bin").open("wb") as file:
         file.truncate(300_000_000)
     message = build_error(root)
@@ -237,3 +305,56 @@ def test_a_package_runs_by_its_main(tmp_path: Path) -> None:
     )
     (root / "__main__.py").write_text("import far\n")
     assert package.build(root, "mine").imports == {"far": "mine/__main__.py:1"}
+
+
+def test_the_limits_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_package(tmp_path, {"task.py": "1234", "data": "123456"})
+    monkeypatch.setattr(package, "LIMIT", 10)
+    assert package.find(root).files == {"mine/__init__.py": b"", "mine/data": b"123456", "mine/task.py": b"1234"}
+    source = package.PackageSource("mine", {"mine/a": b"x", "mine/task.py": b"1"})
+    size = len(package.pack(source.files))
+    monkeypatch.setattr(package, "LIMIT", size)
+    assert len(package.build(source, "mine.task").archive) == size
+    monkeypatch.setattr(package, "LIMIT", size - 1)
+    with pytest.raises(UsageError, match=r"^mine and its dependencies have 0 MB, 0 MB at most; largest is mine/a with 0 MB: "):
+        package.build(source, "mine.task")
+
+
+def test_large_packages_are_compressed_quickly() -> None:
+    assert [package.compression(size) for size in (0, 19_999_999, 20_000_000)] == [6, 6, 1]
+
+
+def test_a_folder_or_a_file_without_a_package(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "mine" / "run.sh").chmod(0o755)
+    (tmp_path / "mine" / "requirements.txt").write_text("far\n")
+    folder = package.find_folder(tmp_path / "mine")
+    assert (folder.requirements, folder.executables) == (tmp_path / "mine/requirements.txt", {"mine/run.sh"})
+    file = package.find_file(tmp_path / "mine" / "run.sh")
+    assert file == package.PackageSource(
+        "run", {"run/run.sh": b"#!/bin/sh\n"}, None, f"{tmp_path}/mine", frozenset({"run/run.sh"})
+    )
+    (tmp_path / "mine" / "run.sh").chmod(0o644)
+    assert package.find_file(tmp_path / "mine" / "run.sh").executables == frozenset()
+    with pytest.raises(UsageError, match=r"gone does not exist: give --package a directory$"):
+        package.find_folder(tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"run.sh is not a directory: give --package a directory$"):
+        package.find_folder(tmp_path / "mine/run.sh")
+    (tmp_path / "mine" / "run.sh").chmod(0)
+    if os.geteuid():
+        with pytest.raises(UsageError, match=r"run.sh cannot be read: Permission denied$"):
+            package.find_file(tmp_path / "mine/run.sh")
+
+
+def test_the_wheels_are_part_of_what_is_pushed() -> None:
+    files = {"mine/a.py": b"import far, near, os", "mine/b.txt": b""}
+    archive = package.pack({"far.py": b"", **files}, {"mine/b.txt"})
+    built = package.unpack(archive, "mine", files, "mine.a", installed={"x": "1"})
+    assert built == package.Package(
+        "mine", files, {"near": "mine/a.py:1"}, archive, {"far.py": b""}, frozenset({"mine/b.txt"}), {"x": "1"}
+    )
+    assert built.pushed == {"far.py": b"", **files}
+    script = package.unpack(archive, "mine", files, "", "mine/a.py")
+    assert (script.imports, script.installed) == ({"near": "mine/a.py:1"}, {})
+    assert package.unpack(archive, "mine", files, "").imports == {}, "a program that is no Python"

@@ -1,4 +1,4 @@
-"""Check a job's own Python: its content, folder and refusals. uv runs for real, without an index."""
+"""Check a job's own Python (ops.package.runtimes): its content, folder and refusals. uv runs for real, without an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the files of a folder: links, ignore files, and builds that read their version from git."""
+"""Check the files of a folder (ops.package.tree): links, ignore files, and builds with a version of ops.package.git."""
 
 from __future__ import annotations
 
