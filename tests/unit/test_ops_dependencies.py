@@ -119,6 +119,128 @@ def test_markers_are_evaluated_for_the_hosts() -> None:
         assert not hostpython.is_met(line, {}), line
 
 
+@pytest.mark.parametrize(
+    ("line", "met"),
+    [
+        ("far", True),
+        ("Far>=1", True),
+        ("far>=2", False),
+        ("far<1.0", False),
+        ("far>=0.9rc1 --hash=sha256:00", True),
+        ("near", False),
+        ("near; extra == 'dev'", True),
+        ("near; python_full_version >= '3.11.3'", True),
+        ("near; implementation_version == '3.11.2'", False),
+        ("near; platform_python_implementation == 'PyPy'", True),
+        ("near; os_name == 'posix' and implementation_name == 'cpython'", False),
+        ("near; unknown_name == 'x'", False),
+        ("far @ https://h/far.whl", False),
+        ("./far", False),
+        ("-r more.txt", False),
+    ],
+)
+def test_a_requirement_is_met_by_a_package_or_its_marker(line: str, met: bool) -> None:
+    assert hostpython.is_met(line, {"far": "1.0"}, "3.11") is met
+
+
+def test_a_prerelease_of_a_host_meets_a_requirement() -> None:
+    assert hostpython.is_met("far>=1", {"far": "2.0rc1"})
+    assert hostpython.find_replaced(["far>=1", "./near", "near>2", "x>2; sys_platform == 'win32'"], {"far": "2.0rc1"}) == {}
+    packages = {"far": "1.0", "near": "1.0", "x": "1.0"}
+    assert hostpython.find_replaced(["far>=1", "./near", "Near>2", "x>2; sys_platform == 'win32'"], packages) == {
+        "near": "Near>2"
+    }
+
+
+def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "wheels").mkdir()
+    first, second = tmp_path / "requirements.txt", tmp_path / "sub" / "more.txt"
+    first.write_text("# note\n\nfar==1 \\\n  --hash=sha256:00  # why\n-r sub/more.txt\n-r gone.txt\n-c sub/more.txt\nx#y\n  \n")
+    second.write_text("--find-links=wheels\n-f https://h/wheels\n--requirement=last.txt\n")
+    (tmp_path / "sub" / "last.txt").write_text("last\n")
+    assert hostpython.lines_of(first) == [
+        "far==1    --hash=sha256:00",
+        "-r sub/more.txt",
+        "-r gone.txt",
+        "-c sub/more.txt",
+        "x#y",
+    ]
+    assert hostpython.flat_lines(first) == [
+        "far==1    --hash=sha256:00",
+        f"--find-links {tmp_path}/sub/wheels",
+        "-f https://h/wheels",
+        "last",
+        "-r gone.txt",
+        f"-c {second}",
+        "x#y",
+    ]
+    first.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"requirements\.txt cannot be read: 'utf-8' codec"):
+        hostpython.lines_of(first)
+    with pytest.raises(UsageError, match=r"none\.txt cannot be read: \[Errno 2\]"):
+        hostpython.lines_of(tmp_path / "none.txt")
+
+
+def test_the_files_that_lines_name(tmp_path: Path) -> None:
+    for name in ("a.whl", "b.tar.gz", "lib/c.py", "lib/sub/d.py", "far/e.py", "last.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "more.txt").write_text("./lib\n")
+    lines = ["a.whl --hash=sha256:00", "./b.tar.gz[extra]", "far", "gone.zip", ".", "-c last.txt", "-r more.txt", "--pre"]
+    contents = list(hostpython.named_files(tmp_path, lines))
+    assert contents == [b"a.whl", b"b.tar.gz", b"last.txt", b"./lib\n", b"lib/c.py", b"lib/sub/d.py"]
+
+
+def test_a_stub_is_a_wheel_without_content(tmp_path: Path) -> None:
+    wheels = hostpython.stubs(tmp_path, {"some-far": "1.0"})
+    assert wheels == {"some-far": tmp_path / "some_far-1.0-py3-none-any.whl"}
+    with zipfile.ZipFile(wheels["some-far"]) as wheel:
+        assert {name: wheel.read(name).decode() for name in wheel.namelist()} == {
+            "some_far-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: some-far\nVersion: 1.0\n",
+            "some_far-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "some_far-1.0.dist-info/RECORD": "",
+        }
+
+
+@pytest.mark.parametrize(
+    ("tags", "tag"),
+    [
+        ((), "py3-none-any"),
+        (("cp311-cp311-linux_x86_64",), "cp311-cp311-linux_x86_64"),
+        (("cp311-cp311-linux_x86_64", "cp311-cp311-manylinux_2_17_x86_64"), "cp311-cp311-manylinux_2_17_x86_64"),
+        (("cp311-cp311-manylinux_2_17_x86_64", "cp311-cp311-linux_x86_64"), "cp311-cp311-manylinux_2_17_x86_64"),
+        (("py2-none-any", "cp311-none-linux_x86_64"), "py2-none-any"),
+    ],
+)
+def test_the_widest_tag_of_a_wheel_counts(tmp_path: Path, tags: tuple[str, ...], tag: str) -> None:
+    (tmp_path / "WHEEL").write_text("Wheel-Version: 1.0\n" + "".join(f"Tag: {each}\n" for each in tags))
+    assert dependencies._tag(metadata.Distribution.at(tmp_path)) == tag
+    (tmp_path / "WHEEL").unlink()
+    assert dependencies._tag(metadata.Distribution.at(tmp_path)) == "py3-none-any"
+
+
+def test_files_of_uv_and_scripts_are_not_sent(tmp_path: Path) -> None:
+    contents = {
+        "bin/far": "#!",
+        "far/INSTALLER": "mine",
+        "far/bin/x": "y",
+        "far-1.0.dist-info/INSTALLER": "uv",
+        "far-1.0.dist-info/REQUESTED": "",
+        "far-1.0.dist-info/METADATA": "Name: far",
+        "far-1.0.dist-info/RECORD": "far/INSTALLER,a,1\nbin/far,b,2\nfar-1.0.dist-info/INSTALLER,c,3\nfar/bin/x,,\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(content)
+    assert dependencies.read(tmp_path) == {
+        "far/INSTALLER": b"mine",
+        "far/bin/x": b"y",
+        "far-1.0.dist-info/METADATA": b"Name: far",
+        "far-1.0.dist-info/RECORD": b"far/INSTALLER,a,1\nfar/bin/x,,\n",
+    }
+
+
 def test_wheels_are_fetched_for_the_hosts_python(index: Path, tmp_path: Path) -> None:
     assert install.wheels_alone("3.99") == ["--only-binary=:all:"]
     other = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"

@@ -97,8 +97,20 @@ def test_the_progress_line() -> None:
         progress.read(line)
     assert progress.line() == "1 of 2 large packages fetched, 2.5 GB in all"
     assert updates == [{"torch": 899_783_066}, {"torch": 899_783_066, "nvidia-cudnn-cu12": 1_610_612_736}]
+    progress.read("Downloading six")
+    progress.read("   Downloaded nvidia-cudnn-cu12")
+    assert progress.line() == "2 of 2 large packages fetched, 2.5 GB in all"
     progress.read("Prepared 3 packages in 1s")
     assert (progress.line(), progress.total) == ("installing", "2.5 GB")
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [("5B", 5), ("1.5KiB", 1536), ("2MiB", 2_097_152), ("1GiB", 1_073_741_824), ("1XB", None)]
+)
+def test_the_units_of_a_download(size: str, count: int | None) -> None:
+    updates: list[dict[str, int]] = []
+    _Progress(lambda sizes: updates.append(dict(sizes))).read(f"Downloading far ({size})")
+    assert updates == ([] if count is None else [{"far": count}])
 
 
 def test_an_exception_of_on_line_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +145,11 @@ def test_cuda_builds_are_detected() -> None:
     assert not runtimes.asks_for_cuda(["numpy"])
     assert not runtimes.asks_for_cuda([runtimes.TORCH_INDEX, "torch"])
     assert not runtimes.asks_for_cuda(["torch==2.9.0+cpu"])
-    assert "download.pytorch.org/whl/cpu" in runtimes.cpu_remedy(["torch", "nvidia_cublas_cu12"])
-    assert runtimes.cpu_remedy(["far"]) == ""
+    of_torch = f"a line {runtimes.TORCH_INDEX} above torch fetches its build for processors; "
+    assert runtimes.cpu_remedy(["far", "Torch"]) == runtimes.cpu_remedy(["torch", "nvidia_cublas_cu12"]) == of_torch
+    both = "tensorflow-cpu is tensorflow for processors; xgboost-cpu is xgboost for processors; "
+    assert runtimes.cpu_remedy(["xgboost", "far", "TensorFlow", "nvidia_cublas_cu12"]) == both
+    assert runtimes.cpu_remedy(["far", "nvidia-cublas-cu12"]) == ""
 
 
 @pytest.fixture
@@ -163,7 +178,7 @@ def test_a_runtime_has_cpu_builds_without_gpus(
         make_wheel(index, name)
     requirements_file = write_requirements(tmp_path, "xgboost==1.0\n")
     assert build_runtime(requirements_file, local_inventory) == {"xgboost-cpu": "1.0"}
-    assert "no host has a GPU: xgboost-cpu==1.0 is taken, its build for processors" in capsys.readouterr().err
+    assert "no host has a GPU: xgboost-cpu==1.0 is taken, its build for processors\n" in capsys.readouterr().err
     gpus = tuple(replace(host, accelerator={"type": "t4", "count": 1}) for host in local_inventory.hosts)
     assert build_runtime(requirements_file, replace(local_inventory, hosts=gpus)) == {"xgboost": "1.0"}
     assert build_runtime(write_requirements(tmp_path, "tensorflow==1.0\n"), local_inventory) == {"tensorflow": "1.0"}, (

@@ -99,6 +99,52 @@ def test_a_failed_build_leaves_nothing(local_inventory: Inventory, tmp_path: Pat
     assert list((tmp_path / "runtimes").iterdir()) == []
 
 
+def test_a_file_with_gpus_is_left_as_it_is(tmp_path: Path) -> None:
+    path = write_requirements(tmp_path, "tensorflow[and-cuda]==2.19.1\nnumpy\ntorch\n")
+    lines = ("tensorflow[and-cuda]==2.19.1", "numpy", "torch")
+    with_gpus, without = runtimes.from_file(path, "--runtime", gpus=True), runtimes.from_file(path, "--runtime")
+    assert (with_gpus.lines, with_gpus.original, with_gpus.cuda) == (lines, (), False)
+    assert (without.lines, without.original, without.cuda) == (("tensorflow-cpu==2.19.1", "numpy", "torch"), lines, True)
+    assert with_gpus.file == without.file == Path(path)
+    assert with_gpus.key != without.key
+    plain = runtimes.from_file(write_requirements(tmp_path, "numpy\n"), "--runtime")
+    assert plain == runtimes.Runtime("requirements", ("numpy",), plain.key, Path(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("requirements", "requirements-"), ("-.a b_c--", "a-b-c-"), ("x" * 60, f"{'x' * 40}-")],
+)
+def test_a_key_begins_with_the_file_s_name(tmp_path: Path, name: str, start: str) -> None:
+    (file := tmp_path / f"{name}.txt").write_text("numpy\n")
+    key = runtimes.from_file(str(file), "--runtime").key
+    assert (key[:-12], len(key)) == (start, len(start) + 12)
+
+
+def test_the_packages_of_a_runtime_are_read(local_inventory: Inventory, tmp_path: Path) -> None:
+    runtime = runtimes.Runtime("mine", (), "mine-1")
+    assert runtimes.read_existing(local_inventory, runtime) == {}
+    folder = tmp_path / "runtimes" / "mine-1"
+    site = folder / runtimes._SITE
+    for name in ("Some_Far", "near"):
+        (info := site / f"{name}-1.0.dist-info").mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    assert runtimes.read_existing(local_inventory, runtime) == {"some-far": "1.0", "near": "1.0"}
+    assert runtimes.format_requirements({"b": "2", "a": "1"}) == ["a==1", "b==2"]
+    (info / "REQUESTED").write_text("")
+    assert runtimes.requested(folder) == ["near==1.0"], "as pip marks it"
+    (folder / "requested.txt").write_text("near>0\nmore\n")
+    assert runtimes.requested(folder) == ["near>0", "more"]
+    assert runtimes.python(local_inventory, runtime) == f"{HOSTS_SEE}/mine-1/bin/python"
+
+
+@pytest.mark.parametrize("key", [None, 7, "../up", ".hidden", ""])
+def test_an_invalid_key_of_a_runtime_has_no_python(local_inventory: Inventory, inventory: Inventory, key: object) -> None:
+    assert runtimes.python_of(local_inventory, {"runtime": {"key": key}}) is None
+    assert runtimes.python_of(inventory, {"runtime": {"key": "mine-1"}}) is None
+    assert runtimes.python_of(local_inventory, {"runtime": {"key": "mine-1"}}) == f"{HOSTS_SEE}/mine-1/bin/python"
+
+
 @pytest.mark.usefixtures("unzipped")
 def test_leftovers_of_a_killed_build_are_deleted(local_inventory: Inventory, tmp_path: Path) -> None:
     dead, alive = tmp_path / "runtimes" / ".making-x-99999999", tmp_path / "runtimes" / ".making-x-1"
