@@ -191,8 +191,7 @@ def memory_of_host() -> dict[str, Any]:
 
 def packages(python: str, brought: Path) -> dict[str, Any]:
     """Return the trainer's Python, and the packages of it and of the job, by folder names."""
-    top = Path(python).parents[1] if len(Path(python).parents) > 1 else Path()
-    folders = [*sorted(top.glob("lib/python3*/site-packages")), brought]
+    folders = [*sorted(Path(python).parent.parent.glob("lib/python3*/site-packages")), brought]
     versions: dict[str, str] = {}
     for folder in folders:
         for path in islice(folder.glob("*.dist-info"), _PACKAGES):

@@ -105,7 +105,7 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
     return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool = False) -> ReplicaRecord:
+def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool) -> ReplicaRecord:
     """Return the record after the trainer was stopped, or never started.
 
     One that had ended by itself stays as it is. Set `killed` if it must start again together with its unit.
@@ -173,7 +173,7 @@ def is_restart(plan: Plan, status: int, out_of_memory: bool = False, asked_to_en
     return out_of_memory or (asked_to_end and code == SIGTERM_CODE)
 
 
-def is_fault(status: int, out_of_memory: bool = False) -> bool:
+def is_fault(status: int, out_of_memory: bool) -> bool:
     """Return True for an end that the program brought about itself: a code, a fault such as SIGSEGV, or too much memory."""
     return out_of_memory or status not in _FROM_OUTSIDE
 

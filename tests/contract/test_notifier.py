@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 from replicahosts import until
@@ -67,7 +69,7 @@ def notify_and_wait(
     until(lambda: notifier_.result is not None)
     assert notifier_.result is not None
     assert notifier_.result.time
-    assert len(pauses) == notifier_.result.attempts - 1
+    assert pauses == [1.0, 2.0][: notifier_.result.attempts - 1]
     return notifier_.result
 
 
@@ -119,6 +121,52 @@ def test_a_host_name_is_refused_by_its_address_at_request_time(monkeypatch: pyte
     assert (result.attempts, "169.254.169.254 is a link-local" in result.error) == (1, True)
 
 
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_connection_is_closed_after_the_answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(notifier, "_connected", lambda *_: ours)
+    with theirs:
+        theirs.sendall(f"HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n".encode())
+        with suppress(NotifyError):
+            post(split_url("https://example.com"), b"{}")
+        assert ours.fileno() < 0
+        request = theirs.recv(65536).decode()
+    head = "POST / HTTP/1.1\r\nHost: example.com:443\r\nAccept-Encoding: identity\r\nContent-Length: 2\r\n"
+    assert request == f"{head}Content-Type: application/json\r\nUser-Agent: scaletier\r\n\r\n{{}}"
+
+
+def test_https_is_used_with_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    names: list[str] = []
+
+    def wrap_socket(plain: socket.socket, server_hostname: str) -> str:
+        names.append(server_hostname)
+        if len(names) > 1:
+            raise ssl.SSLError(1, "certificate verify failed")
+        return "encrypted"
+
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 443))]
+    connections = iter([ours for ours, _ in pairs])
+    monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: addresses)
+    monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: next(connections))
+    monkeypatch.setattr(notifier.ssl, "create_default_context", lambda: SimpleNamespace(wrap_socket=wrap_socket))
+    parts = split_url("https://hooks.example.com/x")
+    assert notifier._connected(parts, 443, 5.0) == "encrypted"  # type: ignore[comparison-overlap]
+    with pytest.raises(ssl.SSLError):
+        notifier._connected(parts, 443, 5.0)
+    assert names == ["hooks.example.com"] * 2
+    assert [ours.fileno() < 0 for ours, _ in pairs] == [False, True]
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_a_name_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: [])
+    with pytest.raises(OSError, match="it has no address"):
+        notifier._connected(split_url("http://example.com"), 80, 5.0)
+
+
 def test_a_command_gets_the_record_on_stdin_only() -> None:
     argv, variables = on_stdin(["sh", "-c", 'cat; env | grep -c SCALETIER_RECORD; exit "$1"', "sh", "3"], RECORD)
     assert len(variables) > 1
@@ -144,4 +192,6 @@ def test_results_of_a_command_are_reported(code: int | str | None, error: str) -
 
 
 def test_a_command_gets_no_record_over_the_size_limit() -> None:
-    assert notify_and_wait("./done.sh", ["./done.sh"], record=b"x" * 1_000_001).error.startswith("the record has 1000001 bytes")
+    assert notify_and_wait("./done.sh", ["./done.sh"], record=b"x" * 1_000_001).error == (
+        "the record has 1000001 bytes, and a command is given 1000000 at most"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from replicahosts import Make, until
+from waiting import wait_for
 
 from hosts.agent import background, diagnosis
 from hosts.agent.diagnosis import LIMIT, LINES, encoded, hidden, lines_of
@@ -21,10 +22,11 @@ from hosts.agent.log import Log
 from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.bucket import BucketError
+from jobs.firsterror import FirstError
 from jobs.folder import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, Usage
 from jobs.states import JobState
 
 SECRET = "correct horse battery staple"
@@ -171,6 +173,7 @@ def test_an_error_of_a_diagnosis_is_one_line(error: Exception) -> None:
     files.released.set()
     task = diagnosis.start(files, "a", lambda: b"1", messages.append)  # type: ignore[arg-type]
     until(lambda: task.result is not None)
+    assert task.result is False
     reason = {BucketError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
     assert messages == [f"no diagnosis for fab bundle: {reason}"]
 
@@ -178,7 +181,7 @@ def test_an_error_of_a_diagnosis_is_one_line(error: Exception) -> None:
 def test_a_deleted_job_gets_no_diagnosis_and_no_message(tmp_path: Path) -> None:
     messages = list[str]()
     task = diagnosis.start(FolderBucket(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", messages.append)
-    until(lambda: task.result is not None)
+    assert wait_for(lambda: task.result, "the end")
     assert (messages, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -189,9 +192,13 @@ def test_a_diagnosis_that_is_too_large_loses_its_oldest_lines_first() -> None:
     record = json.loads(content)
     assert record["small"] == "here"
     assert record["lines"] == lines[-len(record["lines"]) :]
-    assert len(record["lines"]) > 20
+    assert len(record["lines"]) == LINES // 2 - 1
     record = json.loads(encoded({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
     assert record == {"schema": 1, "lines": [], "tfConfig": "left out, as it was too large", "small": "here"}
+
+
+def test_a_diagnosis_is_readable_json() -> None:
+    assert encoded({"schema": 1, "lines": ["é\udcff"]}) == '{\n "schema": 1,\n "lines": [\n  "é?"\n ]\n}\n'.encode()
 
 
 def test_the_last_lines_of_a_log_are_truncated(tmp_path: Path) -> None:
@@ -201,7 +208,7 @@ def test_the_last_lines_of_a_log_are_truncated(tmp_path: Path) -> None:
     log.close()
     lines = diagnosis.truncated(diagnosis.last_lines(log.path))
     assert len(lines) == LINES
-    assert lines[0]["message"] == "line 6"
+    assert lines[0] == {"time": "2026-01-31T12:00:06.000Z", "severity": "INFO", "message": "line 6"}
     assert (lines[-1]["severity"], len(lines[-1]["message"])) == ("ERROR", 4000)
 
 
@@ -230,17 +237,75 @@ def test_the_rest_of_a_truncated_secret_is_hidden(at: int, length: int) -> None:
     assert hidden("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
 
 
-def test_secrets_are_hidden_before_lines_are_truncated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["{}", "no JSON"])
+def test_a_diagnosis_is_complete_and_secrets_are_hidden_before_lines_are_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    for name in ("units", "memory_of_host"):
+        monkeypatch.setattr(diagnosis, name, lambda name=name: name)
+    monkeypatch.setattr(diagnosis, "disks", list)
+    monkeypatch.setattr(diagnosis, "now", lambda: "12:02")
+    monkeypatch.setattr(diagnosis.cgroup, "memory_events", lambda: {"/": {"oom_kill": 3}})
     (folder := tmp_path / "state" / "jobs" / "job01").mkdir(parents=True)
-    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a", secrets=["TOKEN"])
+    (folder / "brought-1.2.dist-info").mkdir()
+    python = tmp_path / "venv/bin/python3"
+    for version in ("3.11", "3.12"):
+        (tmp_path / f"venv/lib/python{version}/site-packages/dash-ed-{version}.dist-info").mkdir(parents=True)
+    (tmp_path / "venv/lib/python3.11/site-packages/nameless.dist-info").mkdir()
+    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task(config)}, "abc", folder="a/b", secrets=["TOKEN", "OTHER"])
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.write([OutputLine(1769860800.0, "INFO", "x" * 3990 + SECRET)])
     log.close()
-    assignment = Assignment(plan, "ps-0", folder / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
-    content = diagnosis.build(
-        HostFile("ps-0", str(tmp_path)), tmp_path, assignment, log.path, JobRecord("job01"), ReplicaRecord("ps-0"), ""
+    assignment = Assignment(plan, "ps-0", folder / "a/b", {"TOKEN": SECRET}, str(python), log)
+    error = FirstError("12:00", f"it is {SECRET}")
+    record = ReplicaRecord(
+        "ps-0", exitCode=3, errorMessage="no such column", endTime="12:01", firstError=error, usage=Usage(1.5)
     )
-    assert json.loads(content)["lines"][0]["message"] == "x" * 3990 + "[secret]"
+    job = JobRecord("job01", endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
+    for bucket in (str(tmp_path), "gs://mine"):
+        host = HostFile("h-0", bucket)
+        content = diagnosis.build(host, tmp_path / "state", assignment, log.path, job, record, "2026-01-31T12:10:00.500Z")
+        assert json.loads(content) == {
+            "schema": 1,
+            "jobId": "job01",
+            "clock": {
+                "leader": "master-0",
+                "leaderTime": "2026-01-31T12:00:00.000Z",
+                "time": "2026-01-31T12:10:00.500Z",
+                "aheadSeconds": 600.5,
+            },
+            "replica": "ps-0",
+            "host": "h-0",
+            "time": "12:02",
+            "trainer": {
+                "state": "PREPARING",
+                "exitCode": 3,
+                "outOfMemory": False,
+                "memoryLimit": None,
+                "restarts": 0,
+                "preempted": False,
+                "startTime": None,
+                "endTime": "12:01",
+                "errorMessage": "no such column",
+                "ended": None,
+                "firstError": {"time": "12:00", "message": "it is [secret]"},
+                "usage": {"cpuSeconds": 1.5, "cpus": None, "memoryBytes": None},
+            },
+            "lines": [
+                {"time": "2026-01-31T12:00:00.000Z", "severity": "INFO", "message": "x" * 3990 + "[secret]"},
+                {"time": "12:01", "severity": "ERROR", "message": "no such column"},
+            ],
+            "units": "units",
+            "kernel": {"memoryEvents": {"/": {"oom_kill": 3}}},
+            "disks": ["/", str(tmp_path / "state"), *([bucket] if bucket.startswith("/") else [])],
+            "memory": "memory_of_host",
+            "tfConfig": {} if config == "{}" else config,
+            "python": {
+                "path": str(python),
+                "versions": ["python3.11", "python3.12"],
+                "packages": {"brought": "1.2", "dash-ed": "3.12"},
+            },
+        }
 
 
 def test_the_clock_s_offset_is_the_host_s_time_minus_the_leader_s() -> None:
@@ -260,14 +325,40 @@ def test_a_missing_systemctl_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert diagnosis.units()["notReadable"].startswith("systemctl: ")
     program = tmp_path / "systemctl"
-    program.write_text(
-        "#!/bin/sh\nprintf 'Id=a.service\\nResult=oom-kill\\n\\nId=b.service\\nLoadState=not-found\\nResult=success\\n'\n"
-    )
+    program.touch()
     program.chmod(0o755)
-    assert diagnosis.units() == {"a.service": {"Result": "oom-kill"}, "b.service": {"LoadState": "not-found"}}
+
+    def units(script: str) -> dict[str, Any]:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        return diagnosis.units()
+
+    first, second = (
+        "Id=a.service\\nResult=oom-kill\\nStatusText=a=b=c\\n",
+        "Id=b.service\\nLoadState=not-found\\nResult=success",
+    )
+    assert units(f"printf '{first}\\n{second}\\n\\nResult=x\\n'") == {
+        "a.service": {"Result": "oom-kill", "StatusText": "a=b=c"},
+        "b.service": {"LoadState": "not-found"},
+    }
+    assert units("echo ' no bus ' >&2; exit 1") == {"notReadable": "systemctl: no bus"}
+    assert units("exit 4") == {"notReadable": "systemctl: 4"}
 
 
 def test_a_disk_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     present, absent = diagnosis.disks([str(tmp_path), str(tmp_path / "gone")])
+    assert list(present) == ["path", "totalBytes", "freeBytes", "files", "freeFiles"]
     assert present["totalBytes"] > 0
     assert absent == {"path": str(tmp_path / "gone"), "notReadable": "No such file or directory"}
+
+
+def test_the_host_s_memory_is_null_where_it_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10}
+    monkeypatch.setattr(diagnosis.cgroup, "memory_limit", lambda: 5)
+
+    def sysconf(name: str) -> int:
+        if name not in values:
+            raise ValueError(name)
+        return values[name]
+
+    monkeypatch.setattr(diagnosis.os, "sysconf", sysconf)
+    assert diagnosis.memory_of_host() == {"machineBytes": 40960, "machineFreeBytes": None, "unitLimitBytes": 5}

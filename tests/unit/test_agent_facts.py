@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import wait_for
@@ -71,7 +73,9 @@ def test_unhashed_data_has_a_reason(data: Path, monkeypatch: pytest.MonkeyPatch)
     assert facts.digest(["nowhere://x"])["notHashed"].startswith("nowhere://x cannot be read: ")
     monkeypatch.setattr(facts, "LIMIT", 10)
     assert facts.digest([]) == {"paths": [], "notHashed": "no argument of the trainer names any"}
-    assert "are more than the" in facts.digest([str(data)])["notHashed"]
+    assert facts.digest([str(data)])["notHashed"] == "0.0 GB are more than the 0 GB that are hashed at most"
+    monkeypatch.setattr(facts, "LIMIT", 11)
+    assert facts.digest([str(data)])["bytes"] == 11
 
 
 def plan(*data: Path) -> Plan:
@@ -88,6 +92,7 @@ def test_the_chief_completes_the_manifest_once_it_exists(tmp_path: Path, data: P
     item = store.read(paths.manifest("job01"))
     assert item is not None
     written = json.loads(item.content)
+    assert item.content == (json.dumps(written, indent=1) + "\n").encode()
     assert written["data"] == new_facts["data"] == facts.digest([str(data)])
     assert written["module"] == "m"
     assert written["versions"] == {"scaletier": "9", **new_facts["versions"]}
@@ -128,6 +133,45 @@ def test_a_missing_or_failing_python_is_no_error(tmp_path: Path) -> None:
     ledger.store.create(paths.manifest("job01"), b"{}")
     new_facts = wait_for(Manifest(plan(tmp_path), "false", ledger).new_facts, "the manifest")
     assert new_facts == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
+
+
+@pytest.mark.parametrize(
+    ("script", "new_facts"),
+    [
+        ("""echo noise; echo '{"a": 1}'""", {"a": 1}),
+        ("""echo '{"a": 1}'; exit 3""", {"data": {"paths": [], "notHashed": "hashing ended with 3"}}),
+        ("echo '[1]'", {"data": {"paths": [], "notHashed": "hashing ended with 0"}}),
+    ],
+)
+def test_the_last_line_of_a_python_that_succeeded_has_the_facts(tmp_path: Path, script: str, new_facts: dict[str, Any]) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    ledger = Ledger(FolderBucket(tmp_path / "bucket"))
+    manifest = Manifest(plan(), str(python), ledger)
+    wait_for(lambda: manifest.new_facts() is not None or bool(manifest._facts), "what the chief's host knows")
+    assert manifest.new_facts() is None, "the bucket fails"
+    (tmp_path / "bucket").mkdir()
+    ledger.store.create(paths.manifest("job01"), b"{}")
+    assert manifest.new_facts() == new_facts
+    assert manifest.new_facts() is None
+
+
+def test_the_program_prints_the_facts_of_its_python_at_a_low_priority(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    (site / "tensorflow_cpu-2.99.dist-info").mkdir(parents=True)
+    (site / "tensorflow_cpu-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: 2.99\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setattr(sys, "argv", ["facts", str(data)])
+    monkeypatch.setattr(sys, "path", [])
+    nice: list[int] = []
+    monkeypatch.setattr(facts.os, "nice", nice.append)
+    facts.main()
+    assert (sys.path, nice) == ([str(site)], [10])
+    versions = {"python": platform.python_version(), "tensorflow": "2.99"}
+    assert json.loads(capsys.readouterr().out) == {"versions": versions, "data": facts.digest([str(data)])}
 
 
 def test_the_leader_adds_the_facts_to_the_record_once() -> None:

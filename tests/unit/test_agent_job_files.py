@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_agent_unsaved import wait_for_newer_ctime
+from waiting import wait_for
 
+from hosts.agent import job_files as job_files_module
+from hosts.agent import token_broker
 from hosts.agent.cgroup import processors
 from hosts.agent.job_files import JobFiles, threads
 from hosts.agent.launcher_client import SOCKET
+from hosts.agent.token_broker import Mint
 from jobs import paths
-from jobs.bucket import BucketError
+from jobs.bucket import BucketError, Conflict
+from jobs.chunks import ChunkFolder, ChunkReader
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
-from jobs.records import HostFile, Plan, Task
+from jobs.notification import Notification
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.states import JobState
+from jobs.study import Study
 
 PLAN = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}")}, "abc")
 
@@ -34,9 +45,16 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def job_files(state: Path, environ: dict[str, str] | None = None, launcher: Any = None) -> JobFiles:
+def job_files(
+    state: Path,
+    environ: dict[str, str] | None = None,
+    launcher: Any = None,
+    bucket: str = "/bucket",
+    python: str = HostFile.python,
+    mint: Mint = token_broker.mint,
+) -> JobFiles:
     store = FolderBucket(state.parent / "bucket")
-    return JobFiles(HostFile("ps-0", "/bucket"), state, Ledger(store), store, environ or {}, launcher)
+    return JobFiles(HostFile("ps-0", bucket, python=python), state, Ledger(store), store, environ or {}, launcher, mint)
 
 
 def environment(state: Path, plan: Plan = PLAN, environ: dict[str, str] | None = None, launcher: Any = None) -> dict[str, str]:
@@ -163,6 +181,20 @@ def test_an_agent_removes_folders_of_any_depth(state: Path) -> None:
         subprocess.run(["rm", "-rf", fetched], check=True)
 
 
+def test_a_package_from_the_bucket_is_laid_out_once(state: Path) -> None:
+    folder = tarfile.TarInfo("deep")
+    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+    plan = put_package(state, (tarfile.TarInfo("task.py"), b"one"), (folder, b""), (tarfile.TarInfo("deep/er.py"), b"two"))
+    package = state / "fetched/job01/package"
+    assert job_files(state).prepare(plan, "ps-0").directory == package
+    assert {path.name: path.read_text() for path in package.rglob("*.py")} == {"task.py": "one", "er.py": "two"}
+    assert (package.parent / "package.sha256").read_text() == plan.packageSha256
+    (state.parent / "bucket" / paths.package("job01")).unlink()
+    assert job_files(state).prepare(plan, "ps-0").directory == package
+    with pytest.raises(BucketError, match=r"jobs/job01/package\.tar\.gz is not there yet"):
+        job_files(state).prepare(replace(plan, packageSha256="0"), "ps-0")
+
+
 @pytest.mark.parametrize("member", ["../evil.py", "/evil.py", "link"])
 def test_a_package_with_a_member_outside_its_folder_is_refused(state: Path, member: str) -> None:
     entry = tarfile.TarInfo(member)
@@ -201,3 +233,137 @@ def test_the_cpu_quota_limits_processors_and_threads(tmp_path: Path, quota: str,
     assert count == min(len(os.sched_getaffinity(0)), limit)
     assert threads(count)["TF_NUM_INTEROP_THREADS"] == str(max(inter, count))
     assert threads(count)["OMP_NUM_THREADS"] == threads(count)["TF_NUM_INTRAOP_THREADS"] == str(count)
+
+
+def messages(files: JobFiles) -> list[str]:
+    assert files._log
+    files._log.roll()
+    return [json.loads(entry.line)["message"] for entry in ChunkReader(ChunkFolder(files._log.path)).entries()]
+
+
+def ending(state: Path, notify: str) -> JobFiles:
+    """Return the files of a job that has begun, with an output that is there."""
+    (output := state / "output").mkdir()
+    (state / "jobs/job01/package").mkdir()
+    (state / "secrets").mkdir()
+    (state / "secrets/job01.json").write_text('{"TOKEN": "correct horse"}')
+    plan = replace(with_environment(JOB_DIR=str(output), JOB_ID="job01"), notify=notify, secrets=["TOKEN"])
+    files = job_files(state)
+    files.prepare(plan, "ps-0")
+    return files
+
+
+def test_a_command_gets_the_record_of_an_ended_job_once_and_without_secrets(state: Path) -> None:
+    files = ending(state, "sh -c 'cat >> $JOB_DIR/$0; pwd; exit 5' ${JOB_ID}")
+    job = JobRecord("job01", JobState.FAILED, errorMessage="it says correct horse")
+    result = wait_for(lambda: files.notify(job), "the report")
+    assert files.notify(job) is result
+    assert replace(result, time="") == Notification("command sh …", "", 1, "it exited with status 5")
+    written = json.loads((state / "output/job01").read_bytes())
+    assert written == replace(job, errorMessage="it says [secret]").to_dict()
+    assert messages(files) == [f"{state}/jobs/job01/package"], "it runs as the trainer, and its output is in the log"
+
+
+def test_a_command_that_takes_too_long_is_stopped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files_module, "COMMAND_SECONDS", 0.0)
+    files = ending(state, "sleep 600")
+    result = wait_for(lambda: files.notify(JobRecord("job01", JobState.SUCCEEDED)), "the report")
+    assert result.error == "it was stopped after 30 s"
+
+
+def test_a_job_that_ran_with_an_output_is_searched_for_unsaved_files(state: Path) -> None:
+    (state / "jobs/job01/package").mkdir()
+    wait_for_newer_ctime(state / "jobs/job01/package.sha256")
+    (state / "jobs/job01/package/model").write_text("x")
+    ran, plan = ReplicaRecord("ps-0", startTime="2026-01-31T12:00:00.000Z"), with_environment(JOB_DIR=f"{state}/output")
+    files = job_files(state, python=sys.executable)
+    assert files.unsaved(ran) == UnsavedFiles(), "no job is here"
+    for plan_, record in (
+        (replace(plan, study=Study([])), ran),
+        (plan, ReplicaRecord("ps-0")),
+        (with_environment(), ran),
+    ):
+        files.prepare(plan_, "ps-0")
+        assert files.unsaved(record) == UnsavedFiles()
+    files.prepare(plan, "ps-0")
+    assert wait_for(lambda: files.unsaved(ran), "the search") == UnsavedFiles(True, ["model"], 1, 1)
+    assert files.unsaved(ran) is files.unsaved(ran)
+
+
+def test_the_chief_s_host_gives_its_facts_once_and_stops_hashing_at_the_end(state: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, tasks=dict.fromkeys(PLAN.replicas, Task("{}")), python=sys.executable)
+    (state.parent / "bucket" / paths.manifest("job01")).write_text("{}")
+    files = job_files(state)
+    assert files.facts() is None
+    files.prepare(plan, "ps-0")
+    assert files.facts() is None
+    assert files._job
+    assert files._job.manifest is None
+    files.prepare(plan, "master-0")
+    assert wait_for(files.facts, "the facts")["data"] == {"paths": [], "notHashed": "no argument of the trainer names any"}
+    assert files.facts() is None
+    (slow := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    files.prepare(replace(plan, python=str(slow)), "master-0")
+    assert files._job.manifest
+    process = files._job.manifest._process
+    assert process
+    files.finish()
+    assert process.returncode == -9
+    assert files.facts() is None
+
+
+def test_each_job_on_google_has_a_broker_of_its_own(state: Path) -> None:
+    (state.parent / "bucket/jobs/job02").mkdir()
+    (state / "jobs/job02").mkdir()
+    (state / "jobs/job02/package.sha256").write_text("abc")
+
+    def refuse(rules: Any) -> tuple[str, float]:
+        raise OSError("HTTP 403")
+
+    files = job_files(state, bucket="gs://mine", mint=refuse)
+    created: list[str] = []
+    files._ledger.store.create = lambda name, content: created.append(name) or ""  # type: ignore[method-assign, func-returns-value]
+    brokers = []
+    for job_id in ("job01", "job02"):
+        environ = files.prepare(replace(with_environment(), jobId=job_id), "ps-0").environment
+        assert files._broker
+        brokers.append(files._broker)
+        assert environ["GCE_METADATA_HOST"] == environ["GCE_METADATA_IP"] == f"127.0.0.1:{files._broker.port}"
+    assert created == ["jobs/job01/output/", "jobs/job02/output/"]
+    assert [broker._server.socket.fileno() < 0 for broker in brokers] == [True, False]
+    with pytest.raises(OSError, match="HTTP 403"):
+        brokers[1].token()
+    assert messages(files) == ["no token for the bucket: HTTP 403"]
+    brokers[1].close()
+
+
+def test_a_folder_above_the_output_that_exists_is_no_error(state: Path) -> None:
+    (state.parent / "bucket/jobs/job01").mkdir(exist_ok=True)
+    files = job_files(state, bucket="gs://mine")
+
+    def exists(name: str, content: bytes) -> str:
+        raise Conflict(name)
+
+    files._ledger.store.create = exists  # type: ignore[method-assign]
+    assert files.prepare(with_environment(), "ps-0").environment["GCE_METADATA_HOST"]
+    assert files._broker
+    files._broker.close()
+
+
+def test_attempts_of_a_job_share_a_log_and_another_job_closes_it(state: Path) -> None:
+    (state / "jobs/job02").mkdir()
+    (state / "jobs/job02/package.sha256").write_text("abc")
+    files = job_files(state)
+    files.prepare(with_environment(), "ps-0")
+    log = files._log
+    assert log
+    files.prepare(with_environment(), "ps-0")
+    assert files._log is log
+    wait_for(files.finish, "the archive of the log")
+    log.write_message("late")
+    assert log.closed() == []
+    files.prepare(replace(with_environment(), jobId="job02"), "ps-0")
+    assert [chunk.size for chunk in log.closed()] == [path.stat().st_size for path in log.path.iterdir()]
+    assert files._log
+    assert files._log.job_id == "job02"

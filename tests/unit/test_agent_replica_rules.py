@@ -182,8 +182,10 @@ def test_resume_keeps_a_final_or_waiting_record() -> None:
     ):
         record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
         assert rules.resume(PLAN, "worker-0", 0, record, NOW) == record
-    waiting = replace(RUNNING, state=PREPARING, restarts=1)
+    waiting = replace(RUNNING, state=PREPARING, restarts=1, terminationReason="signal 9 (SIGKILL)")
     assert rules.resume(PLAN, "worker-0", 0, waiting, NOW) == waiting
+    preempted = replace(waiting, terminationReason=rules.PREEMPTED)
+    assert rules.resume(PLAN, "worker-0", 0, preempted, NOW) == replace(waiting, terminationReason=""), "it is back"
 
 
 def test_another_attempt_resets_all_but_a_chief_that_succeeded() -> None:
@@ -198,13 +200,23 @@ def test_another_attempt_resets_all_but_a_chief_that_succeeded() -> None:
     assert not rules.outdated(PLAN, replace(done, attempt=1), 1)
 
 
+def test_a_new_attempt_and_a_start_forget_an_end() -> None:
+    ended = {"state": EXITED, "exitCode": 137, "signal": 9, "killed": True, "endTime": NOW, "errorMessage": "tail"}
+    record = replace(RUNNING, **ended, starts=2, restarts=2, restartsUsed=2, faults=1, crashLooping=True)  # type: ignore[arg-type]
+    fresh = {"restarts": 0, "restartsUsed": 0, "faults": 0, "crashLooping": False, "killed": False, "errorMessage": ""}
+    again = rules.for_attempt(record, 3)
+    assert again == replace(record, state=PREPARING, attempt=3, **fresh)  # type: ignore[arg-type]
+    started = rules.started(replace(again, killed=True, errorMessage="tail"), "later")
+    assert started == replace(RUNNING, attempt=3, starts=3, lastStartTime="later")
+
+
 def test_a_stop_keeps_the_earlier_end() -> None:
     done = replace(RUNNING, state=EXITED, exitCode=0)
-    assert rules.after_stop(done, 143, NOW) == done
-    assert (rules.after_stop(RUNNING, 143, NOW).exitCode, rules.after_stop(RUNNING, 143, NOW).endTime) == (
-        143,
-        NOW,
-    )
+    assert rules.after_stop(done, 143, NOW, killed=True) == done
+    for killed in (False, True):
+        stopped = replace(RUNNING, state=EXITED, exitCode=143, endTime=NOW, killed=killed)
+        assert rules.after_stop(RUNNING, 143, NOW, killed) == stopped
+    assert rules.after_stop(RUNNING, None, NOW, False) == replace(RUNNING, state=EXITED, endTime=NOW)
 
 
 def test_a_start_keeps_the_first_start_time_and_counts() -> None:
@@ -269,3 +281,40 @@ def test_a_preemption_uses_no_restart(state: ReplicaState) -> None:
     assert (restart_all.killed, restart_all.preempted) == (True, False), "its peers restart with it"
     crashed = rules.resume(PLAN, "worker-0", 0, rules.started(back, NOW), NOW)
     assert (crashed.state, crashed.terminationReason) == (EXITED, ""), "a later end counts"
+
+
+@pytest.mark.parametrize(
+    ("end", "restarts"),
+    [
+        ((0,), False),
+        ((0, True), False),
+        ((1,), False),
+        ((1, True), True),
+        ((1, False, True), False),
+        ((7, True), False),
+        ((42,), True),
+        ((143,), False),
+        ((143, False, True), True),
+        ((-6,), True),
+        ((-9,), False),
+    ],
+)
+def test_the_user_s_codes_decide_before_signals_and_memory(end: tuple[int, bool, bool], restarts: bool) -> None:
+    plan = replace(PLAN, restartCodes=[42, 134], permanentCodes=[7, 137])
+    assert rules.is_restart(plan, *end) is restarts
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [(0, False), (1, True), (137, True), (143, False), (-1, False), (-2, False), (-9, False), (-11, True), (-15, False)],
+)
+def test_ends_from_outside_are_no_faults_of_the_program(status: int, fault: bool) -> None:
+    assert rules.is_fault(status, False) is fault
+    assert rules.is_fault(status, True)
+
+
+def test_an_end_in_words() -> None:
+    assert rules.Exit(3) == (3, False, None, 0)
+    ends = [rules.describe_end(status) for status in (3, -9, -40)]
+    assert ends == ["status 3", "signal 9 (SIGKILL)", "signal 40"]
+    assert rules.describe_end(-40, True) == "signal 40, out of memory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -98,10 +99,14 @@ def test_a_start_that_timed_out_is_repeated() -> None:
     host.fails = TimeoutError("the launcher did not answer")
     host.orders(0)
     assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
+    assert host.supervisor.step() == 1.0, "the second restart waits"
+    assert (host.record.state, host.record.restarts) == ("PREPARING", 2)
     host.fails = None
-    host.clock.pass_(60)
-    host.supervisor.step()
+    host.clock.pass_(1.0)
+    assert host.supervisor.step() == 9.0
     assert host.record.state == "RUNNING"
+    message = "the trainer cannot start: the launcher did not answer"
+    assert host.messages == [("ERROR", message)] * 2 + [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
 
 
 def test_no_trainer_runs_before_the_job_s_record_was_read() -> None:
@@ -193,13 +198,28 @@ def test_out_of_memory_is_recorded(host: Host) -> None:
     assert ("WARNING", "restarting after signal 9 (SIGKILL), out of memory (1 of 5)") in host.messages
 
 
-@pytest.mark.parametrize("error", [OSError("no python"), ValueError("embedded null byte")])
-def test_a_trainer_that_cannot_start_is_an_exit(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError("no python"), "no python"),
+        (ValueError("embedded null byte"), "embedded null byte"),
+        (FileNotFoundError(2, "No such file or directory"), "python: No such file or directory"),
+    ],
+)
+def test_a_trainer_that_cannot_start_is_an_exit(error: Exception, reason: str) -> None:
     host = Host()
     host.fails = error
     host.orders(0)
     assert (host.record.state, host.record.exitCode) == ("EXITED", 127)
-    assert host.record.errorMessage == f"the trainer cannot start: {error}"
+    assert host.record.errorMessage == f"the trainer cannot start: {reason}"
+    assert host.messages == [("ERROR", host.record.errorMessage)]
+
+
+def test_trials_are_run_by_the_tuner_with_the_agent_s_python() -> None:
+    plan = replace(PLAN, study=Study("accuracy", "MAXIMIZE", []))
+    tuner = Path(__file__).resolve().parents[2] / "hosts/tuner/__main__.py"
+    argv = Assignment(plan, "worker-0", Path("/package"), {}, "python", Host()).argv
+    assert argv == [sys.executable, "-I", str(tuner), "job01", "worker-0"]
 
 
 def test_the_end_of_the_job_stops_the_trainer_once(host: Host) -> None:

@@ -8,6 +8,8 @@ import socket
 import sys
 import threading
 from dataclasses import replace
+from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_for
 
+from hosts.agent import token_broker
 from hosts.agent.token_broker import MOST_BUCKETS, PORT, Access, Broker, access, boundary, main
 from jobs.records import Plan, Task
 
@@ -173,3 +176,67 @@ def test_a_command_gets_access_to_its_output_only() -> None:
     assert "/buckets/mine/objects/jobs/job01/output/'" in conditions["inRole:roles/storage.objectUser"]
     assert "/buckets/mine/objects/data/'" in conditions["inRole:roles/storage.objectViewer"]
     assert {rule["availableResource"].rpartition("/")[2] for rule in granted} == {"mine"}
+
+
+def test_the_broker_of_a_command_is_closed_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers: list[Broker] = []
+
+    class Kept(Broker):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            brokers.append(self)
+
+    def run(argv: list[str], check: bool) -> SimpleNamespace:
+        (broker,) = brokers
+        assert (argv, check) == (["sh", str(broker.port)], False)
+        assert broker._server.socket.fileno() >= 0
+        return SimpleNamespace(returncode=4)
+
+    monkeypatch.setattr(token_broker, "Broker", Kept)
+    monkeypatch.setattr(token_broker.subprocess, "run", run)
+    assert main(["gs://mine/jobs/job01/output", "--", "sh", PORT], lambda _: ("", 0.0)) == 4
+    assert brokers[0]._server.socket.fileno() < 0
+
+
+def test_no_client_keeps_the_broker_from_its_end() -> None:
+    broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    before = set(threading.enumerate())
+    with theirs:
+        broker._server.process_request(ours, ("127.0.0.1", 1))
+        assert all(thread.daemon for thread in set(threading.enumerate()) - before)
+        broker.close()
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_google_s_token_service_narrows_the_host_s_token(monkeypatch: pytest.MonkeyPatch, expires: bool) -> None:
+    import google.auth
+    from google.auth import downscoped, exceptions
+
+    steps: list[Any] = []
+
+    class Credentials:
+        token, expiry = "wide", None
+
+        def __init__(self, source: str, boundary: Any) -> None:
+            steps.append((source, boundary.to_json()))
+
+        def refresh(self, request: Any) -> None:
+            if steps[-1] == "fail":
+                raise exceptions.RefreshError("two\n  lines")
+            self.token = "narrow"
+            self.expiry = datetime(2026, 1, 31, 13, 0, 0) if expires else None  # type: ignore[assignment]
+
+    def default(scopes: list[str]) -> tuple[str, None]:
+        assert scopes == ["https://www.googleapis.com/auth/cloud-platform"]
+        return "source", None
+
+    monkeypatch.setattr(google.auth, "default", default)
+    monkeypatch.setattr(downscoped, "Credentials", Credentials)
+    monkeypatch.setattr(token_broker.time, "time", lambda: 1769860800.0)
+    rules = boundary(Access("mine", ("jobs/j/output",), ("data",), ("theirs",)))
+    assert token_broker.mint(rules) == ("narrow", 3600.0 if expires else 300.0)
+    assert steps == [("source", {"accessBoundary": {"accessBoundaryRules": rules}})]
+    monkeypatch.setattr(Credentials, "__init__", lambda *_: steps.append("fail"))
+    with pytest.raises(OSError, match=r"^Google's token service: two lines$"):
+        token_broker.mint(rules)

@@ -689,6 +689,79 @@ def test_the_end_of_a_launched_program_wakes_the_agent_by_sigchld(
     assert launched.reap() == (Exit(status, True, 9) if report[:1] == b"{" else Exit(-9))
 
 
+def test_a_launched_program_is_signalled_over_its_connection() -> None:
+    agent_end, launcher_end = socket.socketpair()
+    agent_end.settimeout(60.0)
+    with launcher_end, Path(os.devnull).open() as output:
+        launcher_end.sendall(b'{"pid": 7}\n')
+        launched = Launched(agent_end, {"cwd": "/"}, output.fileno(), "all")
+        assert agent_end.gettimeout() is None, "it may run for days"
+        launched.stop(2.5)
+        launched.signal(signal.SIGKILL)
+        assert launched.wait(0.0) is False
+        with launcher_end.makefile("rb") as file:
+            assert [file.readline() for _ in range(3)] == [b'{"cwd": "/"}\n', b"15 all 2.5\n", b"9\n"]
+    assert launched.wait(PATIENCE) is True
+    assert launched.reap() == Exit(-9)
+    assert agent_end.fileno() < 0
+    launched.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b'{"error": "no such folder"}\n', "^no such folder$"),
+        (b'{"pid"', "^the host's launcher ended without a word$"),
+        (None, "^the host's launcher did not answer in 60 s$"),
+    ],
+)
+def test_a_connection_is_closed_if_the_launcher_starts_nothing(answer: bytes | None, reason: str) -> None:
+    agent_end, launcher_end = socket.socketpair()
+    agent_end.settimeout(0.01 if answer is None else PATIENCE)
+    with launcher_end, Path(os.devnull).open() as output:
+        if answer:
+            launcher_end.sendall(answer)
+            launcher_end.shutdown(socket.SHUT_WR)
+        with pytest.raises(OSError, match=reason):
+            Launched(agent_end, {}, output.fileno())
+    assert agent_end.fileno() < 0
+
+
+def test_a_waiting_connection_is_used_unless_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    connections = iter([ours for ours, _ in pairs])
+    monkeypatch.setattr(launcher_client, "_connected", lambda _: next(connections))
+    launcher = Launcher("/socket", "/bucket")
+    for _ in range(2):
+        launcher.warm()
+    assert launcher._channel() is pairs[0][0]
+    launcher.warm()
+    pairs[1][1].sendall(b"x")
+    assert launcher._channel() is pairs[2][0]
+    assert [ours.fileno() < 0 for ours, _ in pairs] == [False, True, False]
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_a_host_without_a_launcher_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert launcher_client.launcher("/bucket", {}) is None
+    found = launcher_client.launcher("/bucket", {launcher_client.SOCKET: str(tmp_path / "none")})
+    assert found
+    sockets: list[socket.socket] = []
+    real = socket.socket
+
+    def make(*args: Any) -> socket.socket:
+        sockets.append(real(*args))
+        return sockets[-1]
+
+    monkeypatch.setattr(socket, "socket", make)
+    with pytest.raises(FileNotFoundError):
+        found.tidy([])
+    found.warm()
+    assert [each.fileno() < 0 for each in sockets] == [True, True]
+
+
 def test_a_waiting_launcher_is_used_and_a_dead_one_is_replaced(host: Host, tmp_path: Path) -> None:
     launcher = host.launcher
     launcher.warm()

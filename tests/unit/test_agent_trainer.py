@@ -1,0 +1,218 @@
+"""A trainer's output in the log and in what the agent reports of it, and the signals of a stop, with a fake process."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from waiting import wait_for
+
+from hosts.agent import log as log_module
+from hosts.agent import trainer as trainer_module
+from hosts.agent.log import Log, moment
+from hosts.agent.process import Child, ProcessRun
+from hosts.agent.replica_rules import Exit
+from hosts.agent.trainer import TAIL_CHARACTERS, TAIL_LINES, Trainer
+from jobs.chunks import ChunkFolder, ChunkReader
+from jobs.firsterror import FirstError
+from jobs.progress import JobProgress
+
+NOW = 1769860800.0
+REMARK = "I0000 00:00:1795315086.015852     267 port.cc:153] oneDNN custom operations are on. You may see"
+
+
+class FakeProcess:
+    """A process whose output the test writes, and which ends when the test sets its exit."""
+
+    pid = 7
+
+    def __init__(self, output: int) -> None:
+        self.output = os.dup(output)
+        self.exit: Exit | None = None
+        self.calls: list[str] = []
+
+    def stop(self, seconds: float) -> None:
+        self.calls.append(f"stop {seconds:g}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.calls.append(number.name)
+
+    def ended(self) -> bool:
+        return self.exit is not None
+
+    def reap(self) -> Exit:
+        self.calls.append("reap")
+        assert self.exit is not None
+        return self.exit
+
+
+class Started:
+    """A trainer with its fake process, its clock and its log."""
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, stop_signal: str = "main") -> None:
+        self.now = 100.0
+        self.log = Log(folder, "job01", "master-0")
+        run = ProcessRun("job01", ["x"], folder, env or {}, stop_signal=stop_signal)
+        self.trainer = Trainer(run, self.log, self.start)
+
+    def start(self, run: ProcessRun, output: int) -> FakeProcess:
+        self.process = FakeProcess(output)
+        return self.process
+
+    def prints(self, *lines: str) -> None:
+        os.write(self.process.output, "".join(f"{line}\n" for line in lines).encode())
+
+    def ends(self, status: int = 0, left: int = 0) -> Exit | None:
+        with suppress(OSError):
+            os.close(self.process.output)
+        self.process.exit = Exit(status, left=left)
+        return self.trainer.poll()
+
+    def logged(self) -> list[str]:
+        self.log.roll()
+        return [entry.line.decode() for entry in ChunkReader(ChunkFolder(self.log.path)).entries()]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    time = SimpleNamespace(time=lambda: NOW, monotonic=lambda: now[0])
+    monkeypatch.setattr(trainer_module, "time", time)
+    monkeypatch.setattr(log_module, "time", time)
+    return now
+
+
+def line(severity: str, message: str) -> str:
+    text = message.replace('"', '\\"')
+    return f'{{"time": "{moment(NOW)}", "severity": "{severity}", "replica": "master-0", "message": "{text}"}}'
+
+
+def test_a_trainer_s_output_is_logged_and_searched_for_errors_and_progress(tmp_path: Path, clock: list[float]) -> None:
+    started = Started(tmp_path, {"TF_CPP_MIN_LOG_LEVEL": "2"})
+    trainer = started.trainer
+    assert (trainer.pid, trainer.lines, trainer.tail, trainer.first_error, trainer.progress) == (7, 0, "", None, None)
+    reports = ['{"scaletier.progress": {"step": 5, "totalSteps": 9}}', '{"scaletier.progress": {"step": -1}}']
+    printed = ["one", *reports, "ERROR:root:no such column", "x" * (TAIL_CHARACTERS + 9)]
+    started.prints("zero", REMARK, *printed)
+    wait_for(lambda: trainer.lines == 6, "the lines")
+    assert trainer.poll() is None
+    end = started.ends(3)
+    assert (end, started.process.calls) == (Exit(3), ["reap"])
+    assert trainer.tail.split("\n") == ["zero", *printed[:-1], "x" * TAIL_CHARACTERS]
+    assert trainer.first_error == FirstError(moment(NOW), "ERROR:root:no such column")
+    assert trainer.progress == JobProgress(5, 9, time=moment(NOW))
+    complaint = (
+        "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
+    )
+    assert started.logged() == [
+        *(line("INFO", text) for text in ("zero", *printed[:3])),
+        line("ERROR", printed[3]),
+        line("INFO", printed[4]),
+        line("WARNING", complaint),
+    ]
+
+
+def test_the_tail_has_the_last_lines_and_remarks_are_logged_at_a_lower_level(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    started.prints(REMARK, *(f"line {n}" for n in range(30)))
+    os.write(started.process.output, b"no end")
+    assert started.ends() == Exit(0)
+    assert started.trainer.tail.split("\n") == [*(f"line {n}" for n in range(31 - TAIL_LINES, 30)), "no end"]
+    assert started.trainer.lines == 32
+    assert REMARK in started.logged()[0]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_processes_that_a_program_left_are_reported_unless_it_was_stopped(
+    tmp_path: Path, clock: list[float], stops: bool
+) -> None:
+    started = Started(tmp_path)
+    if stops:
+        started.trainer.stop(9.0)
+    assert started.ends(left=2) == Exit(0, left=2)
+    running = "2 of its processes still ran when the program ended with 0, and were ended"
+    warning = line("WARNING", f"{running}: it must wait for what it starts in the background")
+    assert started.logged() == ([] if stops else [warning])
+
+
+@pytest.mark.parametrize("stop_signal", ["main", "all"])
+def test_a_stop_signals_the_first_process_then_the_rest_and_kills_last(
+    tmp_path: Path, clock: list[float], stop_signal: str
+) -> None:
+    started = Started(tmp_path, stop_signal=stop_signal)
+    trainer, calls = started.trainer, started.process.calls
+    assert (trainer.stopping, trainer.due()) == (False, math.inf)
+    trainer.stop(10.0)
+    trainer.stop(1.0)
+    assert (trainer.stopping, calls) == (True, ["stop 10"])
+    assert trainer.due() == (8.0 if stop_signal == "main" else 10.0)
+    clock[0] = 107.9
+    assert trainer.poll() is None
+    assert trainer.due() == pytest.approx(0.1 if stop_signal == "main" else 2.1)
+    clock[0] = 108.0
+    for _ in range(2):
+        assert trainer.poll() is None
+    rest = ["SIGTERM"] if stop_signal == "main" else []
+    assert (calls, trainer.due()) == (["stop 10", *rest], 2.0)
+    clock[0] = 110.0
+    assert trainer.poll() is None
+    assert (calls, trainer.due()) == (["stop 10", *rest, "SIGKILL"], 0.1)
+    assert started.ends(-9) == Exit(-9)
+
+
+def open_pipes() -> set[str]:
+    names = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            names.add(str(path.readlink()))
+    return {name for name in names if name.startswith("pipe:")}
+
+
+def test_no_pipe_stays_open_after_a_trainer_s_end_or_a_failed_start(tmp_path: Path) -> None:
+    def refuse(run: ProcessRun, output: int) -> FakeProcess:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    before = open_pipes()
+    with pytest.raises(FileNotFoundError):
+        Trainer(ProcessRun("job01", ["x"], tmp_path, {}), Log(tmp_path, "job01", "master-0"), refuse)
+    assert open_pipes() - before == set()
+    Started(tmp_path).ends()
+    assert open_pipes() - before == set()
+
+
+def test_a_process_that_left_the_session_and_writes_on_does_not_delay_the_end(tmp_path: Path) -> None:
+    started, over = Started(tmp_path), threading.Event()
+    escaped = os.dup(started.process.output)
+
+    def write() -> None:
+        with suppress(OSError):
+            while not over.is_set():
+                os.write(escaped, b"x" * 60_000 + b"\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert started.ends() == Exit(0)
+    finally:
+        over.set()
+        writer.join()
+        os.close(escaped)
+
+
+def test_a_child_reads_its_input_and_what_it_leaves_is_killed(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"]}
+    for argv, stdin, printed in ((["cat"], b"abc", b"abc"), (["sh", "-c", "cat; echo no; sleep 600 & exit 3"], b"", b"no\n")):
+        pipe, output = os.pipe()
+        child = Child(ProcessRun("job01", argv, tmp_path, env, stdin=stdin), output)
+        os.close(output)
+        wait_for(child.ended, "its end")
+        end = child.reap()
+        assert (end.status, end.out_of_memory) == (3 if b"no" in printed else 0, False)
+        with os.fdopen(pipe, "rb") as file:
+            assert file.read() == printed, "no process holds the pipe"
