@@ -19,7 +19,7 @@ from jobs.background import Background
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
-PIECE = 1 << 20
+PIECE = 2**20
 """The most bytes of a large object that are held in memory at once."""
 
 

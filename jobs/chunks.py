@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 LIMIT = 1_000_000_000
 """Bytes of a replica's log that are kept by default."""
-LARGEST = 1 << 20
+LARGEST = 2**20
 NO_LOG = 66  # sysexits' EX_NOINPUT
 TOO_SLOW = 65
 PATTERN_SECONDS = 1.0
@@ -31,8 +31,8 @@ SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _HEAD_SHARE = 8
 _NAME = re.compile(r"(\d{10,})-(\d{15,})-(\d{12,})\.jsonl")
 _BEGINS = re.compile(rb'\{"time": "([^"]*)", "severity": "(\w*)", ')
-_BLOCK = 1 << 18
-_FROM_THE_END = 1 << 15
+_BLOCK = 2**18
+_FROM_THE_END = 2**15
 _POLL_SECONDS = 0.05
 _LAST_SECONDS = 0.2
 _TICK_NANOSECONDS = 100_000_000
@@ -253,17 +253,18 @@ def newest(source: ChunkSource, log_filter: LogFilter) -> tuple[list[LogEntry], 
     end: Position | None = None
     before: dict[Chunk, Chunk | None] = dict(zip(every, [None, *every], strict=False))
     for chunk in reversed(span(source, every, log_filter.since, log_filter.until)):
+        if len(entries) == log_filter.lines:
+            break
         for entry in _backwards(source, chunk):
             end = end or entry.position
             if log_filter.matches(entry.line):
                 entries.append(entry)
                 if len(entries) == log_filter.lines:
                     break
-        if len(entries) == log_filter.lines:
-            break
-        lines, size = _missing(source, before[chunk], chunk)
-        if size and LogFilter(since=log_filter.since).matches((gap := _gap(source, chunk, lines, size)).line):
-            entries.append(gap)
+        else:
+            gap = _gap_between(source, before[chunk], chunk)
+            if gap and LogFilter(since=log_filter.since).matches(gap.line):
+                entries.append(gap)
     behind = end if end and end > (every[-1].incarnation, every[-1].offset) else _behind(source, every[-1])
     return entries[::-1], behind
 
@@ -274,13 +275,12 @@ def _behind(source: ChunkSource, chunk: Chunk) -> Position:
     return last.position if last else Position(chunk.incarnation, chunk.offset)
 
 
-def _missing(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
-    """Return the lines and the bytes between two chunks that followed each other."""
-    if before is None or before.incarnation != chunk.incarnation:
-        return chunk.line, chunk.offset
-    if size := chunk.offset - before.end:
-        return chunk.line - before.line - source.read(before.name, 0, before.size).count(b"\n"), size
-    return 0, 0
+def _gap_between(source: ChunkSource, before: Chunk | None, chunk: Chunk) -> LogEntry | None:
+    """Return the line that stands for what was cut out between two chunks, or None if nothing was."""
+    lines, size = chunk.line, chunk.offset
+    if before and before.incarnation == chunk.incarnation and (size := chunk.offset - before.end):
+        lines -= before.line + source.read(before.name, 0, before.size).count(b"\n")
+    return _gap(source, chunk, lines, size) if size else None
 
 
 def span(source: ChunkSource, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
@@ -396,7 +396,7 @@ def _printed(entry: LogEntry) -> bytes:
 
 
 def _wait_for_end(ending: threading.Event) -> None:
-    while os.read(0, 1 << 16):
+    while os.read(0, 2**16):
         pass
     ending.set()
 

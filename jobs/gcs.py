@@ -39,8 +39,8 @@ _RECORD = "record"
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
 _WHOLE_FOLDER = 30  # times the limit for a call that goes through all of a folder
 _AT_ONCE = 8  # requests keeps ten connections
-_SMALL = 1 << 20
-_PART = 8 << 20  # a larger file is sent in parts of this size
+_SMALL = 2**20
+_PART = 2**23  # a larger file is sent in parts of this size
 _SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
 
 # Answers that are no JSON, or lack what Google's have, are failures too: a proxy's page, for one.
@@ -303,7 +303,7 @@ class _Timed:
         self._file, self._deadline, self._progress = file, deadline, progress
         self.seek, self.tell = file.seek, file.tell
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         self._check()
         piece = self._file.read(size)
         self._progress(len(piece))
@@ -322,7 +322,7 @@ class _Timed:
 def _kept(blob: Any) -> bytes | None:
     """Return a listed object's content if its metadata holds all of it; None if it must be fetched."""
     try:
-        content = zlib.decompress(base64.b64decode(blob.metadata[_RECORD], validate=True))
+        content = zlib.decompress(base64.b64decode(blob.metadata[_RECORD]))
         md5 = base64.b64decode(blob.md5_hash)
     except (TypeError, KeyError, ValueError, zlib.error):
         return None

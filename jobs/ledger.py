@@ -13,7 +13,7 @@ from jobs import paths
 from jobs.bucket import Conflict, RecordStore
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
-from jobs.serialization import Record, RecordError
+from jobs.serialization import NewerSchemaError, Record, RecordError
 from jobs.states import JobState
 from jobs.study import Trial
 
@@ -174,9 +174,9 @@ class Ledger:
             return Queue(), None
         try:
             return Queue.from_json(item.content), item.version
+        except NewerSchemaError:
+            raise
         except RecordError:
-            if b'"schema"' in item.content and _is_newer(item.content):
-                raise
             return self._rebuilt(), item.version
 
     def _rebuilt(self) -> Queue:
@@ -257,11 +257,3 @@ def _trial(number: int, content: bytes) -> Trial:
     if trial.trialId != number:
         raise RecordError(f"the record of trial {number} says that it is that of trial {trial.trialId}")
     return trial
-
-
-def _is_newer(content: bytes) -> bool:
-    try:
-        Queue.from_json(content)
-    except RecordError as error:
-        return "newer" in str(error)
-    return False

@@ -129,7 +129,7 @@ class JobProgress:
         eta = self.etaSeconds
         if eta is None and total is not None and self.stepsPerSecond:
             eta = max(total - self.step, 0) / self.stepsPerSecond
-        return replace(self, totalSteps=total, etaSeconds=eta if eta is None or not math.isfinite(eta) else round(eta, 1))
+        return replace(self, totalSteps=total, etaSeconds=None if eta is None or math.isinf(eta) else round(eta, 1))
 
 
 def read_report(line: str) -> JobProgress | None:
@@ -222,8 +222,6 @@ class ProgressFinder:
             time: when, for people.
         Returns: the error in the first invalid report; empty for any other line.
         """
-        if len(line) > LONGEST_REPORT and REPORT_KEY not in line[:LONGEST_NAME]:
-            return ""
         if not any(hint in line for hint in _HINTS):
             return ""
         try:

@@ -22,6 +22,10 @@ class RecordError(ValueError):
     """One line: what is wrong with a record, with the full path of the key."""
 
 
+class NewerSchemaError(RecordError):
+    """A record was written by a newer scaletier."""
+
+
 class Record:
     """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError.
 
@@ -59,10 +63,10 @@ class Record:
     @classmethod
     def from_dict(cls, data: Any) -> Self:
         """Return the record of plain values; errors are those of `from_json`."""
-        schema = data.get("schema", 1) if isinstance(data, dict) else 1
+        schema = data.get("schema") if isinstance(data, dict) else None
         if isinstance(schema, int) and schema > SCHEMA:
             newer = f"was written by a newer scaletier (schema {schema}, this one reads {SCHEMA})"
-            raise RecordError(f"{cls.kind} {newer}: bring this one up to date")
+            raise NewerSchemaError(f"{cls.kind} {newer}: bring this one up to date")
         check: Check = _check(cls)  # type: ignore[arg-type]  # a class is hashable
         record: Self = check(data, cls.kind)
         return record

@@ -193,13 +193,10 @@ def shown(value: float) -> str:
 
 def ranked(study: Study, trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials, the best first; those without a value come last, in the order of their numbers."""
-    sign = -1 if study.goal is Goal.MAXIMIZE else 1
-
-    def place(trial: Trial) -> tuple[bool, float, int]:
-        final = trial.finalMetric
-        return final is None, sign * final.objectiveValue if final else 0.0, trial.trialId
-
-    return sorted(trials, key=place)
+    by_number = sorted(trials, key=lambda trial: trial.trialId)
+    results = [(trial.finalMetric.objectiveValue, trial) for trial in by_number if trial.finalMetric]
+    results.sort(key=lambda result: result[0], reverse=study.goal is Goal.MAXIMIZE)
+    return [trial for _, trial in results] + [trial for trial in by_number if not trial.finalMetric]
 
 
 def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
@@ -209,7 +206,7 @@ def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
 
 def thin(measurements: list[Measurement]) -> list[Measurement]:
     """Return evenly spaced measurements if there are too many, the last among them."""
-    return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS) or -1][::-1]
+    return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS)][::-1] if measurements else []
 
 
 def words(hyperparameters: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import logging
+import math
 import os
 import re
 import socket
@@ -10,19 +14,24 @@ import subprocess
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.auth.credentials import Credentials
 from stores import FaultProxy, Kind, ask
 from waiting import limit
 
+from jobs import gcs as gcs_module
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError, Conflict
 from jobs.folder import FolderBucket, open_bucket
-from jobs.gcs import GcsBucket
+from jobs.gcs import GcsBucket, _Timed
 
 JOB = "jobs/job01/job.json"
 NOT_TEXT = bytes(range(256)) + b"\r\n--==0==--\n\xff" + "ß 模型".encode()
@@ -416,6 +425,97 @@ def test_a_lost_answer_is_retried(bucket: str, proxy: FaultProxy) -> None:
     assert store.read("jobs/made") == (b"one", created.result())
     assert store.read("jobs/replaced") == (b"two", replaced.result())
     assert sum(request.startswith("POST") for request in proxy.requests) == 4
+
+
+def test_a_missing_object_costs_two_requests(bucket: str, proxy: FaultProxy) -> None:
+    store = GcsBucket(f"gs://{bucket}/folder", limit())
+    store.create("a/there", b"one")
+    for call in (lambda: store.read("a/none"), lambda: store.read_part("a/none", 0, 1)):
+        proxy.requests.clear()
+        assert not call()
+        first, second = proxy.requests
+        assert "/folder%2Fa%2Fnone" in first
+        assert "maxResults=1&" in f"{second}&"
+        assert "prefix=folder/&" in f"{second.replace('%2F', '/')}&"
+
+
+def test_walking_an_object_that_has_objects_below(bucket: str) -> None:
+    store = GcsBucket(f"gs://{bucket}", limit())
+    assert store.walk("") == {}
+    for name in ("output", "output/a"):
+        store.upload(name, b"12")
+    assert store.walk("output") == {"a": 2}
+    store.delete("output/a")
+    assert store.walk("output") == {"": 2}
+
+
+def test_a_large_transfer_has_more_time(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GcsBucket(f"gs://{bucket}", limit())
+    limits, run = list[float | None](), store._run
+
+    def record(work: Callable[[Any], Any], seconds: float | None = None) -> Any:
+        limits.append(seconds)
+        return run(work, seconds)
+
+    monkeypatch.setattr(store, "_run", record)
+    store.upload("large", b"x" * 2_500_000)
+    assert store.download("large", tmp_path / "target")
+    store.remove("large")
+    assert limits == [limit() + 2.5, None, limit() + 2.5, 30 * limit()]
+
+
+@pytest.mark.parametrize(("deadline", "transferred"), [(math.inf, b"onetwo"), (0.0, b"")])
+def test_a_transfer_ends_at_its_deadline(deadline: float, transferred: bytes) -> None:
+    sizes, target = list[int](), io.BytesIO()
+    reader, writer = (_Timed(file, deadline, sizes.append) for file in (io.BytesIO(b"onetwo"), target))
+    with nullcontext() if transferred else pytest.raises(TimeoutError):
+        assert writer.write(reader.read(3)) == 3
+        assert writer.write(reader.read(9)) == 3
+    assert (target.getvalue(), sizes) == (transferred, [3, 3, 3, 3] if transferred else [])
+    with nullcontext() if transferred else pytest.raises(TimeoutError):
+        writer.write(b"")
+
+
+def test_a_token_is_renewed_when_it_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Token(Credentials):  # type: ignore[misc]
+        renewals = 0
+
+        def refresh(self, request: object) -> None:
+            self.renewals += 1
+            self.token = f"token {self.renewals}"
+
+    credentials = Token()
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.delenv("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", raising=False)
+    monkeypatch.setattr(gcs_module, "default", lambda scopes: (credentials, "project"))
+    store = GcsBucket("gs://bucket")
+    client = store._signed_in()
+    assert store._signed_in() is client
+    assert (credentials.token, client._credentials.token) == ("token 1", "token 1")
+    credentials.token = None
+    assert store._signed_in() is client
+    assert credentials.token == "token 2"
+    assert os.environ["DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"), [(ValueError("a\n b\n"), "a  b"), (TimeoutError(), "TimeoutError"), (ValueError(" "), "ValueError")]
+)
+def test_an_error_is_one_line(error: Exception, line: str) -> None:
+    assert gcs_module._line(error) == line
+
+
+def test_a_machine_without_md5_for_security_reads_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    def md5(content: bytes, *, usedforsecurity: bool = True, of: Callable[..., Any] = hashlib.md5) -> Any:
+        if usedforsecurity:
+            raise ValueError("disabled for FIPS")
+        return of(content, usedforsecurity=False)
+
+    monkeypatch.setattr(hashlib, "md5", md5)
+    sums = [base64.b64encode(md5(content, usedforsecurity=False).digest()).decode() for content in (b"one", b"two")]
+    record = base64.b64encode(zlib.compress(b"one")).decode()
+    blobs = [SimpleNamespace(metadata={"record": record}, md5_hash=each) for each in sums]
+    assert [gcs_module._kept(blob) for blob in blobs] == [b"one", None]
 
 
 def test_a_busy_server_is_retried(bucket: str, proxy: FaultProxy) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Flaky, until
 
-from jobs.bucket import BucketError, Conflict, TimeLimited
+from jobs import bucket
+from jobs.background import Background
+from jobs.bucket import BucketError, Conflict, TimeLimited, file_errors, replacing
 from jobs.folder import FolderBucket
 
 
@@ -97,6 +101,185 @@ def test_a_call_that_timed_out_in_the_queue_is_dropped(hanging: HangingStore) ->
     hanging.released.set()
     until(lambda: _works(store))
     assert len(store.scan("*")) == 1, "only the call in progress takes effect"
+
+
+def test_a_call_without_a_thread_fails_and_later_ones_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TimeLimited(FolderBucket(tmp_path), PATIENCE)
+
+    def refuse(work: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(BucketError, match=r"^no thread can be started: can't start new thread$"),
+    ):
+        patch.setattr(bucket, "Background", refuse)
+        store.read("a")
+    assert store.read("a") is None
+
+
+def test_work_in_the_background_returns_its_result_or_error() -> None:
+    released = threading.Event()
+    work = Background(lambda: (released.wait(PATIENCE), threading.current_thread().daemon)[1])
+    assert work.running
+    with pytest.raises(TimeoutError, match=r"^it takes longer than -1 s$"):
+        work.join(-1)
+    released.set()
+    assert work.join(PATIENCE) is True, "it must not keep a process from its end"
+    until(lambda: not work.running)
+    failing = Background(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.join(PATIENCE)
+
+
+def test_an_error_of_a_file_is_one_of_the_bucket() -> None:
+    with pytest.raises(BucketError) as caught, file_errors("/disk/x"):
+        raise OSError(28, "No space left on device")
+    assert (caught.value.errno, caught.value.strerror) == (28, "/disk/x: No space left on device")
+    with pytest.raises(BucketError, match=r"/disk/x: odd$"), file_errors("/disk/x"):
+        raise OSError("odd")
+    with pytest.raises(BucketError, match=r"^as it is$"), file_errors("/disk/x"):
+        raise BucketError("as it is")
+
+
+def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"before")
+    with pytest.raises(ZeroDivisionError), replacing(target) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert (target.read_bytes(), list(tmp_path.iterdir())) == (b"before", [target])
+    with replacing(target) as file:
+        file.write(b"after")
+        assert target.read_bytes() == b"before"
+    assert (target.read_bytes(), list(tmp_path.iterdir())) == (b"after", [target])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def test_a_write_is_on_the_disk_before_it_is_acknowledged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, opened, closed = list[int](), list[int](), list[int]()
+    os_open, os_close = os.open, os.close
+
+    def open_(path: Path, flags: int) -> int:
+        opened.append(os_open(path, flags))
+        return opened[-1]
+
+    def close(descriptor: int) -> None:
+        closed.append(descriptor)
+        os_close(descriptor)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "close", close)
+    store = FolderBucket(root)
+    version = store.create("a/b", b"one")
+    file, folder = root / "a/b", (root / "a").stat().st_ino
+    assert synced == [file.stat().st_ino, folder]
+    store.replace("a/b", b"two", version)
+    assert synced[2:] == [file.stat().st_ino, folder]
+    store.upload("a/b", b"three")
+    assert synced[4:] == [file.stat().st_ino, folder]
+    assert (len(opened), sorted(closed)) == (4, sorted(opened))
+
+
+def test_a_locked_folder_is_an_error_after_a_time(root: Path) -> None:
+    store = FolderBucket(root, 0.01)
+    version = store.create("a/b", b"one")
+    holder = os.open(root / "a", os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(BucketError, match=r"/a is locked by another for 0\.01 s$"):
+        store.replace("a/b", b"two", version)
+    os.close(holder)
+    assert store.replace("a/b", b"two", version) != version
+
+
+def test_another_writer_may_create_the_folder_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def mkdir_second(path: Path, mode: int) -> None:
+        mkdir(path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir_second)
+    FolderBucket(root).create("a/b/c", b"one")
+    assert (root / "a/b/c").read_bytes() == b"one"
+
+
+def test_a_removal_completes_one_that_another_process_began(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderBucket(root)
+    for name in ("jobs/job01/a", "jobs/job01/b"):
+        store.create(name, b"1")
+    walk = os.walk
+
+    def walk_late(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for parent, folders, names in walk(*arguments, **options):
+            (root / "jobs/job01/a").unlink()
+            yield parent, folders, names
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "walk", walk_late)
+        store.remove("jobs/job01", last="jobs/job01/job.json")
+    assert list((root / "jobs").iterdir()) == []
+    store.remove("jobs/job01", last="jobs/job01/job.json")
+
+
+def test_an_unreadable_file_or_folder_is_not_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderBucket(root)
+    store.create("a/b/c", b"1")
+    stat = Path.stat
+
+    def fail(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "c" and follow_symlinks:
+            raise OSError(5, "Input/output error")
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fail)
+        for call in (store.sizes, store.walk):
+            with pytest.raises(BucketError, match="Input/output error"):
+                call("a/b")
+    monkeypatch.setattr(os, "scandir", refuse)
+    for call in (store.walk, store.remove):
+        with pytest.raises(BucketError, match="Permission denied"):
+            call("a")
+    assert (root / "a/b/c").exists()
+
+
+GONE_CALLS: dict[str, Callable[[FolderBucket, Path], object]] = {
+    "open": lambda store, path: store.open("a"),
+    "read_part": lambda store, path: store.read_part("a", 0, 1),
+    "walk": lambda store, path: store.walk("a"),
+    "remove": lambda store, path: store.remove("a"),
+    "upload of a job": lambda store, path: store.upload("jobs/job01/a", b""),
+}
+
+
+@pytest.mark.parametrize("call", GONE_CALLS)
+def test_an_unmounted_folder_is_not_an_empty_one(tmp_path: Path, call: str) -> None:
+    with pytest.raises(BucketError, match=r"/none is not there$"):
+        GONE_CALLS[call](FolderBucket(tmp_path / "none"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_objects_that_do_not_exist(root: Path) -> None:
+    store = FolderBucket(root)
+    store.create("file", b"1")
+    for name in ("none", "file/below", "none/below"):
+        assert (store.read(name), store.open(name), store.read_part(name, 0, 9)) == (None, None, b"")
+        assert (store.sizes(name), store.walk(name), store.scan(f"{name}/*")) == ({}, {}, {})
+        store.delete(name)
+        with pytest.raises(Conflict):
+            store.replace(name, b"2", "1")
+    assert store.read("") is None
+    assert store.walk("file") == {"": 1}
 
 
 def _works(store: TimeLimited) -> bool:

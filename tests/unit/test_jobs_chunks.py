@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -139,6 +142,25 @@ def test_a_cut_keeps_the_beginning_and_the_newest_lines(chunk_lengths: list[int]
     assert log[-1:] == kept[-1:]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limit", "removed"),
+    [
+        ([1, 1, 1], 3, []),
+        ([1, 1, 1], 2, [0]),
+        ([1, 1, 1], 1, [0, 1]),
+        ([2, 1, 1, 5, 5], 16, []),
+        ([2, 1, 1, 6, 7], 16, [1]),
+        ([2, 1, 1, 6, 8], 16, [1, 2]),
+        ([3, 1, 1, 6, 7], 16, [0]),
+        ([9], 1, []),
+        ([1, 9], 1, [0]),
+    ],
+)
+def test_the_chunks_that_are_cut(lengths: list[int], limit: int, removed: list[int]) -> None:
+    log = [Chunk(INCARNATION, 100 * n, n, size) for n, size in enumerate(lengths)]
+    assert [chunk.line for chunk in cut(log, limit)] == removed
+
+
 def test_a_cut_is_reported_in_its_place() -> None:
     log = [text(n) for n in range(30)]
     source = ChunksInMemory(log, [5, 10, 10, 5])
@@ -154,11 +176,69 @@ def test_a_cut_is_reported_in_its_place() -> None:
     assert lines == [*log[:5], json.dumps(gap, ensure_ascii=False).encode(), *log[25:]]
     assert lines_of(newest(source, LogFilter(100))[0]) == lines
     assert lines_of(newest(source, LogFilter(5))[0]) == log[25:]
+    assert [lines_of(newest(source, LogFilter(count))[0]) for count in (6, 7)] == [lines[-6:], lines[-7:]]
     time = json.loads(log[26])["time"]
     assert lines_of(newest(source, LogFilter(100, since=time))[0]) == log[26:], "the gap is earlier than that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(ChunkReader(source).entries())[0])["message"]
     assert lines_of(newest(source, LogFilter(100))[0]) == lines_of(ChunkReader(source).entries())
+
+
+def messages_of(entries: list[LogEntry] | Iterator[LogEntry]) -> list[str]:
+    return [json.loads(entry.line)["message"] for entry in entries]
+
+
+def test_a_reader_from_the_middle_counts_lines_from_the_next_chunk_on() -> None:
+    log = [text(n, message=str(n)) for n in range(50)]
+    source = ChunksInMemory(log, [10] * 5)
+    position = list(ChunkReader(source).entries())[4].position
+    names = sorted(source.files)
+    sizes = [len(source.files.pop(names[number])) for number in (1, 3)]
+    assert messages_of(ChunkReader(source, position).entries()) == [
+        *"56789",
+        f"… {sizes[0]} bytes cut …",
+        *map(str, range(20, 30)),
+        f"… 10 lines, {sizes[1]} bytes cut …",
+        *map(str, range(40, 50)),
+    ]
+
+
+@pytest.mark.parametrize(("size", "shown"), [(49_999, "49999 bytes"), (60_000, "0.1 MB"), (1_250_001, "1.3 MB")])
+def test_the_size_of_what_was_cut(size: int, shown: str) -> None:
+    source = ChunksInMemory([], [])
+    source.files = {Chunk(INCARNATION, size, 9, 0).name: text(1, message="last") + b"\n"}
+    for entries in (ChunkReader(source).entries(), newest(source, LogFilter(5))[0]):
+        assert messages_of(entries) == [f"… 9 lines, {shown} cut …", "last"]
+
+
+def test_a_chunk_s_empty_first_line_counts() -> None:
+    source = ChunksInMemory([b"", b"one"], [2])
+    source.files[Chunk(INCARNATION, 20, 7, 0).name] = text(1, message="last") + b"\n"
+    for entries in (list(ChunkReader(source).entries()), newest(source, LogFilter(9))[0]):
+        assert lines_of(entries)[:2] == [b"", b"one"]
+        assert messages_of(entries[2:]) == ["… 5 lines, 15 bytes cut …", "last"]
+
+
+def test_a_new_incarnation_is_no_gap() -> None:
+    source = ChunksInMemory([b"one"], [1])
+    source.files[Chunk(INCARNATION + 1, 0, 0, 0).name] = b"two\n"
+    assert lines_of(newest(source, LogFilter(9))[0]) == lines_of(ChunkReader(source).entries()) == [b"one", b"two"]
+
+
+def test_an_empty_log() -> None:
+    source = ChunksInMemory([], [])
+    assert newest(source, LogFilter(5)) == ([], BEGINNING) == ([], (0, 0))
+    assert first(source, LogFilter(since="2026")) == first(ChunksInMemory([b"x"], [1]), LogFilter()) == BEGINNING
+    assert list(ChunkReader(source).entries()) == []
+
+
+def test_a_reader_at_the_end_considers_only_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ChunksInMemory([text(n) for n in range(30)], [10] * 3)
+    reader = ChunkReader(source, newest(source, LogFilter(0))[1])
+    considered = list[int]()
+    monkeypatch.setattr(chunks, "chunks_of", lambda sizes: considered.append(len(sizes)) or chunks_of(sizes))
+    assert [list(reader.entries()) for _ in range(2)] == [[], []]
+    assert considered == [3, 1]
 
 
 def test_a_reader_continues_after_a_concurrent_cut() -> None:
@@ -179,9 +259,13 @@ def test_lines_between_two_times(since: int, until: int, count: int | None) -> N
     log = [text(n) for n in range(60)]
     source = ChunksInMemory(log, [6] * 10)
     log_filter = LogFilter(count, json.loads(text(since))["time"], json.loads(text(until))["time"])
-    entries = newest(source, log_filter)[0] if count else ChunkReader(source, first(source, log_filter), log_filter).entries()
     expected = log[since : until + 1]
-    assert lines_of(entries) == (expected[-count:] if count else expected)
+    if count:
+        entries, behind = newest(source, log_filter)
+        assert lines_of(entries) == expected[-count:]
+        assert behind == Position(INCARNATION, sum(len(line) + 1 for line in log)), "it is behind the whole log"
+    else:
+        assert lines_of(ChunkReader(source, first(source, log_filter), log_filter).entries()) == expected
 
 
 def test_only_the_end_of_a_long_log_is_read() -> None:
@@ -199,11 +283,34 @@ def test_severities_and_patterns() -> None:
     assert lines_of(ChunkReader(source, log_filter=LogFilter(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
     assert lines_of(newest(source, LogFilter(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
+    assert LogFilter(severity="CRITICAL").matches(text(1, "ODD")), "an unknown severity is above all"
     assert LogFilter(severity="ERROR", pattern="no").matches(b"no line of a log")
     assert not LogFilter(pattern="no").matches(b"yes")
 
 
+def test_a_filter_is_active_by_any_field_but_the_count() -> None:
+    assert [LogFilter(*values).is_active for values in ((), (5,), (None, "x"), (None, "", "x"))] == [False, False, True, True]
+    assert LogFilter(severity="INFO").is_active
+    assert LogFilter(pattern="x").is_active
+
+
+@pytest.mark.parametrize(("pattern", "matches"), [("a+", True), ("b", False)])
+def test_a_pattern_leaves_no_alarm_and_works_on_any_thread(pattern: str, matches: bool) -> None:
+    before, results = signal.getsignal(signal.SIGALRM), list[bool]()
+
+    def match() -> None:
+        results.append(LogFilter(pattern=pattern).matches(text(1, message="aa")))
+
+    match()
+    assert (signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)) == ((0.0, 0.0), before)
+    thread = threading.Thread(target=match)
+    thread.start()
+    thread.join()
+    assert results == [matches, matches]
+
+
 def test_a_slow_pattern_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chunks.PATTERN_SECONDS == 1.0
     monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
     with pytest.raises(SlowError):
         LogFilter(pattern="(a+)+$").matches(text(1, message="a" * 60 + "b"))
@@ -254,7 +361,6 @@ def test_the_program_ends_without_an_error_if_its_pipe_is_closed(tmp_path: Path)
         assert process.stdout
         assert process.stderr
         process.stdout.close()
-        process.stdin.close()
         assert (process.wait(20), process.stderr.read()) == (0, b"")
 
 
@@ -274,6 +380,66 @@ def test_a_folder_with_new_and_growing_chunks(tmp_path: Path) -> None:
         file.write(b"ur\n")
     assert lines_of(reader.entries()) == [b"four"]
     assert reader.position == Position(INCARNATION, 19)
+
+
+def test_lines_that_were_written_just_before_the_end_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / Chunk(INCARNATION, 0, 0, 0).name
+    path.write_bytes(b"one\n")
+    polled = threading.Event()
+
+    class SlowDisk(threading.Event):
+        """The line appears in the last moments."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout == chunks._LAST_SECONDS:
+                path.write_bytes(b"one\ntwo\n")
+                return True
+            if timeout == chunks._POLL_SECONDS:
+                polled.set()
+            return super().wait(timeout)
+
+    def read_to_the_end(*_: int) -> bytes:
+        polled.wait()
+        return b""
+
+    monkeypatch.setattr(chunks.threading, "Event", SlowDisk)
+    monkeypatch.setattr(chunks.os, "read", read_to_the_end)
+    assert chunks.main([str(tmp_path), "[5]", "follow"]) == 0
+    assert capfdbinary.readouterr().out.splitlines()[-1] == b"%d 8 two" % INCARNATION
+
+
+def test_an_unchanged_folder_is_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = list[str]()
+
+    def listdir(path: str, of: Callable[[str], list[str]] = os.listdir) -> list[str]:
+        listings.append(str(path))
+        return of(path)
+
+    def sizes_at(nanoseconds: int) -> list[int]:
+        os.utime(tmp_path, ns=(nanoseconds, nanoseconds))
+        return [size for _, size in sorted(folder.sizes().items())]
+
+    monkeypatch.setattr(chunks.os, "listdir", listdir)
+    monkeypatch.setattr(chunks.time, "time_ns", lambda: 10**18)
+    old, new = 10**18 - 10**8 - 1, 10**18 - 10**8
+    folder, names = ChunkFolder(tmp_path), [Chunk(INCARNATION, at, 0, 0).name for at in (0, 10, 20)]
+    for name in names[:2]:
+        (tmp_path / name).write_bytes(b"x" * 10)
+    assert (sizes_at(old), len(listings)) == ([10, 10], 1)
+    (tmp_path / names[0]).write_bytes(b"")  # only the last chunk grows
+    (tmp_path / names[1]).write_bytes(b"x" * 12)
+    assert (sizes_at(old), len(listings)) == ([10, 12], 1)
+    (tmp_path / names[2]).write_bytes(b"x")
+    assert (sizes_at(new), len(listings)) == ([10, 12, 1], 2)
+    assert (sizes_at(new), len(listings)) == ([10, 12, 1], 3), "a change at the same time may not be in the listing"
+    assert (sizes_at(old), sizes_at(old), len(listings)) == ([10, 12, 1], [10, 12, 1], 4)
+    folder._path = tmp_path / "none"
+    assert folder.sizes() == {}
+    folder._path = tmp_path
+    assert (sizes_at(old), len(listings)) == ([10, 12, 1], 5)
+    assert folder.read("none", 0, 1) == b""
 
 
 def test_names_of_chunks() -> None:

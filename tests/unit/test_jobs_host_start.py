@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import threading
 import urllib.error
 from collections.abc import Callable
 from email.message import Message
 from http.client import BadStatusLine, IncompleteRead
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from replicahosts import Clock
+from waiting import limit
 
 from jobs import host_start
 from jobs.host_start import HostStarter, NoAnswerError, PowerError, StartClient
@@ -79,6 +82,7 @@ def test_a_host_is_started_by_a_post_with_the_host_s_own_token(install_web: Inst
         (urllib.error.URLError(OSError("no route")), "compute does not answer (no route)"),
         (TimeoutError("timed out"), "compute does not answer (timed out)"),
         (b'{"error": {"errors": [{"code": "EXHAUSTED", "message": "none  left"}]}}', "EXHAUSTED: none left"),
+        (b'{"error": {"errors": [{"code": "A"}, {"code": "B", "message": "b"}]}}', "A: ; B: b"),
         (b"no JSON", ""),
         (BadStatusLine("HTTP/9\r\n"), "compute does not answer (HTTP/9)"),
         (IncompleteRead(b"{", 9), "compute does not answer (IncompleteRead(1 bytes read, 9 more expected))"),
@@ -116,6 +120,14 @@ def test_a_host_queries_whether_it_is_preempted(install_web: InstallWeb, answer:
     install_web(FakeWeb(**{PREEMPTED: answer}))
     assert StartClient(POWER).preempted() is preempted
     assert not StartClient(Power({}, TOKEN)).preempted()
+
+
+def test_a_request_runs_on_a_thread_that_keeps_no_process_from_its_end() -> None:
+    threads = SimpleQueue[threading.Thread]()
+    host_start.in_thread(lambda: threads.put(threading.current_thread()))
+    thread = threads.get(timeout=limit())
+    assert (thread.name, thread.daemon) == ("starter", True)
+    assert thread is not threading.current_thread()
 
 
 class Site:

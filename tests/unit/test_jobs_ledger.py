@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from replicahosts import Flaky
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
 from jobs.folder import FolderBucket
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, Stored, Trials
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.serialization import RecordError
 from jobs.states import JobState
+from jobs.study import Trial, TrialState
 
 
 @pytest.fixture
@@ -128,7 +130,9 @@ def test_endless_conflicts_on_the_queue_are_an_error(ledger: Ledger, store: Flak
         ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])))
 
 
-@pytest.mark.parametrize("garbled", [b"", b"{", b'{"entries": [{"jobId": 1}]}', b'{"schema":2,"entries":3}'])
+@pytest.mark.parametrize(
+    "garbled", [b"", b"{", b'{"entries": [{"jobId": 1}]}', b'{"schema":2,"entries":3}', b'{"schema":"newer"}x']
+)
 def test_a_garbled_queue_is_rebuilt_from_the_jobs(ledger: Ledger, tmp_path: Path, garbled: bytes) -> None:
     for record in (
         job("done", "2026-01-01T00:00:00Z", JobState.SUCCEEDED, "m"),
@@ -174,6 +178,75 @@ def test_a_rebuilt_queue_has_its_submitters_and_assigns_no_host_twice(ledger: Le
         ("first", ["m"], ""),
         ("second", [], ""),
     ]
+
+
+@pytest.fixture
+def trials(ledger: Ledger) -> Trials:
+    return Trials(ledger, "job01")
+
+
+def create_trials(ledger: Ledger, *numbers: int, state: TrialState = TrialState.SUCCEEDED) -> list[Trial]:
+    records = [Trial(number, {}, "ps-0", state=state, startTime="") for number in numbers]
+    return [ledger.create_trial("job01", record).record for record in records]
+
+
+def test_trials_are_read_once_they_are_final(
+    ledger: Ledger, trials: Trials, store: Flaky, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[list[int]]()
+    numbered = ledger.trials_numbered
+
+    def record_numbers(job_id: str, numbers: Iterable[int]) -> dict[int, Stored[Trial] | RecordError]:
+        reads.append(list(numbers))
+        return numbered(job_id, reads[-1])
+
+    monkeypatch.setattr(ledger, "trials_numbered", record_numbers)
+    assert (trials.read(), trials.next_number, reads) == ([], 1, [[1]])
+    records = create_trials(ledger, 1, 3, 4) + create_trials(ledger, 2, state=TrialState.RUNNING)
+    write(tmp_path, paths.trial("job01", 5), b"{")
+    write(tmp_path, paths.trial("job01", 6), records[0].to_json())
+    reads.clear()
+    assert trials.read() == sorted(records, key=lambda trial: trial.trialId)
+    assert reads == [[1], [2, 3], [4, 5, 6, 7], [7, 8, 9, 10, 11, 12, 13, 14]]
+    assert trials.next_number == 7
+    assert trials.bad[5].startswith("the record of a trial is no JSON: ")
+    assert trials.bad[6] == "the record of trial 6 says that it is that of trial 1"
+    reads.clear()
+    write(tmp_path, paths.trial("job01", 2), b"{")
+    assert [trial.trialId for trial in trials.read()] == [1, 3, 4]
+    assert (reads, set(trials.bad)) == ([[2, 7]], {2, 5, 6})
+
+
+def test_a_trial_is_changed_only_from_the_version_that_was_read(ledger: Ledger) -> None:
+    assert ledger.trial("job01", 1) is None
+    create_trials(ledger, 1, state=TrialState.RUNNING)
+    first = ledger.trial("job01", 1)
+    assert first
+    with pytest.raises(Conflict):
+        ledger.create_trial("job01", replace(first.record, replica="ps-1"))
+    second = ledger.change_trial("job01", first, replace(first.record, state=TrialState.FAILED))
+    assert ledger.trial("job01", 1) == second
+    with pytest.raises(Conflict):
+        ledger.change_trial("job01", first, replace(first.record, replica="ps-1"))
+
+
+def test_several_jobs_are_read_with_one_call(ledger: Ledger, tmp_path: Path) -> None:
+    stored = ledger.create_job(JobRecord("job01"))
+    ledger.create_job(JobRecord("job02"))
+    write(tmp_path, paths.job("job03"), (tmp_path / paths.job("job01")).read_bytes())
+    records = ledger.jobs_named(name for name in ("job01", "job03", "job04"))
+    assert records["job01"] == stored
+    assert str(records["job03"]) == "job.json says that it is that of job 'job01'"
+    assert list(records) == ["job01", "job03"]
+
+
+def test_freeing_the_hosts_of_a_job_assigns_them_to_the_next(ledger: Ledger, store: Flaky) -> None:
+    ledger.change_queue(lambda queue: queue.added(QueueEntry("a", ["m"])).added(QueueEntry("b", ["m"])))
+    ledger.free_hosts("a")
+    assert ledger.queue().entries == [QueueEntry("b", ["m"], held=True)]
+    store.calls.clear()
+    ledger.free_hosts("a")
+    assert store.calls == []
 
 
 def test_an_unreadable_folder_is_not_an_empty_one(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

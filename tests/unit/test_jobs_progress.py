@@ -188,6 +188,120 @@ def test_a_record_without_progress_is_read() -> None:
     assert JobRecord.from_json(record.to_json()) == record
 
 
+@pytest.mark.parametrize(
+    ("steps", "total", "rate", "eta", "expected"),
+    [
+        (3, 10, 3.0, None, 2.3),
+        (10, 10, 3.0, None, 0.0),
+        (12, 10, 3.0, None, 0.0),
+        (3, 10, 3.0, 7.77, 7.8),
+        (3, 10, 0.0, None, None),
+        (3, 10, None, None, None),
+        (3, None, 3.0, None, None),
+        (3, 10, 5e-324, None, None),  # as JSON has no infinite number
+    ],
+)
+def test_the_time_left_is_computed(
+    steps: int, total: int | None, rate: float | None, eta: float | None, expected: float | None
+) -> None:
+    assert JobProgress(steps, total, rate, eta).with_eta() == JobProgress(steps, total, rate, expected)
+    assert JobProgress(steps, None, rate, eta).with_eta(total) == JobProgress(steps, total, rate, expected)
+    assert JobProgress(steps, 0, rate, eta).with_eta(total).totalSteps == 0, "the program's own number has priority"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"step": 0},
+        {"step": 2**53, "totalSteps": 2**53},
+        {"step": 1, "stepsPerSecond": 0, "etaSeconds": 0, "loss": -1.5},
+        {"step": 1, "metrics": {"a" * 64: -1, **{f"m{n}": n for n in range(31)}}},
+    ],
+)
+def test_the_limits_of_a_report_are_valid(keys: dict[str, Any]) -> None:
+    assert read_report(report(**keys)) == JobProgress(**keys)
+    line = report(**keys)
+    assert read_report(line + " " * (4096 - len(line))) == JobProgress(**keys)
+    with pytest.raises(ValueError, match="it has 4097 characters"):
+        read_report(line + " " * (4097 - len(line)))
+
+
+@pytest.mark.parametrize(("size", "shown"), [(62, "x" * 62 + '"'), (63, "x" * 62 + "…")])
+def test_a_long_value_is_shortened_in_an_error(size: int, shown: str) -> None:
+    with pytest.raises(ValueError, match=r"^loss") as error:
+        read_report(report(step=1, loss="x" * size))
+    assert str(error.value) == f'loss is "{shown}. Valid: a finite number'
+
+
+def rates(*reports: tuple[float, int]) -> list[float | None]:
+    """Return the steps/s after each report at a time."""
+    finder, found = ProgressFinder(), list[float | None]()
+    for seconds, step in reports:
+        finder.add_line(report(step=step), seconds, "t")
+        assert finder.progress
+        found.append(finder.progress.stepsPerSecond)
+    return found
+
+
+def test_the_rate_is_that_of_the_last_thirty_seconds() -> None:
+    assert rates((5.0, 0), (5.5, 4), (6.0, 8), (6.5, 9)) == [None, None, 8.0, 6.0]
+    assert rates((5.0, 0), (105.0, 10), (106.0, 30)) == [None, 0.1, 20.0], "a single earlier report is used however old it is"
+    steady = [(float(second), 2 * second) for second in range(31)]
+    assert rates(*steady, (31.0, 62 + 30), (32.0, 62 + 62))[-3:] == [2.0, 3.0, 4.0]
+    assert rates((0.0, 0), (10.0, 100), (20.0, 50), (21.0, 53)) == [None, 10.0, None, 3.0], "a restart is a new beginning"
+    assert rates((0.0, 7), (10.0, 7)) == [None, 0.0]
+    many = [(tick / 10, tick) for tick in range(290)]
+    assert rates(*many)[-1] == 10.0, "reports in quick succession do not shorten the time"
+    assert rates((0.0, 0), (3.0, 1))[-1] == 0.333
+
+
+def test_lines_of_evaluation_come_before_and_after_those_of_training() -> None:
+    finder = ProgressFinder()
+    finder.add_line("Eval, step 40: loss: 0.5, accuracy: nan, rate: x", 0.0, "first")
+    assert finder.progress == JobProgress(40, metrics={"eval_loss": 0.5}, time="first")
+    finder.add_line("Eval, step 30: loss: 0.25", 1.0, "second")
+    assert finder.progress == JobProgress(40, metrics={"eval_loss": 0.25}, time="first")
+    for name, kept in (("n" * 64, True), ("n" * 65, False)):
+        finder.add_line(f"Train [master/0], step 50: loss: 2, {name}: 1 (1.0 sec)", 2.0, "third")
+        assert finder.progress
+        assert (finder.progress.step, finder.progress.loss, name in finder.progress.metrics) == (50, 2.0, kept)
+    before = finder.progress
+    for line in (
+        f"Eval, step {2**53 + 1}: loss: 1",
+        f"Train [master/0], step {2**53 + 1}: loss: 1 (1.0 sec)",
+        "Exchange every 8 steps",
+    ):
+        assert finder.add_line(line, 3.0, "fourth") == ""
+        assert finder.progress == before
+    line = "Train [master/0], step 60: loss: 3 (1.0 sec)"
+    finder.add_line(line + " " * (1001 - len(line)), 4.0, "fifth")
+    assert finder.progress == before
+    finder.add_line(line + " " * (1000 - len(line)), 4.0, "fifth")
+    assert finder.progress.step == 60
+    finder.add_line(f"Eval, step {2**53}: loss: 1", 5.0, "sixth")
+    assert finder.progress.step == 2**53
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Train [master/0], step 3: loss: 0.5, a b: -1, c: inf (1.0 sec) 9 global steps/s, 12.5 local steps/s",
+         progress.MetricPoint(3, {"loss": 0.5, "a b": -1.0}, 12.5)),
+        ("Train [ps/1], step 3: … (1.0 sec) …", progress.MetricPoint(3, {})),
+        (json.dumps({REPORT_KEY: {"step": 4, "metrics": {"a": 1}}}), progress.MetricPoint(4, {"a": 1.0})),
+        (json.dumps({REPORT_KEY: {"step": 4, "loss": 0.0}}), progress.MetricPoint(4, {"loss": 0.0})),
+        ("Eval, step 3: loss: 1", None),
+    ],
+)  # fmt: skip
+def test_the_metrics_of_further_lines(line: str, expected: progress.MetricPoint | None) -> None:
+    assert progress.parse_train_metrics(line) == expected
+
+
+def test_progress_lines() -> None:
+    kinds = [progress.TRAIN_LINE, "Eval, step 3: loss: 1", FINAL.format(1, 2, 3), "Exchange every 8 steps", report(step=1)]
+    assert [progress.is_progress_line(line) for line in [*kinds, "step 3", "", "ReEval, step 3: x"]] == [True] * 5 + [False] * 3
+
+
 def test_a_report_counts_as_a_train_line() -> None:
     line = report(step=3, loss=0.5, metrics={"accuracy": 0.25})
     assert progress.parse_train_metrics(line) == progress.MetricPoint(3, {"loss": 0.5, "accuracy": 0.25})

@@ -11,11 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.firsterror import FirstError
 from jobs.lease import Lease
+from jobs.notification import Notification
+from jobs.progress import JobProgress
 from jobs.queue import Queue, QueueEntry
-from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, with_events
+from jobs.records import (
+    EVENTS_KEPT,
+    CancelRequest,
+    Event,
+    HostFile,
+    JobRecord,
+    Plan,
+    Power,
+    ReplicaRecord,
+    Task,
+    UnsavedFiles,
+    Usage,
+    with_events,
+)
 from jobs.serialization import SCHEMA, Record, RecordError
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
+from jobs.study import Measurement, Parameter, ParameterType, Study, Trial
 from jobs.times import now, seconds_between
 
 PLAN: dict[str, Any] = {
@@ -77,6 +94,100 @@ def test_a_newer_schema_is_refused_and_an_older_one_is_not() -> None:
         JobRecord.from_json(newer)
     for older in ({}, {"schema": 1}, {"schema": SCHEMA}):
         assert JobRecord.from_dict({"jobId": "a", "createTime": "", **older}) == JobRecord("a", createTime="")
+
+
+TIME = "2026-01-31T12:00:00.250Z"
+STUDY = {
+    "params": [
+        {"parameterName": "x", "type": "DOUBLE", "minValue": None, "maxValue": None, "categoricalValues": [],
+         "discreteValues": [], "scaleType": "NONE"},
+    ],
+    "goal": "MAXIMIZE", "hyperparameterMetricTag": "training/hptuning/metric", "maxTrials": 1, "maxParallelTrials": 1,
+    "maxFailedTrials": 3, "algorithm": "ALGORITHM_UNSPECIFIED", "enableTrialEarlyStopping": False, "resumePreviousJobId": "",
+    "jobDir": "", "jobDirFlag": "", "seed": 0, "earlier": [],
+}  # fmt: skip
+PROGRESS = {"step": 3, "totalSteps": None, "stepsPerSecond": None, "etaSeconds": None, "loss": None, "metrics": {}, "time": ""}
+UNSAVED = {
+    "jobDirEmpty": False, "kept": [], "keptFiles": 0, "keptBytes": 0, "leftOut": [], "leftOutFiles": 0, "error": "",
+}  # fmt: skip
+DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
+    (
+        JobRecord(
+            "job01", createTime=TIME, progress=JobProgress(3), notification=Notification("mail"), events=[Event(TIME, "x")]
+        ),
+        {
+            "jobId": "job01", "state": "QUEUED", "hosts": [], "candidates": {}, "priority": 0, "createTime": TIME,
+            "lease": {"holder": "", "epoch": 0, "heartbeatSeq": 0, "submitter": False},
+            "startTime": None, "endTime": None, "runSeconds": 0.0, "hourlyCost": None, "cost": None, "errorMessage": "",
+            "attempt": 0, "restartsUsed": 0, "faults": 0, "lostReplicas": [], "droppedReplicas": [],
+            "events": [{"time": TIME, "cause": "x", "seconds": None}], "submittedBy": "", "labels": {}, "trainingInput": {},
+            "steps": None, "progress": PROGRESS,
+            "notification": {"target": "mail", "time": None, "attempts": 0, "error": ""}, "manifest": {}, "replicas": [],
+        },
+    ),
+    (
+        ReplicaRecord("ps-0", heartbeatTime=TIME, usage=Usage(), firstError=FirstError(TIME, "x"), unsaved=UnsavedFiles()),
+        {
+            "name": "ps-0", "state": "PREPARING", "exitCode": None, "signal": None, "killed": False, "outOfMemory": False,
+            "memoryLimit": None, "terminationReason": "", "preempted": False, "starts": 0, "restarts": 0, "restartsUsed": 0,
+            "faults": 0, "consecutiveFailures": 0, "crashLooping": False, "attempt": 0, "lines": 0,
+            "usage": {"cpuSeconds": None, "cpus": None, "memoryBytes": None}, "connections": [], "progress": None,
+            "startTime": None, "lastStartTime": None, "endTime": None, "heartbeatTime": TIME, "incarnation": "",
+            "heartbeatSeq": 0, "errorMessage": "", "firstError": {"time": TIME, "message": "x"}, "events": [], "facts": {},
+            "unsaved": UNSAVED,
+        },
+    ),
+    (
+        Plan("job01", ["master-0"], "m", [], {"master-0": Task("{}")}, study=Study([Parameter("x", ParameterType.DOUBLE)])),
+        {
+            "jobId": "job01", "replicas": ["master-0"], "module": "m", "args": [],
+            "tasks": {"master-0": {"tfConfig": "{}", "environment": {}}}, "packageSha256": "", "data": [], "secrets": [],
+            "study": STUDY, "restartPolicy": "replica", "optionalRoles": [], "restartCodes": [42], "permanentCodes": [],
+            "successPolicy": "chief", "gracePeriod": 0.0, "stopSignal": "main", "maxRestarts": 5, "maxRetries": 3,
+            "heartbeatSeconds": 5.0, "leaseSeconds": 15.0, "lostAfterSeconds": 60.0, "maxWaitTime": 3600.0,
+            "maxRunningTime": 604800.0, "stallTimeout": None, "preparingSeconds": 300.0, "logLimit": 1000000000,
+            "stopSeconds": 10.0, "notify": "", "command": [], "folder": "", "python": "", "addresses": {}, "hosts": {},
+        },
+    ),
+    (
+        Queue([QueueEntry("job01", ["m"])]),
+        {
+            "entries": [
+                {"jobId": "job01", "hosts": ["m"], "held": False, "priority": 0, "token": "", "submittedBy": "",
+                 "createTime": "", "maxWaitTime": None, "candidates": {}},
+            ]
+        },
+    ),
+    (
+        Trial(1, {"x": "2"}, "ps-0", startTime=TIME, finalMetric=Measurement(3, 0.5)),
+        {
+            "trialId": 1, "hyperparameters": {"x": "2"}, "replica": "ps-0", "host": "", "state": "RUNNING", "restarts": 0,
+            "startTime": TIME, "endTime": None, "allMetrics": [], "finalMetric": {"trainingStep": 3, "objectiveValue": 0.5},
+            "isTrialStoppedEarly": False, "errorMessage": "",
+        },
+    ),
+    (
+        HostFile("ps-0", "/b", power=Power({}, "http://x")),
+        {
+            "name": "ps-0", "bucket": "/b", "pollSeconds": 1.0, "python": "/opt/scaletier/venv/bin/python",
+            "power": {"starts": {}, "token": "http://x", "preempted": "", "headers": {}},
+        },
+    ),
+    (CancelRequest("ann", TIME), {"requestedBy": "ann", "createTime": TIME, "reason": ""}),
+    (UnsavedFiles(), UNSAVED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "values"), DEFAULTS, ids=lambda value: type(value).__name__)
+def test_the_keys_of_a_record_and_their_defaults(record: Record, values: dict[str, Any]) -> None:
+    assert record.to_dict() == {"schema": SCHEMA, **values}
+    assert type(record).from_dict(values) == record
+
+
+def test_a_record_is_compact_json_in_utf8() -> None:
+    assert CancelRequest("é", TIME).to_json() == (
+        b'{"schema":4,"requestedBy":"\xc3\xa9","createTime":"2026-01-31T12:00:00.250Z","reason":""}\n'
+    )
 
 
 def test_every_record_has_a_schema_and_is_one_line() -> None:
@@ -214,6 +325,26 @@ def test_the_chief_is_never_optional() -> None:
     assert [plan.is_optional(name) for name in plan.replicas] == [False, True, False, True]
 
 
+def test_the_replicas_that_decide_and_those_that_stay_done() -> None:
+    names = ["master-0", "worker-0", "ps-0", "evaluator-0", "my-role-3"]
+    plan = Plan("job01", names, "m", ["--x"], {}, optionalRoles=["evaluator"])
+    everyone = replace(plan, successPolicy="all")
+    assert [plan.is_server(name) for name in names] == [False, False, True, False, False]
+    assert [plan.decides(name) for name in names] == [True, False, False, False, False]
+    assert [everyone.decides(name) for name in names] == [True, True, False, False, True]
+    assert replace(everyone, replicas=["ps-0", "worker-0"]).decides("ps-0"), "the chief decides in any role"
+    assert [plan.stays_done(name) for name in names] == [True, False, False, False, False]
+    assert [everyone.stays_done(name) for name in names] == [True] * 5
+    assert [replace(everyone, restartPolicy="all").stays_done(name) for name in names] == [False] * 5
+    assert (plan.whole, replace(plan, restartPolicy="all").whole) == (False, True)
+
+
+def test_a_program_is_a_module_or_a_command() -> None:
+    plan = Plan("job01", ["master-0"], "trainer.task", ["--x"], {})
+    assert plan.program("/python") == ["/python", "-m", "trainer.task", "--x"]
+    assert replace(plan, command=["sh", "run.sh"]).program("/python") == ["sh", "run.sh", "--x"]
+
+
 def test_the_newest_events_are_kept() -> None:
     events: list[Event] = []
     for number in range(EVENTS_KEPT + 7):
@@ -226,6 +357,9 @@ def test_now_and_seconds_between() -> None:
     assert len(time) == len("2026-01-31T12:00:00.250Z")
     assert time.endswith("Z")
     assert seconds_between("2026-01-31T12:00:00.250Z", "2026-01-31T12:01:00.750Z") == 60.5
+    assert seconds_between("2026-01-31T12:01:00.750Z", "2026-01-31T12:00:00.250Z") == -60.5
+    assert seconds_between("9999-01-31T12:00:00Z") < 0 < seconds_between("2020-01-31T12:00:00Z")
+    assert [seconds_between(*times) for times in (("", time), ("x", time), (time, "x"))] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"jobId": "a", "runSeconds": 1' + b"0" * 400 + b"}"])

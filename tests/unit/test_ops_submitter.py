@@ -401,6 +401,43 @@ def test_a_job_whose_hosts_never_start_it_is_ended(bucket: Bucket) -> None:
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", message, [])
 
 
+def test_a_job_is_given_at_least_the_time_of_a_lease(bucket: Bucket) -> None:
+    hand_over(bucket, preparingSeconds=5.0)
+    bucket.monitor_for(LEASE - 1)
+    assert not bucket.job().final
+    bucket.monitor_for(1)
+    assert bucket.job().errorMessage.endswith("did not start it, and count as lost: none of them sent a heartbeat for 5 s")
+
+
+def test_the_record_of_a_job_whose_submitter_died_before_it_wrote_one(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.queue_monitor.now", lambda: "2026-01-31T13:00:00Z")
+    monkeypatch.setattr("jobs.records.now", lambda: "2026-01-31T13:00:00Z")
+    old, candidates = QueueEntry("old", ["x"]), {"master-0": ["master-0", "worker-0"]}
+    entry = QueueEntry("job01", [], token="fab 1", submittedBy="me", createTime="2026-01-31T12:00:00Z", candidates=candidates)
+    queue = bucket.ledger.change_queue(lambda queue: queue.added(old).added(entry))
+    assert queue.entries == [replace(old, held=True), replace(entry, hosts=["master-0"], held=True)]
+    bucket.monitor_for(SUBMITTERS - 1)
+    assert bucket.ledger.job("job01") is bucket.ledger.job("old") is None
+    bucket.monitor_for(1)
+    end = {"state": JobState.FAILED, "errorMessage": NOT_HANDED_OVER, "endTime": "2026-01-31T13:00:00Z"}
+    lease = Lease("monitor", 1)
+    assert bucket.job() == JobRecord(
+        "job01", lease=lease, hosts=["master-0"], candidates=candidates, createTime=entry.createTime, submittedBy="me", **end
+    )  # type: ignore[arg-type]
+    assert bucket.job("old") == JobRecord("old", lease=lease, hosts=["x"], createTime="2026-01-31T13:00:00Z", **end)  # type: ignore[arg-type]
+    assert bucket.queue() == []
+
+
+def test_the_monitor_polls_every_three_seconds(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.clock.time = 0.0
+    times = list[float]()
+    monkeypatch.setattr(bucket.monitor, "run_once", lambda: times.append(bucket.clock.time))
+    for _ in range(26):
+        bucket.monitor.run_if_due()
+        bucket.clock.pass_(0.25)
+    assert times == [0.0, 3.0, 6.0]
+
+
 def test_a_leaderless_job_is_ended_after_a_wait(bucket: Bucket) -> None:
     hand_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
     bucket.change(lambda job: job.to(JobState.PREPARING).with_holder("master-0/1").to(JobState.RUNNING))
