@@ -21,7 +21,20 @@ from ops.submit import compare
     ],
 )
 def test_a_difference_is_formatted(original: str | None, repeated: str | None, change: str) -> None:
-    assert compare.Difference("x", [original, repeated]).change == change
+    difference = compare.Difference("x", [original, repeated])
+    assert (difference.change, difference.same) == (change, change == "same")
+
+
+def test_results_have_the_time_of_jobs_that_ran() -> None:
+    ran = JobRecord("a", startTime="2026-01-31T12:00:00.000Z", endTime="2026-01-31T12:00:02.500Z")
+    rows = compare.rows(ran, JobRecord("b", startTime="2026-01-31T12:00:00.000Z"), ({"loss": "0.2"}, {}))
+    assert {row.what: tuple(row.values) for row in rows} == {
+        "state": ("QUEUED", "QUEUED"),
+        "loss": ("0.2", None),
+        "seconds": ("2.5", None),
+    }
+    assert [row.change for row in rows] == ["same", "not known", "not known"]
+    assert compare.results("FAILED", {}, 1.25, 0.00361) == {"state": "FAILED", "seconds": "1.2", "US dollars": "0.0036"}
 
 
 def test_versions_data_and_replicas_are_compared_one_by_one() -> None:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.inventory import Inventory
+from infra.scale_tiers import Role
 from jobs import records
 from ops.errors import UsageError
 from ops.package.trainer_config import FILE, read
-from ops.submit.config import JobFlags, build_job, split_args, split_labels
+from ops.submit.config import JobFlags, JobSpec, build_job, check_job_dir, split_args, split_labels
 from ops.submit.render import plan
 
 DECLARES = {
@@ -49,7 +50,76 @@ def config_error(inventory: Inventory, tmp_path: Path, text: str) -> str:
 
 def test_a_job_needs_no_config(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01"), inventory)
-    assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
+    policy = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], **DEFAULT_POLICY}
+    job_dir = "/bucket/jobs/job01/output"
+    types = {key: "n1-highcpu-8" for key in ("masterType", "workerType", "evaluatorType")}
+    counts = {"workerCount": 2, "parameterServerCount": 1, "evaluatorCount": 1}
+    assert job == JobSpec(
+        "job01",
+        "trainer.task",
+        (),
+        job_dir,
+        policy,
+        training_input={
+            "scaleTier": "CUSTOM",
+            **types,
+            "parameterServerType": "n1-standard-4",
+            **counts,
+            "pythonModule": "trainer.task",
+            "args": [],
+            "jobDir": job_dir,
+        },
+        counts={Role.PS: 1, Role.MASTER: 1, Role.WORKER: 2, Role.EVALUATOR: 1},
+    )
+    assert (job.priority, job.use_chief, job.start_hosts) == (0, True, False)
+
+
+def test_configs_own_values_are_used(inventory: Inventory, tmp_path: Path) -> None:
+    text = "jobId: mine\ntrainingInput: {startHosts: true, args: [--x], pythonModule: other.task, jobDir: /bucket/there}"
+    files = {f"other/{FILE}": b"gracePeriod: 7", f"mine/{FILE}": b"gracePeriod: 8", "mine/task.py": b"'--job_dir'"}
+    flags = JobFlags(config=write_config(tmp_path, text))
+    job = build_job(flags, inventory, "mine", files)
+    assert (job.id, job.start_hosts, job.module, job.notes) == ("mine", True, "other.task", ())
+    assert (job.args, job.job_dir, job.job_dir_flag) == (("--x", "--job_dir", "/bucket/there"), "/bucket/there", None)
+    assert job.policy["gracePeriod"] == 7, "the module's package declares it"
+    job = build_job(replace(flags, start_hosts=True, priority="-2"), inventory, "mine", {})
+    assert (job.start_hosts, job.priority) == (True, -2)
+    assert not build_job(JobFlags("j"), inventory).start_hosts
+    assert build_job(JobFlags("j", start_hosts=True), inventory).start_hosts
+    with pytest.raises(UsageError, match=r"^--priority 'x' is no whole number: 0 is the default, and the highest comes first$"):
+        build_job(replace(flags, priority="x"), inventory)
+    with pytest.raises(UsageError, match="an argument of the trainer holds a NUL character, which no program can receive"):
+        build_job(JobFlags("j", more_args=["a\0b"]), inventory)
+    with pytest.raises(UsageError, match=f"^{tmp_path} cannot be read: "):
+        build_job(JobFlags("j", config=str(tmp_path)), inventory)
+
+
+@pytest.mark.parametrize(
+    ("job_dir", "bucket", "message"),
+    [
+        ("/bucket/a/b", "/bucket", None),
+        ("/bucket/database", "/bucket", None),
+        ("/bucket/jobs/data", "/bucket", None),
+        ("/bucket//data/x", "/bucket", "is where the bucket keeps other things: take a path such as /bucket/d"),
+        ("/bucket/models", "/bucket", "is where the bucket keeps other things"),
+        ("/bucket", "/bucket", "is not in the bucket: take a path below /bucket/, such as /bucket/d"),
+        ("/buckets/x", "/bucket", "is not in the bucket"),
+        ("/bucket/a/..", "/bucket", "is not in the bucket"),
+        ("/bucket/a\nb", "/bucket", "is not in the bucket"),
+        ("gs://other/x", "/bucket", "cannot be reached: local hosts have no way out; take a path below /bucket/"),
+        ("gs://b/x", "gs://b", None),
+        ("gs://other/x", "gs://b", None),
+        ("gs://other/a\nb", "gs://b", "is not in the bucket"),
+        ("/tmp/x", "gs://b", "is not in the bucket"),
+        ("gs://b/cluster/x", "gs://b", "is where the bucket keeps other things"),
+    ],
+)
+def test_a_job_dir_is_in_the_bucket_or_at_an_url(job_dir: str, bucket: str, message: str | None) -> None:
+    if message is None:
+        check_job_dir(job_dir, bucket, f"{bucket}/d")
+        return
+    with pytest.raises(UsageError, match=re.escape(f"jobDir {job_dir!r} {message}")):
+        check_job_dir(job_dir, bucket, f"{bucket}/d")
 
 
 def test_the_original_tutorials_config(standard: Inventory, tmp_path: Path) -> None:
@@ -77,6 +147,7 @@ trainingInput:
     assert job.module == "m.n"
     assert job.args == ("--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
     from_config = build_job(replace(flags, args=None, more_args=()), standard)
+    assert from_config.notes == job.notes[:2]
     assert from_config.args == ("--max-steps", "100", "a b", "--job-dir", "/bucket/elsewhere")
     with_strategy = build_job(replace(flags, args=None, more_args=(), strategy="sync"), standard)
     assert with_strategy.args == ("--max-steps", "100", "a b", "--strategy", "sync", "--job-dir", "/bucket/elsewhere")
@@ -119,6 +190,10 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {scheduling: {maxWaitTime: 0s}}", "scheduling.maxWaitTime must be a number of seconds above 0"),
         ("trainingInput: {scheduling: {logLimit: 10kB}}",
          "scheduling.logLimit must be a size of 1 MB at least, such as 500MB, 2GB or 2000000000 for bytes, not '10kB'"),
+        ("trainingInput: {scheduling: {logLimit: true}}", "scheduling.logLimit must be a size of 1 MB at least"),
+        ("trainingInput: {scheduling: {logLimit: 999999}}", "scheduling.logLimit must be a size of 1 MB at least"),
+        ("trainingInput: {scheduling: {logLimit: 0.9 MB}}", "scheduling.logLimit must be a size of 1 MB at least"),
+        ("trainingInput: {scheduling: {logLimit: 1e9}}", "scheduling.logLimit must be a size of 1 MB at least"),
         ("trainingInput: {scheduling: {stallTimeout: true}}", "scheduling.stallTimeout must be a number of seconds above 0"),
         ("trainingInput: {scheduling: {lostForGoodSeconds: 9}}", "scheduling.lostForGoodSeconds is unknown; valid are"),
         ("trainingInput: {scheduling: {priority: 1.5}}", "scheduling.priority must be a whole number, not 1.5"),
@@ -340,11 +415,13 @@ def test_exit_rules_come_from_config_then_strategy_then_package(inventory: Inven
         ("restartCodes: [7, -1]", "", "restartCodes[1] -1 is invalid: it is no exit code. Valid: whole numbers from 1 to 255"),
         ("permanentCodes: [0]", "", "permanentCodes[0] 0 is invalid: 0 is success. Valid: whole numbers from 1 to 255"),
         ("permanentCodes: [true]", "", "permanentCodes[0] True is invalid: it is no exit code. Valid: "),
+        ("permanentCodes: [false]", "", "permanentCodes[0] False is invalid: it is no exit code. Valid: "),
         ("restartCodes: ['42']", "", "restartCodes[0] '42' is invalid: it is no exit code. Valid: "),
         ("restartCodes: 42", "", "restartCodes must be a list such as [42], not 42"),
         ("{restartCodes: [7, 42], permanentCodes: [42]}", "", ": 42 is in restartCodes and in permanentCodes. Valid: one of"),
         ("gracePeriod: -1", "", "gracePeriod -1 is invalid: it is no number of seconds. Valid: 0 and above, such as 30 or 30s"),
         ("gracePeriod: 5m", "", "gracePeriod '5m' is invalid: it is no number of seconds. Valid: 0 and above"),
+        ("gracePeriod: true", "", "gracePeriod True is invalid: it is no number of seconds. Valid: 0 and above"),
         ("successPolicy: most", "", "successPolicy 'most' is unknown; valid are chief, all"),
         ("stopSignal: TERM", "", "stopSignal 'TERM' is unknown; valid are main, all"),
         (

@@ -34,9 +34,13 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     (mine / "train" / "a").write_bytes(b"12")
     (mine / "b").write_bytes(b"3")
     assert data(cluster, None, None, None, sure=True, as_json=False) == 0
-    assert "fab data put PATH" in capsys.readouterr().err
+    empty = f"nothing is in {bucket}/data: fab data put PATH puts a file or a folder there\n"
+    assert capsys.readouterr() == ("", empty)
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
     assert capsys.readouterr().out == f"2 files: {bucket}/data/pictures\n"
+    assert data(cluster, "ls", "pictures", None, sure=True, as_json=False) == 0
+    table = "FILE     SIZE\nb        1 B\ntrain/a  2 B\n"
+    assert capsys.readouterr() == (table, f"2 files, 3 B, in {bucket}/data/pictures\n")
     (mine / "b").write_bytes(b"345")
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
     assert capsys.readouterr().out == f"2 files, 1 already there with this size: {bucket}/data/pictures\n"
@@ -46,7 +50,8 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
     assert capsys.readouterr().out == f"1 file, 1 already there with this size: {bucket}/data/other/name\n"
     assert data(cluster, "ls", "other/name", None, sure=True, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == [{"name": "name", "bytes": 3}]
+    files = [{"name": "name", "bytes": 3}]
+    assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/other/name", "files": files}
     capsys.readouterr()
     assert data(cluster, "ls", "pictures", None, sure=True, as_json=True) == 0
     output = json.loads(capsys.readouterr().out)
@@ -58,9 +63,39 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/pictures", "uploaded": []}
     assert data(cluster, "rm", "pictures", None, sure=True, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/pictures", "removed": 2}
+    capsys.readouterr()
     assert data(cluster, "rm", "other/name", None, sure=True, as_json=False) == 0
+    assert capsys.readouterr() == ("", f"1 file, 3 B removed: {bucket}/data/other/name\n")
     assert not (bucket / "data" / "pictures").exists()
     assert not (bucket / "data" / "other" / "name").exists()
+
+
+def test_a_file_goes_into_a_folder_and_a_folder_not_over_a_file(
+    cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine := tmp_path / "pictures").mkdir()
+    (mine / "a").write_bytes(b"12")
+    (other := tmp_path / "b").write_bytes(b"3")
+    for source, printed in (
+        (mine, "1 file: {}/data/pictures\n"),
+        (other, "1 file: {}/data/pictures/b\n"),
+        (other, "1 file, 1 already there with this size: {}/data/pictures/b\n"),
+    ):
+        assert data(cluster, "put", str(source), "pictures", sure=True, as_json=False) == 0
+        assert capsys.readouterr().out == printed.format(bucket)
+    assert sorted(path.name for path in (bucket / "data" / "pictures").iterdir()) == ["a", "b"]
+    with pytest.raises(UsageError, match=rf"^{bucket}/data/pictures/b is a file, and {mine} a folder: give it another NAME$"):
+        data(cluster, "put", str(mine), "pictures/b", sure=True, as_json=False)
+    assert (bucket / "data" / "pictures" / "b").read_bytes() == b"3"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"/empty holds no file: give the path of a file or a folder$"):
+        data(cluster, "put", str(tmp_path / "empty"), None, sure=True, as_json=False)
+    (mine / "link").symlink_to(mine / "gone")
+    capsys.readouterr()
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
+    assert f"{mine}: " in capsys.readouterr().err, "a link that leads nowhere is noted"
+    with pytest.raises(UsageError, match=r"^there is no picture in the bucket's data; did you mean pictures\?; there are pictures$"):
+        data(cluster, "rm", "picture", None, sure=True, as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +111,8 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
         ("rm", ".", None, "'.' is no name below data/"),
         ("rm", "/jobs", None, "'/jobs' is no name below data/"),
         ("put", __file__, "a/../../jobs", "'a/../../jobs' is no name below data/"),
+        ("put", __file__, "a\nb", "'a\\nb' is no name below data/: take one such as pictures or pictures/train"),
+        ("ls", "pictures", "more", "fab data ls takes one NAME, and 'more' is a second one"),
     ],
 )
 def test_invalid_calls_are_refused(

@@ -60,6 +60,14 @@ def test_files_outside_job_dir_are_listed_with_their_copies(monkeypatch: pytest.
         HINT,
     ]
     assert read_lines(monkeypatch, {}, UnsavedFiles(error="no disk"))[1:] == ["worker-0: no disk"]
+    some_kept = UnsavedFiles(False, ["m"], 1, 5, ["big"], 1, "it took too long")
+    assert read_lines(monkeypatch, {"model": 1}, some_kept)[1:] == [
+        "worker-0 wrote beside JOB_DIR, kept in JOB_DIR/left/worker-0: m; not kept: big; it took too long",
+        HINT,
+    ]
+    assert read_lines(monkeypatch, {"model": 1}, UnsavedFiles(False, ["m"], 1, 5))[1:] == [
+        "worker-0 wrote beside JOB_DIR, kept in JOB_DIR/left/worker-0: m"
+    ]
 
 
 def test_a_failing_bucket_is_not_an_empty_output(monkeypatch: pytest.MonkeyPatch) -> None:
