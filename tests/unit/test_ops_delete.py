@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,44 @@ def job_folders(bucket: Path) -> list[str]:
 
 
 def test_delete_removes_all_of_a_job(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = 3 + (bucket / "jobs" / "job00" / "job.json").stat().st_size
     assert delete(cluster, "job00", sure=True) == 0
     assert job_folders(bucket) == ["job01", "job02", "job03"]
-    out, err = capsys.readouterr()
-    assert out.startswith("job00 deleted, ")
-    assert err.splitlines()[-1] == "ps-0 does not answer; take another id for the next job"
+    notice = "ps-0 does not answer; take another id for the next job\n"
+    assert capsys.readouterr() == (f"job00 deleted, {size} B\n", notice)
     line = "sudo -n /usr/lib/scaletier/root-helper forget job00"
-    assert ("master-0", line) in cluster.fleet.commands  # type: ignore[attr-defined]
+    answering = ("master-0", "worker-0", "worker-1", "evaluator-0")
+    assert cluster.fleet.commands == [(name, line) for name in answering]  # type: ignore[attr-defined]
+
+
+def test_a_hosts_root_deletes_a_job_in_a_bucket_on_hosts(cluster: ClusterClient, bucket: Path) -> None:
+    failures: dict[str, HostError] = {}
+    commands: list[tuple[str, str]] = []
+
+    def must(name: str, command: str, what: str) -> str:
+        commands.append((name, command))
+        if " remove " in command and name in failures:
+            assert what == "could not delete job00, it ended"
+            raise failures[name]
+        return ""
+
+    cluster.fleet.must = must  # type: ignore[method-assign]
+    cluster.inventory = replace(cluster.inventory, operator_bucket=f"sftp://{bucket}")
+    line = "sudo -n /usr/lib/scaletier/root-helper remove job00"
+    assert delete(cluster, "job00", sure=True) == 0
+    assert [name for name, command in commands if command == line] == ["master-0"]
+    assert "job00" in job_folders(bucket), "the host removes it"
+    names = cluster.inventory.replicas
+    failures |= {name: HostError(name, "does not answer") for name in names[:2]}
+    commands.clear()
+    assert delete(cluster, "job00", sure=True) == 0
+    assert [name for name, command in commands if command == line] == list(names[:3])
+    failures[names[2]] = HostError(names[2], "could not delete job00, it ended with exit code 1", 1)
+    with pytest.raises(HostError, match="it ended with exit code 1"):
+        delete(cluster, "job00", sure=True)
+    failures |= {name: HostError(name, "does not answer") for name in names}
+    with pytest.raises(HostError, match=f"{names[-1]} does not answer"):
+        delete(cluster, "job00", sure=True)
 
 
 def test_a_record_whose_id_is_not_its_folder_is_not_deleted(cluster: ClusterClient, bucket: Path) -> None:
@@ -105,6 +137,9 @@ def test_changes_during_the_confirmation_are_checked(
     with pytest.raises(UsageError, match="job late has its output in that of job00"):
         delete(cluster, "job00", sure=False)
     assert "job00" in job_folders(bucket)
+    monkeypatch.setattr(terminal, "confirm", lambda _: shutil.rmtree(bucket / "jobs" / "job01"))
+    with pytest.raises(UsageError, match=r"^job job01 is gone: another user has deleted it$"):
+        delete(cluster, "job01", sure=False)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +215,37 @@ def test_an_output_that_another_job_uses_is_not_deleted(cluster: ClusterClient, 
         ("9", ["job00", "job01", "job02", "job03"]),
     ],
 )
-def test_prune_keeps_the_newest_and_active_jobs(cluster: ClusterClient, bucket: Path, keep: str, remaining: list[str]) -> None:
+def test_prune_keeps_the_newest_and_active_jobs(
+    cluster: ClusterClient, bucket: Path, keep: str, remaining: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert prune(cluster, keep, sure=True) == 0
     assert job_folders(bucket) == remaining
+    nothing = f"nothing to delete: of 4 jobs the newest {keep} that have ended stay\n"
+    assert (nothing in capsys.readouterr().err) == (len(remaining) == 4)
+
+
+def test_several_jobs_are_deleted_after_one_question(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {name: 3 + (bucket / "jobs" / name / "job.json").stat().st_size for name in ("job01", "job00")}
+    questions: list[str] = []
+    monkeypatch.setattr(terminal, "confirm", questions.append)
+    assert prune(cluster, "1", sure=False) == 0
+    assert questions == [f"delete 2 jobs (job01, job00) with logs and output, {terminal.size(sum(sizes.values()))}"]
+    assert capsys.readouterr().out == "".join(f"{name} deleted, {size} B\n" for name, size in sizes.items())
+    assert job_folders(bucket) == ["job02", "job03"]
+
+
+def test_a_job_that_waits_for_its_replicas_is_not_pruned(cluster: ClusterClient, bucket: Path) -> None:
+    cluster.ledger.change_queue(lambda queue: queue.added(QueueEntry("job03", ["master-0"])))
+    assert prune(cluster, "0", sure=True) == 0
+    assert job_folders(bucket) == ["job02", "job03"]
 
 
 def test_the_json_output_lists_deleted_jobs(cluster: ClusterClient, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = 3 + (bucket / "jobs" / "job00" / "job.json").stat().st_size
     assert delete(cluster, "job00", sure=True, as_json=True) == 0
-    (deleted,) = json.loads(capsys.readouterr().out)["deleted"]
-    assert (deleted["job"], deleted["bytes"] > 3) == ("job00", True)
+    assert json.loads(capsys.readouterr().out) == {"deleted": [{"job": "job00", "bytes": size}]}
     assert prune(cluster, "1", sure=True, as_json=True) == 0
     assert [item["job"] for item in json.loads(capsys.readouterr().out)["deleted"]] == ["job01"]
     assert prune(cluster, "1", sure=True, as_json=True) == 0
@@ -233,9 +290,13 @@ def test_resume_continues_in_another_jobs_output(cluster: ClusterClient, bucket:
         for flags, folder in (
             (JobFlags("new", resume="mine"), "mine"),
             (JobFlags("new", resume="mine", command="./run.sh"), None),
+            (JobFlags("new", resume="mine", script="run.py"), None),
         ):
             with pytest.raises(UsageError, match="left no checkpoint"):
                 resume_flags(cluster, flags, folder)
+    put_job(cluster.ledger, JobRecord("tuned", JobState.FAILED, trainingInput={"hyperparameters": {}}))
+    with pytest.raises(UsageError, match="job tuned tuned hyperparameters: --job-dir with the folder of a trial continues"):
+        resume_flags(cluster, JobFlags("new", resume="tuned"))
     put_job(cluster.ledger, JobRecord("empty", JobState.FAILED))
     with pytest.raises(
         UsageError, match=r"job empty left no checkpoint in .*/jobs/empty/output: there is nothing to resume from"

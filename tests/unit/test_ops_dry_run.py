@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jobs.records import Plan
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
 from ops.package import dependencies, runtimes
+from ops.submit import train
 from ops.submit.config import JobFlags
 from ops.submit.train import dry_run
 
@@ -49,22 +51,64 @@ def test_dry_run_shows_all_and_sends_nothing(
 ) -> None:
     flags = JobFlags("job01", args="--a 'b c'", replicas="worker=1", env=["A=${JOB_DIR}"])
     assert dry_run(InventoryOnly(inventory), flags, package_folder, as_json=False) == 0  # type: ignore[arg-type]
-    output = capsys.readouterr().out
-    lines = output.splitlines()
-    assert lines[0].split() == ["FILE", "SIZE"]
-    assert ["mine/task.py", "11", "B"] in [line.split() for line in lines]
-    assert "left out: model.h5" in lines
-    assert "dependencies: far-1.0" in lines
-    (sent,) = [line for line in lines if line.startswith("to be sent: ")]
-    assert sent.endswith("; nothing was sent")
-    assert "to each of 2 hosts" in sent
-    assert ["worker-0", "worker-0"] in [line.split() for line in lines]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:6] == [
+        "FILE                   SIZE",
+        "mine/.gitignore        5 B",
+        "mine/__init__.py       0 B",
+        "mine/requirements.txt  4 B",
+        "mine/task.py           11 B",
+        "left out: model.h5",
+    ]
+    size = r"\d+\.\d MB"
+    sent = rf"to be sent: {size} to each of 2 hosts \({size}\), 0\.0 MB into the bucket; nothing was sent"
+    assert re.fullmatch(sent, lines[7])
+    assert [lines[6], *lines[8:12]] == [
+        "dependencies: far-1.0",
+        "",
+        "REPLICA   HOST",
+        "master-0  master-0",
+        "worker-0  worker-0",
+    ]
+    headings = [place for place, line in enumerate(lines) if line.startswith("# ")]
     python = "/opt/scaletier/venv/bin/python -m mine.task --a 'b c'"
-    assert f"# worker-0 on worker-0 (10.0.0.64): {python}" in lines
-    configs = [json.loads(line.removeprefix("TF_CONFIG=")) for line in lines if line.startswith("TF_CONFIG=")]
+    assert [lines[place - 1 : place + 1] for place in headings] == [
+        ["", f"# master-0 on master-0 (10.0.0.2): {python}"],
+        ["", f"# worker-0 on worker-0 (10.0.0.64): {python}"],
+    ]
+    environments = [dict(line.split("=", 1) for line in lines[place + 1 : place + 22]) for place in headings]
+    assert all(len(environment) == 21 for environment in environments)
+    configs = [json.loads(environment["TF_CONFIG"]) for environment in environments]
     assert [config["task"]["type"] for config in configs] == ["chief", "worker"]
     assert configs[0]["cluster"]["worker"] == ["10.0.0.64:2222"]
-    assert "JOB_DIR=/bucket/jobs/job01/output" in lines
+    assert [(e["TYPE"], e["RANK"], e["JOB_DIR"], e["A"]) for e in environments] == [
+        ("master", "0", "/bucket/jobs/job01/output", "${JOB_DIR}"),
+        ("worker", "1", "/bucket/jobs/job01/output", "${JOB_DIR}"),
+    ]
+
+
+def test_dry_run_counts_the_data(
+    inventory: Inventory, package_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    (tmp_path / "x.tfrecord").write_bytes(b"1" * 260_000)
+    (tmp_path / "mine/scaletier.yaml").write_text("data: {name: x, files: x.tfrecord}")
+    (tmp_path / "mine/requirements.txt").unlink()
+    (tmp_path / "mine/task.py").write_text("")
+    (tmp_path / "mine/.gitignore").unlink()
+    for as_json in (False, True):
+        assert dry_run(InventoryOnly(inventory), JobFlags("job01", replicas="master"), package_folder, as_json) == 0  # type: ignore[arg-type]
+    output = capsys.readouterr().out
+    text, _, document = output.partition("\n{")
+    assert " to each of 1 host (" in text
+    assert " into the bucket, and 0.3 MB of data, unless they are there; nothing was sent\n" in text
+    assert "left out" not in text
+    assert "dependencies" not in text
+    data = json.loads("{" + document)
+    assert data["sent"]["data"] == 260_000
+    files = {file["path"]: file["bytes"] for file in data["files"]}
+    assert files == {"mine/__init__.py": 0, "mine/model.h5": 1, "mine/scaletier.yaml": 34, "mine/task.py": 0}
+    assert (data["ignored"], data["dependencies"], data["hosts"]) == ([], [], {"master-0": "master-0"})
 
 
 def test_the_json_output(inventory: Inventory, package_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +142,7 @@ def test_dry_run_builds_no_runtime(
     assert dry_run(cluster, flags, package_folder, as_json=True) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["dependencies"] == []
-    assert "the runtime asked would be built first" in err
+    assert "the runtime asked would be built first; what the package needs besides it is not shown\n" in err
     assert not (tmp_path / "runtimes").exists()
     runtimes.build(local, runtimes.from_file(str(requirements), "--runtime"))
     assert dry_run(cluster, flags, package_folder, as_json=True) == 0
