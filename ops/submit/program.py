@@ -158,8 +158,3 @@ def _in_folder(folder: str, source: package.PackageSource, name: str, flag: str)
 def _absolute(path: str | Path) -> Path:
     """Return the path without `..`, its links unresolved: a file may be in a folder that a link leads to."""
     return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave
-
-
-def words(command: Sequence[str]) -> str:
-    """Return a command as one would type it."""
-    return shlex.join(command)

@@ -165,10 +165,10 @@ class Hyperparameters(Section):
     )
     hyperparameterMetricTag: Annotated[str, AfterValidator(_metric_tag)] | None = None
     maxTrials: _Trials = 1
-    maxParallelTrials: _Trials = 1
-    maxFailedTrials: Count = 0
+    maxParallelTrials: _Trials | None = None
+    maxFailedTrials: Count | None = None
     algorithm: Algorithm | None = None
-    enableTrialEarlyStopping: Truth = False
+    enableTrialEarlyStopping: Truth | None = None
     resumePreviousJobId: str | None = None
 
     @model_validator(mode="after")
@@ -181,7 +181,7 @@ class Hyperparameters(Section):
                         "name its values as DISCRETE, or take another algorithm",
                         f"params[{place}]",
                     )
-        if self.maxFailedTrials > self.maxTrials:
+        if (self.maxFailedTrials or 0) > self.maxTrials:
             more = f"{self.maxFailedTrials} is more than there are trials, maxTrials {self.maxTrials}"
             raise refusal(more, "maxFailedTrials")
         return self

@@ -17,10 +17,11 @@ import fabric
 import pytest
 from callfab import ROOT, call_fab
 from google.auth.exceptions import DefaultCredentialsError
-from invoke import Collection
+from invoke import Collection, Result, UnexpectedExit
 from waiting import limit
 
 import fabfile
+from infra.scale_tiers import SpecError
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.serialization import RecordError
@@ -458,6 +459,14 @@ def test_an_old_flag_name_is_accepted_with_a_note(capsys: pytest.CaptureFixture[
     [
         (UsageError("bad\n  call"), "error: bad call\n", 2),
         (OpsError("failed"), "error: failed\n", 1),
+        (SpecError("no\nsuch tier"), "error: no such tier\n", 2),
+        (
+            UnexpectedExit(Result(command="true", exited=9)),  # type: ignore[no-untyped-call]
+            "error: the connection failed (Encountered a bad command exit code! Command: 'true' Exit code: 9 "
+            "Stdout: already printed Stderr: already printed): try again, then pulumi up\n",
+            1,
+        ),
+        (OSError("odd"), "error: odd\n", 1),
         (HostError("ps-0", "does not answer"), "error: ps-0 does not answer\n", 1),
         (FileNotFoundError(2, "No such file or directory", "/x"), "error: /x: No such file or directory\n", 1),
         (KeyboardInterrupt(), "stopped\n", DETACHED),

@@ -229,7 +229,7 @@ class Failing(FolderBucket):
 
 @pytest.mark.parametrize("error", [BucketError("the bucket is away"), HostsError({}, "the bucket is away")])
 def test_a_bucket_that_fails_for_a_while_is_retried(
-    inventory: Inventory, tmp_path: Path, clock: Clock, error: Exception
+    inventory: Inventory, tmp_path: Path, clock: Clock, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Failing(tmp_path)
     store.error = error
@@ -238,10 +238,14 @@ def test_a_bucket_that_fails_for_a_while_is_retried(
     put_jobs(ledger, job(JobState.RUNNING))
     steps: list[Callable[[], None]] = [
         lambda: setattr(store, "failures_left", 5),
+        lambda: None,  # it answers once
+        lambda: setattr(store, "failures_left", 2),
         lambda: put_job(ledger, job(JobState.RUNNING).to(JobState.CANCELLING).to(JobState.CANCELLED)),
     ]
     clock.ticks.append(lambda: steps.pop(0)() if steps and not store.failures_left else None)
     assert wait(cluster, "job01", as_json=False) == FAILED
+    note = f"the bucket does not answer ({error}); the job continues, still waiting\n"
+    assert capsys.readouterr() == ("job01 CANCELLED\n", 2 * note), "one note each time"
     put_job(ledger, job(JobState.RUNNING))
     steps += [
         lambda: setattr(store, "failures_left", 5),
@@ -259,17 +263,29 @@ def test_a_bucket_that_fails_for_a_while_is_retried(
     ("state", "code"), [(JobState.SUCCEEDED, DONE), (JobState.FAILED, FAILED), (JobState.CANCELLED, FAILED)]
 )
 def test_wait_returns_the_jobs_exit_code(
-    cluster: ClusterClient, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str], state: JobState, code: int
+    cluster: ClusterClient,
+    ledger: Ledger,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: JobState,
+    code: int,
 ) -> None:
     put_job(ledger, job(JobState.QUEUED))
     states = iter([JobState.PREPARING, JobState.RUNNING, state])
-    clock.ticks.append(lambda: put_job(ledger, job(next(states))))
+    step, counts = terminal.Step("waiting"), list[str]()
+    monkeypatch.setattr(terminal, "Step", lambda _: step)
+    clock.ticks += [lambda: counts.append(str(step.count)), lambda: put_job(ledger, job(next(states)))]
     assert wait(cluster, "job01", as_json=False) == code
     assert clock.now == 103
     assert capsys.readouterr().out == f"job01 {state}\n"
+    assert (step.what, counts) == ("waiting for job01", ["(QUEUED)", "(PREPARING)", "(RUNNING)"])
     assert wait(cluster, "job01", as_json=True) == code
     output = json.loads(capsys.readouterr().out)
     assert JobRecord.from_dict(output) == job(state, createTime=output["createTime"])
+    put_job(ledger, job(state, errorMessage="why\nmore"))
+    assert wait(cluster, "job01", as_json=False) == code
+    assert capsys.readouterr().out == f"job01 {state}: why\n"
     with pytest.raises(UsageError, match="there is no job 'nope'"):
         wait(cluster, "nope", as_json=False)
 

@@ -16,6 +16,7 @@ from jobs.firsterror import FirstError
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
+from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from ops import client as module
@@ -57,6 +58,10 @@ def test_get_returns_a_job_with_its_replicas(cluster: ClusterClient, ledger: Led
     assert (data["state"], data["replicas"][0]["exitCode"]) == ("FAILED", 1)
     assert data["firstError"] == {"replica": "master-0", "time": error.time, "message": error.message}
     assert Client(cluster).wait("job01") == job
+    put_job(ledger, JobRecord("job02", createTime="2999-01-31T12:00:00.000Z"))
+    newest = Client(cluster).get()
+    assert (newest.id, newest.ended, newest.error, newest.progress, newest.replicas) == ("job02", False, "", None, ())
+    assert "firstError" not in newest.to_dict()
 
 
 def test_wait_has_a_timeout(cluster: ClusterClient, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +123,18 @@ def test_submit_passes_its_arguments(
     ((submission, queue),) = submissions
     spec = submission.job
     assert (spec.args, spec.labels, spec.environment) == (("--rate", "0.5"), {"owner": "ann", "run": "1"}, {"A": "b,c=d"})
-    assert (spec.priority, spec.notify, queue) == (3, "./done.sh", False)
+    assert (spec.priority, spec.notify, spec.start_hosts, queue) == (3, "./done.sh", False, False)
+    Client(cluster).submit("job02", script=str(script), start_hosts=True)
+    assert (submissions[1][0].job.priority, submissions[1][0].job.start_hosts, submissions[1][1]) == (0, True, True)
+    entry = QueueEntry("job01", [])
+    monkeypatch.setattr(train, "start", lambda _, *args: [entry] if args == (submission, True) else [])
+    assert Client(cluster).start(submission) == [entry]
+    with pytest.raises(UsageError, match=r"^there is no job 'gone'; "):
+        Client(cluster).submit("job03", script=str(script), resume="gone")
     with pytest.raises(UsageError, match="job id '1' breaks the rule"):
         Client(cluster).submit("1", script=str(script))
     with pytest.raises(UsageError, match=r"^--notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
-        Client(cluster).submit("job02", script=str(script), notify="ftp://x")
+        Client(cluster).submit("job03", script=str(script), notify="ftp://x")
 
 
 def test_submit_has_the_flags_of_fab_train() -> None:

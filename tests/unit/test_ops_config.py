@@ -52,7 +52,7 @@ def test_a_job_needs_no_config(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01"), inventory)
     policy = {"restartPolicy": "replica", "optionalRoles": ["evaluator"], **DEFAULT_POLICY}
     job_dir = "/bucket/jobs/job01/output"
-    types = {key: "n1-highcpu-8" for key in ("masterType", "workerType", "evaluatorType")}
+    types = dict.fromkeys(("masterType", "workerType", "evaluatorType"), "n1-highcpu-8")
     counts = {"workerCount": 2, "parameterServerCount": 1, "evaluatorCount": 1}
     assert job == JobSpec(
         "job01",

@@ -94,7 +94,9 @@ def test_a_file_goes_into_a_folder_and_a_folder_not_over_a_file(
     capsys.readouterr()
     assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
     assert f"{mine}: " in capsys.readouterr().err, "a link that leads nowhere is noted"
-    with pytest.raises(UsageError, match=r"^there is no picture in the bucket's data; did you mean pictures\?; there are pictures$"):
+    with pytest.raises(
+        UsageError, match=r"^there is no picture in the bucket's data; did you mean pictures\?; there are pictures$"
+    ):
         data(cluster, "rm", "picture", None, sure=True, as_json=False)
 
 

@@ -88,7 +88,11 @@ def test_dry_run_shows_all_and_sends_nothing(
 
 
 def test_dry_run_counts_the_data(
-    inventory: Inventory, package_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inventory: Inventory,
+    package_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(train, "ROOT", tmp_path)
     (tmp_path / "x.tfrecord").write_bytes(b"1" * 260_000)

@@ -13,17 +13,20 @@ import pytest
 from opsdata import put_job, refuse_packages_as_records
 
 from infra.inventory import Inventory
+from infra.scale_tiers import Role
 from jobs.bucket import Bucket
 from jobs.chunks import LogFilter
 from jobs.folder import open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.study import PriorTrial
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
-from ops.submit import manifest, metrics, reproduce, train
+from ops.package.runtimes import Runtime
+from ops.submit import compare, manifest, metrics, reproduce, train
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission
 
@@ -116,10 +119,15 @@ def test_a_job_is_reproduced_under_the_next_free_id(
     assert submission.package.files == built.files
     assert submission.data == {}
     assert submission.record().manifest["reproduces"] == "job01"
-    out = capsys.readouterr().out
-    assert "accuracy" in out
-    assert "+0.01" in out
-    assert out.endswith("job01_2 differs from job01 in accuracy\n")
+    assert (submission.job.use_chief, submission.job.start_hosts, submission.job.notify) == (True, False, "")
+    out, err = capsys.readouterr()
+    assert "a line of the log" in out, "and nothing else goes to stderr"
+    assert err == ""
+    lines = [line.split() for line in out.splitlines() if line]
+    package_line = ["tiny", f"sha256:{built.sha256[:16]}"]
+    assert lines[1:3] == [["job01", "job01_2"], ["package", *package_line, *package_line, "same"]]
+    assert lines[-4:-2] == [["loss", "0.2", "0.2", "same"], ["accuracy", "0.9", "0.91", "+0.01"]]
+    assert out.endswith("\n\njob01_2 differs from job01 in accuracy\n")
     put_job(ledger, JobRecord("job01_3"))
     assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
     assert runs.submissions[-1].job.id == "job01_4"
@@ -160,9 +168,118 @@ def test_stdout_has_only_the_json(
     out, err = capsys.readouterr()
     output = json.loads(out)
     assert (output["original"], output["job"], output["differs"]) == ("job01", "job01_2", ["accuracy"])
-    accuracy = next(row for row in output["compared"] if row["what"] == "accuracy")
-    assert accuracy == {"what": "accuracy", "original": "0.9", "again": "0.91", "same": False}
+    rows = {row.pop("what"): row for row in output["compared"]}
+    assert rows["accuracy"] == {"original": "0.9", "again": "0.91", "same": False}
+    assert rows["loss"] == {"original": "0.2", "again": "0.2", "same": True}
     assert "a line of the log" in err
+
+
+def test_equal_runs_and_runs_without_metrics_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [compare.Difference("loss", ["0.2", "0.2"]), compare.Difference(compare.SECONDS, ["1.0", "2.0"])]
+    reproduce._show("a", "b", rows, True, False)
+    table = "\n           a    b\nloss     0.2  0.2  same\nseconds  1.0  2.0  +1.0\n\n"
+    assert capsys.readouterr().out == f"{table}b has the inputs and the results of a\n"
+    reproduce._show("a", "b", rows[1:], False, False)
+    verdict = "b has the inputs of a; the results were not compared, as they report no final metrics\n"
+    assert capsys.readouterr().out.endswith(f"+1.0\n\n{verdict}")
+
+
+def test_secrets_are_taken_from_the_environment_again(
+    local_inventory: Inventory, ledger: Ledger, runs: FakeRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.setenv("OTHER", "x")
+    write_job(ledger, local_inventory, secret=["TOKEN", "OTHER"])
+    monkeypatch.setenv("TOKEN", "hunter3")
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
+    assert runs.submissions[0].job.secrets == {"TOKEN": "hunter3", "OTHER": "x"}
+    monkeypatch.delenv("TOKEN")
+    message = r"^job job01 had the secret TOKEN, which nothing has kept: export TOKEN=… first$"
+    with pytest.raises(UsageError, match=message):
+        reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)
+
+
+def test_settings_of_the_original_are_kept(
+    local_inventory: Inventory,
+    ledger: Ledger,
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (config := tmp_path / "config.yaml").write_text("trainingInput: {scheduling: {priority: 4}, environment: {A: b}}")
+    write_job(ledger, local_inventory, config=str(config), replicas="worker=1")
+    bucket, name = bucket_of(local_inventory), "jobs/job01/manifest.json"
+    document = reproduce.read_manifest(bucket, "job01")
+    document["config"]["scheduling"] |= {"expendable": ["worker"]}
+    document["runtime"] = {"name": "mine"}
+    bucket.upload(name, json.dumps(document).encode())
+    runtime = Runtime("mine", ("far==1.0",), "key")
+    monkeypatch.setattr(reproduce.runtimes, "from_manifest", lambda _, request: {"mine": runtime}[request["name"]])
+    monkeypatch.setattr(reproduce.runtimes, "build", lambda _, runtime: {"far": "1.0"})
+    monkeypatch.setattr(manifest, "_runtime", lambda *_: {"name": "mine", "key": "key", "sha256": "ab" * 32})
+    capsys.readouterr()
+    assert reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False) == DONE
+    assert "is called" not in capsys.readouterr().err, "a manifest is not a user's to change"
+    job = runs.submissions[0].job
+    assert (job.priority, job.environment, job.runtime) == (4, {"A": "b"}, runtime)
+    assert job.counts == {Role.MASTER: 1, Role.WORKER: 1}
+    assert job.policy == {**POLICY, "gracePeriod": 0, "optionalRoles": ["worker"]}
+    added = {key: job.training_input[key] for key in ("runtime", "environment", "pythonModule", "workerCount", "args")}
+    assert added == {"runtime": "mine", "environment": {"A": "b"}, "pythonModule": "tiny.task", "workerCount": 1, "args": []}
+
+
+def test_a_study_is_repeated_with_its_seed(local_inventory: Inventory, tmp_path: Path) -> None:
+    parameter = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
+    (config := tmp_path / "config.yaml").write_text(json.dumps({"trainingInput": {"hyperparameters": {"params": [parameter]}}}))
+    built = package.build(TINY, "tiny.task")
+    job = build_job(JobFlags("job01", config=str(config)), local_inventory, "tiny", built.files)
+    assert job.study
+    original = replace(job.study, earlier=[PriorTrial({"x": "1"}, 0.5)])
+    content = manifest.manifest(local_inventory, job, built)
+    again = reproduce.build_job(local_inventory, content, "again", built, None, original)
+    assert again.study == replace(original, jobDir="/bucket/jobs/again/output")
+    assert again.job_dir_flag is None
+    other = reproduce.build_job(local_inventory, content, "again", built)
+    assert other.study
+    assert (other.study.earlier, other.study.seed == original.seed) == ([], False)
+
+
+def test_a_job_that_never_started_is_not_reproduced(local_inventory: Inventory, ledger: Ledger, runs: FakeRuns) -> None:
+    put_job(ledger, JobRecord("job01").ended("", cancelled=True))
+    with pytest.raises(UsageError, match=r"^job job01 is CANCELLED and never started: there is nothing to run again$"):
+        reproduce.reproduce(make_cluster(local_inventory), "job01", None, True, False)
+    write_job(ledger, local_inventory, job_id="job02")
+    with pytest.raises(UsageError, match="job id 'job01' was used before"):
+        reproduce.reproduce(make_cluster(local_inventory), "job02", "job01", True, False)
+
+
+WHOLE = {
+    "args": ["--a"],
+    "module": "tiny.task",
+    "package": {"name": "tiny", "sha256": "ab", "files": {}},
+    "cluster": {"replicas": {"master": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "complete"),
+    [
+        (WHOLE, True),
+        ({**WHOLE, "cluster": {}}, True),
+        ([], False),
+        ({**WHOLE, "args": "--a"}, False),
+        ({**WHOLE, "args": ["--a", 1]}, False),
+        ({key: value for key, value in WHOLE.items() if key != "module"}, False),
+        ({**WHOLE, "package": "tiny"}, False),
+        ({**WHOLE, "package": {"name": "tiny", "sha256": "ab"}}, False),
+        ({**WHOLE, "cluster": [1]}, False),
+        ({**WHOLE, "cluster": {"replicas": [1]}}, False),
+        ({**WHOLE, "cluster": {"replicas": {"master": "1"}}}, False),
+    ],
+)
+def test_a_manifest_has_all_parts_of_a_job(content: object, complete: bool) -> None:
+    assert reproduce._is_complete(content) is complete
 
 
 def test_the_exit_code_is_that_of_the_new_run(local_inventory: Inventory, ledger: Ledger, runs: FakeRuns) -> None:
@@ -195,8 +312,8 @@ def test_another_cluster_and_a_running_original_are_noted(
     err = capsys.readouterr().err.splitlines()
     assert "job01 is RUNNING: it has no results yet to compare with" in err
     (line,) = [line for line in err if "another cluster" in line]
-    assert "STANDARD_1: 1 ps" in line
-    assert "now it is CUSTOM: 1 ps" in line
+    roles = "1 ps (n1-standard-4), 1 master (n1-highcpu-8), 2 worker (n1-highcpu-8), 1 evaluator (n1-highcpu-8)"
+    assert line == f"job01 ran on another cluster: STANDARD_1: {roles} - now it is CUSTOM: {roles}"
     assert runs.submissions[0].job.training_input["scaleTier"] == "CUSTOM"
 
 

@@ -15,6 +15,8 @@ from test_ops_dependencies import make_wheel
 
 from infra.inventory import Inventory
 from jobs.records import JobRecord
+from jobs.states import JobState
+from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.package import package, runtimes
 from ops.submit import manifest
@@ -228,10 +230,10 @@ def test_invalid_runtime_flags_are_refused(local_inventory: Inventory, flags: di
 
 def test_conflicting_or_empty_requirements_are_refused(local_inventory: Inventory, tmp_path: Path) -> None:
     write_requirements(tmp_path, "# nothing\n")
-    with pytest.raises(UsageError, match="both say which Python"):
-        build_job(
-            JobFlags("j", config=write_config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")), local_inventory
-        )
+    path = write_config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")
+    keys = f"{path}: trainingInput.runtime and {path}: trainingInput.runtimeVersion"
+    with pytest.raises(UsageError, match=f"^{keys} both say which Python: leave one of them out$"):
+        build_job(JobFlags("j", config=path), local_inventory)
     with pytest.raises(UsageError, match="asks for nothing"):
         build_job(JobFlags("j", runtime=str(tmp_path / "requirements.txt")), local_inventory)
 
@@ -367,20 +369,52 @@ def test_runtimes_are_listed_and_removed(
     key = runtimes.from_file(requirements_file := write_requirements(tmp_path, "far\n"), "--runtime").key
     runtimes.build(local_inventory, runtimes.from_file(requirements_file, "--runtime"))
     cluster = _Cluster(local_inventory, JobRecord("j", manifest={"runtime": {"key": key}}))
+    folder = tmp_path / "runtimes" / key
+    (folder / runtimes._REQUESTED).write_text("far\n")
+    size = sum(path.lstat().st_size for path in folder.rglob("*"))
+    stored = {"name": key, "requirements": ["far"], "versions": {"far": "1.0"}, "bytes": size}
+    (folder.parent / ".making-x-1").mkdir()
+    (folder.parent / "a.lock").touch()
+    capsys.readouterr()
     assert run(cluster, None, None, False, True) == 0  # type: ignore[arg-type]
-    (stored,) = json.loads(capsys.readouterr().out)
-    assert (stored["name"], stored["versions"], stored["bytes"] > 1000) == (key, {"far": "1.0"}, True)
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ([stored], "")
+    assert run(cluster, "ls", None, False, False) == 0  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    shown_size = terminal.size(size).split()
+    assert ([line.split() for line in out.splitlines()], err) == (
+        [["NAME", "TENSORFLOW", "PACKAGES", "SIZE", "ASKED", "FOR"], [key, "-", "1", *shown_size, "far"]],
+        "",
+    )
     with pytest.raises(UsageError, match=f"job j, which is QUEUED, runs in {key}"):
         run(cluster, "rm", key, True, False)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"there is no runtime far; there are {key}"):
         run(cluster, "rm", "far", True, False)  # type: ignore[arg-type]
-    for invalid in (("rm", None), ("ls", key), ("list", None)):
-        with pytest.raises(UsageError, match="fab runtimes"):
+    for invalid, message in (
+        (("rm", None), "fab runtimes rm needs the NAME of one"),
+        (("ls", key), "fab runtimes ls takes no NAME"),
+        (("list", None), "fab runtimes list is unknown; did you mean ls?; valid are ls, rm"),
+    ):
+        with pytest.raises(UsageError) as error:
             run(cluster, *invalid, True, False)  # type: ignore[arg-type]
+        assert str(error.value) == message
     damaged = _Cluster(local_inventory)
     damaged.ledger.unreadable = ["job.json of j is no JSON"]
     with pytest.raises(UsageError, match=r"records are unreadable: job\.json of j is no JSON"):
         run(damaged, "rm", key, True, False)  # type: ignore[arg-type]
-    assert run(_Cluster(local_inventory), "rm", key, True, True) == 0  # type: ignore[arg-type]
-    assert json.loads(capsys.readouterr().out) == {"removed": key}
-    assert list((tmp_path / "runtimes").iterdir()) == []
+    others = (JobRecord("a", manifest={"runtime": {"key": "other"}}), JobRecord("b").ended(""), JobRecord("c"))
+    idle = _Cluster(local_inventory, *others, replace(cluster.ledger.jobs()[0][0], state=JobState.FAILED))
+    with pytest.raises(
+        UsageError, match=f"^this would remove the runtime {key}, which no job of stack test runs in: say --yes"
+    ):
+        run(idle, "rm", key, False, False)  # type: ignore[arg-type]
+    assert folder.is_dir()
+    capsys.readouterr()
+    assert run(idle, "rm", key, True, True) == 0  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ({"removed": key}, f"{key} is removed\n")
+    assert not folder.exists()
+    with pytest.raises(UsageError, match=r"^there is no runtime far; there are none$"):
+        run(idle, "rm", "far", True, False)  # type: ignore[arg-type]
+    assert run(idle, None, None, True, False) == 0  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "there are none: fab train --runtime-version or --runtime builds one\n")

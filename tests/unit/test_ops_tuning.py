@@ -165,6 +165,18 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [ONE], "goal": "MAX"}, "hyperparameters.goal 'MAX' is unknown; valid are MAXIMIZE, MINIMIZE"),
         ({"params": [ONE], "maxTrials": 0}, "hyperparameters.maxTrials must be at least 1, not 0"),
         ({"params": [ONE], "maxTrials": 100000}, "hyperparameters.maxTrials must be at most 1000, not 100000"),
+        ({"params": [ONE], "maxFailedTrials": 2}, "maxFailedTrials 2 is more than there are trials, maxTrials 1"),
+        ({"params": [ONE], "hyperparameterMetricTag": " "}, "' ' is invalid: it is no name of a metric"),
+        ({"params": [{**ONE, "minValue": -(2**53) - 2}]}, "params[0] has a number above 9007199254740992"),
+        ({"params": [{**ONE, "minValue": 1.5, "maxValue": 9.5}]}, "of type INTEGER, and 1.5 is no whole number"),
+        ({"params": [{**ONE, "minValue": 0, "scaleType": "UNIT_REVERSE_LOG_SCALE"}]}, "minValue 0 has no logarithm"),
+        ({"params": [{**ONE, "discreteValues": [1], "categoricalValues": ["a"]}]}, "params[0].categoricalValues goes with"),
+        ({"params": [{**ONE, "minValue": -1e301}]}, "params[0].minValue must be a number of at most 1e+300 either way"),
+        ({"params": [{"parameterName": "x", "type": "INTEGER"}]}, "params[0].minValue is missing: one of type INTEGER has"),
+        (
+            {"params": [{**CATEGORICAL, "categoricalValues": ["a", "b", "b", "a"]}]},
+            "params[0].categoricalValues has 'b' twice: say it once",
+        ),
         ({"params": [ONE], "maxTrials": "x"}, "hyperparameters.maxTrials must be a whole number"),
         (
             {"params": [ONE], "maxTrials": 2, "maxFailedTrials": 3},
@@ -264,11 +276,16 @@ def test_a_study_resumes_from_previous_results() -> None:
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
         ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters: y, which lacks here$"),
         ({"params": [{**ONE, "parameterName": "y"}]}, "hyperparameters: y, which lacks here; x, which it did not tune$"),
+        ({"params": [{**ONE, "parameterName": "b"}, {**ONE, "parameterName": "a"}, ONE]}, "hyperparameters: a, b, which lacks"),
         ({"params": [ONE], "goal": "MINIMIZE"}, "had goal MINIMIZE, and this one MAXIMIZE"),
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
         with pytest.raises(UsageError, match=message):
             tuning.add_prior_results(study, tuning.build_study(previous_keys, (), "", None) if previous_keys else None, [])
+    two = {**hyperparameters, "params": [ONE, {**ONE, "parameterName": "y"}]}
+    turned = tuning.build_study({"params": two["params"][::-1]}, (), "", None)  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"^resumePreviousJobId old tuned other hyperparameters: in another order$"):
+        tuning.add_prior_results(tuning.build_study(two, (), "/o", None), turned, [trial(1, 0.5)])
     grid = tuning.build_study({**hyperparameters, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
         tuning.add_prior_results(grid, previous, [trial(number, 0.5) for number in range(1, 10)])
@@ -310,18 +327,48 @@ def test_describe_shows_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuned.summary() == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
     assert TuningResult(record, study, []).summary() == "0 of 3 done"
     tuned.show()
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[0][:5] == ["TRIAL", "STATE", "SCORE", "STEP", "x"]
-    assert [line[0] for line in lines[1:]] == ["3", "1", "2"]
-    assert lines[1][1:5] == ["SUCCEEDED", "0.75", "9", "3"]
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "TRIAL  STATE      SCORE  STEP  x  TOOK   RESTARTS  REPLICA   ERROR",
+        "    3  SUCCEEDED   0.75     9  3  0.0 s         2  master-0  -",
+        "    1  SUCCEEDED    0.5     9  1  0.0 s         -  master-0  -",
+        "    2  FAILED         -     -  2  0.0 s         -  master-0  it reported no score: how",
+    ]
     output = tuned.output()
-    assert (output["completedTrialCount"], output["isHyperparameterTuningJob"], output["hyperparameterMetricTag"]) == (
-        3,
-        True,
-        "score",
+    listed = output.pop("trials")
+    assert output == {"completedTrialCount": 3, "isHyperparameterTuningJob": True, "hyperparameterMetricTag": "score"}
+    assert [item["trialId"] for item in listed] == [3, 1, 2]
+    assert listed[0] == {key: value for key, value in trials_done[2].to_dict().items() if key != "schema"}
+
+
+def test_a_long_table_of_trials_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    record = JobRecord("job01", endTime="2026-01-31T12:01:30.000Z")
+    study = tuning.build_study(HYPERPARAMETERS, (), "", None)
+    TuningResult(record, study, []).show()
+    assert capsys.readouterr() == ("", "")
+    running = Trial(31, {"x": "5"}, "worker-0", startTime="2026-01-31T12:00:00.000Z", isTrialStoppedEarly=True)
+    running = replace(running, allMetrics=[Measurement(3, 2.0), Measurement(4, 1 / 3)], errorMessage="x" * 130)
+    many = [trial(number, 1 - number / 100) for number in range(1, 30)]
+    TuningResult(record, study, [*many, running]).show()
+    out, err = capsys.readouterr()
+    last = ["31", "RUNNING", "early", "0.333333", "4", "5", "1", "min", "30", "s", "-", "worker-0", "x" * 120]
+    assert (len(out.splitlines()), out.splitlines()[-1].split(), err) == (32, last, "")
+    TuningResult(record, study, [*many, running, trial(40, None)]).show()
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err) == (32, "1 more trial: fab describe job01 --json has all\n")
+
+
+def test_a_line_describes_the_study() -> None:
+    def line(**keys: object) -> str:
+        return TuningResult(JobRecord("job01"), tuning.build_study({"params": [ONE], **keys}, (), "", None), []).line()
+
+    assert line() == f"MAXIMIZE {METRIC_TAG} over x from 1 to 9"
+    every = {"goal": "MINIMIZE", "hyperparameterMetricTag": "loss", "maxTrials": 9, "maxParallelTrials": 2}
+    more = {"algorithm": "RANDOM_SEARCH", "enableTrialEarlyStopping": True, "resumePreviousJobId": "old"}
+    assert line(params=[{**PARAMS[0], "maxValue": 0.1}, PARAMS[2], PARAMS[3]], **every, **more) == (
+        "MINIMIZE loss over rate from 0.0001 to 0.1 (UNIT_LOG_SCALE), kind of adam, sgd, --batch of 16, 32; "
+        "2 at once; RANDOM_SEARCH; early stopping; after old"
     )
-    assert [item["trialId"] for item in output["trials"]] == [3, 1, 2]
-    assert output["trials"][0]["finalMetric"] == {"trainingStep": 9, "objectiveValue": 0.75}
 
 
 def test_a_running_trial_ends_with_its_job() -> None:
@@ -346,7 +393,7 @@ def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
     assert with_plan.summary() == "0 of 8 done"
 
 
-def test_the_best_trial_of_a_study_is_found(tmp_path: Path) -> None:
+def test_the_best_trial_of_a_study_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger(FolderBucket(tmp_path))
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
     assert trials.best_trial(ledger, JobRecord("job01")) is None
@@ -357,3 +404,15 @@ def test_the_best_trial_of_a_study_is_found(tmp_path: Path) -> None:
     best_trial = trials.best_trial(ledger, record)
     assert best_trial
     assert best_trial.trialId == 2
+    trials.note_best_trial(record, best_trial)
+    note = "job01 tuned hyperparameters; trial 2 is the best: --x=2\n"
+    assert capsys.readouterr().err == note
+    (tmp_path / "jobs/job01/trials/3.json").write_text("{")
+    assert trials.best_trial(ledger, record) == best_trial
+    assert capsys.readouterr().err.startswith("trial 3 is not shown: ")
+    odd = JobRecord("job02", trainingInput={"hyperparameters": {"params": []}})
+    with pytest.raises(
+        OpsError, match=r"^what job job02 tunes cannot be read: hyperparameters: ?params must be a list"
+    ) as error:
+        trials.read(ledger, odd)
+    assert type(error.value) is OpsError
