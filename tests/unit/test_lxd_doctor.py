@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from test_lxd_firewall import FakeKernel
 
 from infra import backend
 from infra import doctor as general
-from infra.findings import Finding, Severity, fail, look, warning
+from infra.findings import Finding, Severity, fail, look, ok, warning
 from infra.lxd import doctor, nft, orphans
 from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
@@ -280,3 +281,217 @@ def test_without_a_stack_a_target_s_errors_are_warnings(monkeypatch: pytest.Monk
         severities = {each.check: str(each.severity) for each in look(general.checks(stack), 30)}
         assert (severities["daemon"], severities["kernel"]) == (severity, severity)
         assert {"pulumi", "python", "machine"} <= severities.keys()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a checkout that needs Pulumi 3.10.0, with a `pulumi` in the environment's folder of programs."""
+    (tmp_path / "Pulumi.yaml").write_text("requiredPulumiVersion: '>=3.10.0'\n")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(general, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/path")
+    return tmp_path
+
+
+def write_program(path: Path, output: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n[ $1 = version ] && echo {output}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("version", "finding"),
+    [
+        ("v3.10.0", ok("pulumi 3.10.0")),
+        ("v3.9.9", fail("pulumi is 3.9.9, and 3.10.0 is needed", "make pulumi")),
+        ("", fail("pulumi is of no version, and 3.10.0 is needed", "make pulumi")),
+    ],
+)
+def test_pulumi_s_version_is_compared(project: Path, version: str, finding: Finding) -> None:
+    assert list(general.pulumi()) == [fail("pulumi does not run (No such file or directory)", "make pulumi")]
+    write_program(project / "bin" / "pulumi", version)
+    assert list(general.pulumi()) == [finding]
+    write_program(project / "path" / "pulumi", "v4.0.0")
+    assert list(general.pulumi()) == [ok("pulumi 4.0.0")], "the one on PATH comes first"
+
+
+def test_versions_of_libraries_are_compared_with_the_pinned_ones(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"pulumi": "3.1", "pulumi-gcp": "8.0", "pylxd": "2.3", "fabric": "3.2"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise general.importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    (project / "constraints.txt").write_text("# pins\npulumi==3.1\npulumi-gcp==8.0\npylxd==2.4\nparamiko==3.0\n")
+    monkeypatch.setattr("importlib.metadata.version", version)
+    python = sys.version.partition(" ")[0]
+    assert list(general.python()) == [
+        warning("pylxd is 2.3, and the project was tried with 2.4", "make venv"),
+        fail("paramiko is not installed", "make venv"),
+        ok(f"Python {python}, pulumi-gcp 8.0"),
+    ]
+
+
+def test_the_space_of_this_machine_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib, remedy = 2**30, "make room, or fab prune"
+    texts = {free: list(general.machine()) for free in (gib - 1, gib, 5 * gib - 1, 5 * gib) if not set_free(monkeypatch, free)}
+    assert texts == {
+        gib - 1: [fail("1.0 GiB are free on this machine", remedy)],
+        gib: [warning("1.0 GiB are free on this machine", remedy)],
+        5 * gib - 1: [warning("5.0 GiB are free on this machine", remedy)],
+        5 * gib: [ok("5.0 GiB are free on this machine")],
+    }
+
+
+def set_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+
+
+@pytest.mark.parametrize(("text", "known"), [(None, False), ("[]", False), ('{"hosts": []}', False), ('{"hosts": [{}]}', True)])
+def test_a_stack_is_known_by_its_inventory(project: Path, text: str | None, known: bool) -> None:
+    folder = project / ".scaletier" / "local"
+    folder.mkdir(parents=True)
+    if text is not None:
+        (folder / "inventory.json").write_text(text)
+    assert general.known("local") == ({"hosts": [{}]} if known else None)
+
+
+def test_a_failed_check_without_a_stack_is_a_warning_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> Iterable[Finding]:
+        raise LxdError("LXD\ndoes not answer")
+
+    stored = {"a": refuse, "b": lambda _: [ok("well"), warning("low"), fail("gone", "pulumi up")]}
+    monkeypatch.setattr(doctor, "CHECKS", stored)
+    checks = general.checks(None)
+    assert list(checks) == ["pulumi", "python", "machine", "state", "a", "b"]
+    assert list(checks["a"]()) == [warning("LXD does not answer")]
+    assert list(checks["b"]()) == [ok("well"), warning("low"), warning("gone", "pulumi up")]
+
+
+def test_only_with_fix_a_remedy_is_applied_by_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    applied: list[str | None] = []
+    monkeypatch.setattr(general, "checks", lambda stack: {"a": lambda: [fail("off", fix=lambda: applied.append(stack))]})
+    general.main(["local"])
+    assert applied == []
+    general.main(["--fix", "local"])
+    general.main(["--fix"])
+    assert applied == ["local", None]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["what"], line["fixed"]) for line in lines] == [("off", False), ("off", True), ("off", True)]
+
+
+FAST = {"project": NAMES.project, "pool": "fast", "name": "bucket"}
+
+
+class Disks:
+    """LXD with a pool of 40 GiB, in which 30 are free, and a bucket and hosts with disks of 10 bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool: str | None = "fast"
+        self.counted, self.bucket = True, 1
+        self.usages: dict[str, Any] = {"ps-0": 1, "serving-0": 1}
+        self.volume: dict[str, Any] | None = {"config": {"size": "10"}}
+        monkeypatch.setattr(doctor, "names_of", lambda _: [NAMES])
+        monkeypatch.setattr(doctor, "pool_of", lambda _: self.pool)
+        monkeypatch.setattr(doctor, "get_volume", lambda props: self.volume if props == FAST else None)
+        monkeypatch.setattr(doctor, "used", lambda props: self.bucket if props == FAST else None)
+        monkeypatch.setattr(doctor, "hosts_of", lambda _: list(self.usages))
+        monkeypatch.setattr(doctor, "client", self.client)
+        monkeypatch.setattr(doctor.quotas, "counted", lambda _: self.counted)
+        monkeypatch.setattr(doctor.quotas, "count", lambda pool: setattr(self, "counted", pool == "fast"))
+        monkeypatch.setattr(doctor.quotas, "command", lambda pool: f"rescan {pool}")
+
+    def client(self, project: str = "default") -> SimpleNamespace:
+        answer = {"metadata": {"space": {"total": 40 * 2**30, "used": 10 * 2**30}}}
+        resources = SimpleNamespace(get=lambda: SimpleNamespace(json=lambda: answer))
+        pools = {"fast": SimpleNamespace(resources=resources)}
+        return SimpleNamespace(api=SimpleNamespace(storage_pools=pools), instances=SimpleNamespace(get=self.get))
+
+    def get(self, name: str) -> SimpleNamespace:
+        usage = self.usages[name]
+        disk = None if usage is None else {} if usage == {} else {"root": {"usage": usage}}
+        return SimpleNamespace(state=lambda: SimpleNamespace(disk=disk), devices={"root": {"size": "10"}})
+
+
+def test_the_space_of_the_pool_the_bucket_and_each_disk_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    disks, free = Disks(monkeypatch), ok("30.0 GiB are free on storage pool fast")
+    assert list(doctor.disks(None)) == []
+    assert list(doctor.disks(INVENTORY)) == [free]
+    disks.bucket, disks.usages, disks.counted = 9, {"ps-0": 10, "serving-0": None, "worker-0": {}}, False
+    uncounted = fail("storage pool fast has stopped counting, so disk and bucketSize limit nothing", "rescan fast")
+    findings = list(doctor.disks(INVENTORY))
+    assert findings == [
+        free,
+        uncounted,
+        warning("the bucket is 90% full", "fab prune, or pulumi config set bucketSize"),
+        fail("host ps-0's disk is 100% full", "pulumi config set --path disk.ps"),
+    ]
+    assert findings[1].fix
+    findings[1].fix()
+    assert disks.counted
+    disks.volume, disks.usages = None, {}
+    assert list(doctor.disks(INVENTORY)) == [free]
+    disks.pool = None
+    assert list(doctor.disks(INVENTORY)) == [fail("the bucket is gone", "pulumi up makes another, which is empty")]
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_the_daemon_and_the_image_are_checked(monkeypatch: pytest.MonkeyPatch, image: bool) -> None:
+    environment = {"server_version": "6.0"}
+    monkeypatch.setattr(doctor, "client", lambda: SimpleNamespace(host_info={"environment": environment}))
+    monkeypatch.setattr(doctor.nft, "version", lambda: "nftables v1")
+    monkeypatch.setattr(doctor.image, "exists", lambda: image)
+    missing = [] if image else [warning("the image of the hosts, of this version, is missing", "make image")]
+    assert list(doctor.daemon(None)) == [ok("lxd 6.0 answers, and there is nftables v1"), *missing]
+    environment["server"] = "incus"
+    assert next(iter(doctor.daemon(None))) == ok("incus 6.0 answers, and there is nftables v1")
+
+
+def test_a_stack_without_a_project_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "names_of", lambda stack: [NAMES] if stack == "local" else [])
+    assert list(doctor.project(None)) == []
+    assert list(doctor.project(INVENTORY)) == []
+    error = fail("LXD has no project of stack gone of this checkout", "pulumi up")
+    assert list(doctor.project({**INVENTORY, "stack": "gone"})) == [error]
+
+
+@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, "; and 1 more")])
+def test_three_changed_rules_are_named(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, count: int, more: str) -> None:
+    foreign = "nft table ip filter drops what it does not know"
+    monkeypatch.setattr(doctor, "forward_drops", lambda *_: [foreign])
+    kernel.tables[NAMES.table][-1:-1] = [f"rule {number}" for number in range(count)]
+    shown = "; ".join(f"+ rule {number}" for number in range(3))
+    error = fail(f"nft table {NAMES.table} is not as it was made: {shown}{more}", "pulumi up")
+    assert list(doctor.firewall(INVENTORY)) == [warning(foreign), error]
+
+
+def test_a_stopped_host_is_started_behind_an_unchanged_firewall(
+    kernel: FakeKernel, instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances.status["worker-1"] = "Stopped"
+    (stopped,) = doctor.hosts(INVENTORY)
+    loaded: list[str] = []
+    monkeypatch.setattr(nft, "load", loaded.append)
+    monkeypatch.setattr(nft, "differences", lambda *_: [])
+    assert stopped.fix
+    stopped.fix()
+    assert (loaded, summarize(doctor.hosts(INVENTORY))) == ([], [("ok", "all 8 hosts run")])
+
+
+def test_limits_below_the_least_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, least in doctor.LIMITS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{least - name.startswith('kernel')}\n")
+    monkeypatch.setattr(doctor, "_SYS", tmp_path)
+    remedy = "sudo setup/lxd.sh system"
+    whats = (
+        "the kernel's kernel.keys.maxkeys is 19999, and 31 hosts need 20000",
+        "the kernel's kernel.keys.maxbytes is 1999999, and 31 hosts need 2000000",
+    )
+    twelve, thirteen = ({**INVENTORY, "hosts": [{}] * count} for count in (12, 13))
+    assert list(doctor.kernel(None)) == list(doctor.kernel(twelve)) == [warning(what, remedy) for what in whats]
+    assert list(doctor.kernel(thirteen)) == [fail(what, remedy) for what in whats]
