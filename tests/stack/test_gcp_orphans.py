@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import google.auth.exceptions
 import pytest
+import requests
 from fakegoogle import FakeGoogle
+from replicahosts import Clock
 
+from infra import backend
 from infra.gcp import orphans
+from infra.gcp.api import GcpError
 from infra.gcp.names import names
 from infra.gcp.orphans import Leftover
 
@@ -99,3 +106,115 @@ def test_resources_that_may_be_another_states_are_not_deleted(
         with pytest.raises(SystemExit, match="another state may have what bears its name"):
             orphans.main(flags)
     assert bool(deletions) is deleted
+
+
+class Client:
+    """A session of Google's APIs: the status of each deletion and the answers to later requests, by URL."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.deletions: dict[str, int | Exception] = {}
+        self.answers: dict[str, list[int]] = {}
+        self.clock = Clock()
+        time = SimpleNamespace(monotonic=self.clock, sleep=self.sleep)
+        monkeypatch.setattr(orphans, "time", time)
+        monkeypatch.setattr(orphans, "session", lambda _: self)
+
+    def sleep(self, seconds: float) -> None:
+        self.calls.append(f"sleep {seconds:g}")
+        self.clock.pass_(seconds)
+
+    def delete(self, url: str, timeout: float) -> SimpleNamespace:
+        self.calls.append(f"delete {url}")
+        status = self.deletions.get(url, 200)
+        if isinstance(status, Exception):
+            raise status
+        return SimpleNamespace(ok=status == 200, status_code=status, text=f" no: {'x' * 400} ")
+
+    def get(self, url: str, params: object, timeout: float) -> requests.Response:
+        self.calls.append(f"get {url}")
+        statuses = self.answers.get(url, [404])
+        answer = requests.Response()
+        answer.status_code = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+        answer._content = b'{"error": {"message": "denied"}}'
+        return answer
+
+
+FIRST, SECOND, NETWORK = (
+    Leftover("instance", "x/st-a", "http://a"),
+    Leftover("instance", "x/st-b", "http://b"),
+    Leftover("network", "x/st-n", "http://n"),
+)
+
+
+def no_configuration(_: str) -> str | None:
+    return None
+
+
+def test_orphans_are_deleted_kind_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch)
+    client.answers = {"http://b": [200, 404]}
+    client.deletions = {"http://n": 404}
+    orphans.delete([FIRST, SECOND, NETWORK], no_configuration)
+    assert client.calls == [
+        "delete http://a",
+        "delete http://b",
+        "get http://a",
+        "get http://b",
+        "sleep 2",
+        "get http://a",
+        "get http://b",
+        "delete http://n",
+        "get http://n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("deletion", "answers", "error"),
+    [
+        (403, [404], f"instance st-a cannot be deleted: HTTP 403 no: {'x' * 296}"),
+        (requests.ConnectionError("x"), [404], "instance st-a cannot be deleted (ConnectionError): try again"),
+        (google.auth.exceptions.TransportError("x"), [404], "instance st-a cannot be deleted (TransportError): try again"),
+        (200, [403], "denied"),
+        (200, [200], "instance st-a, st-b: not gone after 300 s"),
+    ],
+)
+def test_a_refused_or_endless_deletion_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, deletion: int | Exception, answers: list[int], error: str
+) -> None:
+    client = Client(monkeypatch)
+    client.deletions, client.answers = {"http://a": deletion}, {"http://a": answers}
+    began = client.clock()
+    with pytest.raises(GcpError) as caught:
+        orphans.delete([FIRST, SECOND, NETWORK], no_configuration)
+    assert str(caught.value) == error
+    assert client.clock() - began == (302 if answers == [200] else 0)
+
+
+def test_the_selected_stack_is_asked_of_pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    answers = {"config": '{"gcp:project": {"value": "p"}, "gcp:secret": null}', "stack": "dev\n"}
+
+    def ask(root: Path, *words: str) -> str:
+        assert root == orphans.ROOT
+        asked.append(words)
+        return answers[words[0]]
+
+    monkeypatch.setattr(backend, "ask", ask)
+    get = orphans.configuration()
+    assert [get(key) for key in ("gcp:project", "gcp:secret", "gcp:zone")] == ["p", None, None]
+    assert orphans._pulumi("stack", "--show-name") == "dev"
+    assert asked == [("config", "--json", "--show-secrets"), ("stack", "--show-name")]
+
+
+@pytest.mark.parametrize(("arguments", "verb"), [([], "left"), (["--delete"], "deleted")])
+def test_each_orphan_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], verb: str
+) -> None:
+    deleted: list[Leftover] = []
+    monkeypatch.setattr(orphans, "configuration", lambda: no_configuration)
+    monkeypatch.setattr(orphans, "of_stack", lambda _: ([FIRST, NETWORK], True))
+    monkeypatch.setattr(orphans, "delete", lambda resources, _: deleted.extend(resources))
+    orphans.main(arguments)
+    assert capsys.readouterr().out == f"{verb}: instance st-a\n{verb}: network st-n\n"
+    assert deleted == ([FIRST, NETWORK] if arguments else [])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import google.auth.exceptions
 import pytest
+import requests
 from fakegoogle import FakeGoogle
+from replicahosts import Clock
 
-from infra.gcp import hostkeys
+from infra.gcp import api, hostkeys
 from infra.gcp.api import GcpError, session
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, local_catalogue
@@ -227,3 +232,181 @@ def test_a_denied_host_key_is_an_error(fake: FakeGoogle, props: dict[str, Any]) 
     fake.answers[KEYS.format("st-ps-0")] = error_response(403, "Required 'compute.instances.getGuestAttributes' permission")
     with pytest.raises(GcpError, match=r"host key of st-ps-0: .* \(needs compute.instances.getGuestAttributes\)"):
         hostkeys.create(props)
+
+
+@pytest.mark.filterwarnings("ignore:The load_credentials_from_dict method:DeprecationWarning")
+def test_credentials_are_a_token_a_key_or_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "r"}
+    (file := tmp_path / "key.json").write_text(json.dumps(key | {"client_id": "in-the-file"}))
+    monkeypatch.setattr("google.auth.default", lambda scopes: (scopes, "project"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+    assert api.credentials(lambda _: None) == scopes
+    for name, value, client in (
+        ("GCLOUD_KEYFILE_JSON", json.dumps(key), "i"),
+        ("GOOGLE_CREDENTIALS", "~/key.json", "in-the-file"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert api.credentials(lambda _: None).client_id == client
+    configured = {"gcp:credentials": f" {json.dumps(key | {'client_id': 'configured'})}"}
+    assert api.credentials(configured.get).client_id == "configured"
+    monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "of the environment")
+    assert api.credentials(configured.get).token == "of the environment"
+    assert api.credentials({"gcp:accessToken": "configured"}.get).token == "configured"
+    file.write_text("{")
+    monkeypatch.delenv("GOOGLE_OAUTH_ACCESS_TOKEN")
+    with pytest.raises(GcpError, match=r"^no Google credentials \(Expecting property name .*\): run `gcloud auth"):
+        api.credentials(lambda _: None)
+
+
+def test_an_endpoint_is_configured_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert api.endpoint(api.IAM, lambda _: None) == "https://iam.googleapis.com/v1/"
+    monkeypatch.setenv("GOOGLE_IAM_CUSTOM_ENDPOINT", "http://x")
+    assert api.endpoint(api.IAM, lambda _: None) == "http://x/"
+    assert api.endpoint(api.IAM, {"gcp:iamCustomEndpoint": "http://y/"}.get) == "http://y/"
+
+
+class Session:
+    """A session that gives one answer, or raises one error."""
+
+    def __init__(self, answer: requests.Response | Exception) -> None:
+        self.answer = answer
+
+    def get(self, url: str, params: object, timeout: float) -> requests.Response:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def response(status: int, content: Any, reason: str = "") -> requests.Response:
+    answer = requests.Response()
+    answer.status_code, answer.reason = status, reason
+    answer._content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (
+            google.auth.exceptions.RefreshError("It expired. Log in again.", {}),
+            GcpError,
+            f"Google refused the credentials (It expired): run {api.LOGIN}",
+        ),
+        (google.auth.exceptions.TransportError("x"), api.UnreachableError, "x.example does not answer (TransportError)"),
+        (requests.ReadTimeout("x"), api.UnreachableError, "x.example does not answer (ReadTimeout)"),
+        (response(200, b"<html>"), api.UnreachableError, "x.example gave an answer that is no JSON"),
+    ],
+)
+def test_a_request_without_an_answer_is_one_line(answer: Any, kind: type[GcpError], message: str) -> None:
+    with pytest.raises(GcpError) as caught:
+        api.get_json(Session(answer), "https://x.example/v1/y")  # type: ignore[arg-type]
+    assert (type(caught.value), str(caught.value)) == (kind, message)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "error"),
+    [
+        (403, error_response(403, "not\n yours", "SERVICE_DISABLED")[1], ("not yours", 403, "SERVICE_DISABLED")),
+        (403, error_response(403, "no")[1], ("no", 403, "forbidden")),
+        (404, {"error": {"message": "gone", "errors": [{}], "details": ["text", {"reason": ""}]}}, ("gone", 404, "")),
+        (404, {"error": {"message": "gone"}}, ("gone", 404, "")),
+        (500, b"<html>", ("Server Error", 500, "")),
+        (500, {"error": "text"}, ("Server Error", 500, "")),
+        (500, ["list"], ("Server Error", 500, "")),
+    ],
+)
+def test_an_error_status_has_googles_message_and_reason(status: int, content: Any, error: tuple[str, int, str]) -> None:
+    with pytest.raises(api.ApiError) as caught:
+        api.get_json(Session(response(status, content, "Server Error")), "https://x.example/v1/y")  # type: ignore[arg-type]
+    assert (str(caught.value), caught.value.status, caught.value.reason) == error
+    with pytest.raises(api.ApiError, match=r"^$"):
+        api.get_json(Session(response(500, b"")), "https://x.example/v1/y")  # type: ignore[arg-type]
+
+
+def test_guest_attributes_are_those_that_a_host_has_written(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    def read() -> dict[str, dict[str, str]]:
+        return api.guest_attributes(api.session(fake.config), props, ["master-0"], "hostkeys", "host key")
+
+    path = KEYS.format("st-master-0")
+    fake.answers[path] = (200, {"queryValue": {"items": [{"key": "a", "value": " 1\n"}, {"key": "b"}]}})
+    assert read() == {"master-0": {"a": "1", "b": ""}}
+    for answer in ((200, {}), (200, {"queryValue": {}}), (404, {}), (503, {})):
+        fake.answers[path] = answer
+        assert read() == {"master-0": {}}
+    for status in (401, 403):
+        fake.answers[path] = error_response(status, "no")
+        with pytest.raises(GcpError, match=r"^host key of st-master-0: no \(needs compute.instances.getGuestAttributes\)$"):
+            read()
+    props["endpoint"] = "http://127.0.0.1:9/"  # no server listens there
+    assert read() == {"master-0": {}}
+
+
+def test_only_an_instance_s_own_key_is_kept(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    """A key goes by the instance and its id; a state without keys has none to keep."""
+    fake.answers |= {KEYS.format(f"st-{name}"): attributes_response("AAAA") for name in ("ps-0", "master-0")}
+    name, old = hostkeys.create(props)
+    assert name == "my-project-1/us-central1-a"
+    for changed, read in (
+        ({}, 0),
+        ({"hosts": {**props["hosts"], "ps-0": "st-master-0"}}, 1),
+        ({"created": {**props["created"], "ps-0": "9"}}, 1),
+    ):
+        fake.requests.clear()
+        outputs = hostkeys.update("id", old, props | changed)
+        assert (len(fake.requests), outputs["late"]) == (read, [])
+    for lacking in ("hostKeys", "created", "hosts"):
+        fake.requests.clear()
+        hostkeys.update("id", {**old, lacking: None}, props)
+        assert len(fake.requests) == 2
+
+
+def test_keys_are_asked_for_until_the_limit_of_time(
+    fake: FakeGoogle, props: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(hostkeys, "_POLL", 2.0)
+    monkeypatch.setattr(hostkeys, "time", SimpleNamespace(monotonic=clock, sleep=clock.pass_))
+    for seconds, count in ((0, 1), (1, 1), (2, 2), (5, 3)):
+        fake.requests.clear()
+        hostkeys.create({**props, "hosts": {"ps-0": "st-ps-0"}, "timeout": seconds})
+        assert len(fake.requests) == count
+    fake.requests.clear()
+    late = {**props, "hosts": {"ps-0": "st-ps-0"}, "late": ["ps-0"], "hostKeys": None, "timeout": 100}
+    assert hostkeys.read("id", late) == {**late, "hostKeys": {}}
+    assert len(fake.requests) == 1, "a refresh does not wait"
+
+
+def test_a_bucket_is_this_stacks_if_it_has_its_label(fake: FakeGoogle) -> None:
+    discovery = Discovery(PLACE, STANDARD, local_catalogue(PLACE.zone))
+
+    def check() -> bool:
+        return preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config)
+
+    fake.answers[REGION] = quotas_response(CPUS=52)
+    assert check() is False, "a quota that is just enough, and no bucket"
+    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "another"}, {"name": "a-bucket"}]})
+    fake.answers[BUCKET] = (200, {})
+    assert check() is False, "a bucket without a label, in an unknown place"
+    fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "dev"}, "location": "US-CENTRAL1"})
+    assert check() is True
+    fake.answers[BUCKET] = error_response(500, "busy")
+    assert check() is False
+    fake.answers[REGION] = quotas_response(CPUS=51)
+    with pytest.raises(GcpError, match="quota CPUS in us-central1 is 51 and this cluster needs 52"):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (error_response(401, "x", "SERVICE_DISABLED"), "Google refused the credentials"),
+        (error_response(404, "x", "accessNotConfigured"), "the Compute Engine API is not enabled"),
+        (error_response(404, "x"), "has no region us-central1 (x)"),
+    ],
+)
+def test_a_refusal_is_told_by_its_status_and_reason(fake: FakeGoogle, answer: Any, error: str) -> None:
+    fake.answers[REGION] = answer
+    with pytest.raises(GcpError) as caught:
+        run_preflight(fake)
+    assert error in str(caught.value)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import google.api_core.exceptions
+import google.auth.exceptions
 import pytest
+import requests
+from google.cloud import storage
+from replicahosts import Clock
 
-from infra.gcp import ready
+from infra.dynamic import ModuleProvider
+from infra.gcp import ready, runtime
+from infra.gcp.api import GcpError
 from infra.gcp.runtime import _SHA256, _stored_sha256
 from infra.runtime import atomic_dir, build, uv
 from infra.runtime.recipe import Recipe, recipe
@@ -201,3 +210,192 @@ def test_late_hosts_are_listed() -> None:
 )
 def test_an_archive_without_a_recorded_hash_is_built_again(blob: SimpleNamespace | None, sha256: str | None) -> None:
     assert _stored_sha256(SimpleNamespace(get_blob=lambda _: blob), "runtimes/a") == sha256
+
+
+class HostStates:
+    """Two hosts, their guest attributes at each request, and a clock that the wait for them advances."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states: list[dict[str, str]] = []
+        self.serial: dict[str, str] | GcpError = {}
+        self.clock = Clock()
+        self.began = self.clock()
+        monkeypatch.setattr(ready, "time", SimpleNamespace(monotonic=self.clock, sleep=self.clock.pass_))
+        monkeypatch.setattr(ready, "session", lambda _: "session")
+        monkeypatch.setattr(ready, "guest_attributes", self.read)
+        monkeypatch.setattr(ready, "get_json", self.get)
+
+    def read(self, *args: object) -> dict[str, dict[str, str]]:
+        assert args == ("session", WAITING, WAITING["hosts"], "scaletier", "state")
+        states = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {host: {"state": status, "script": "v1"} for host, status in states.items()}
+
+    def get(self, client: object, url: str) -> dict[str, str]:
+        assert url == "http://x/projects/p/zones/z/instances/st-ps-0/serialPort"
+        if isinstance(self.serial, GcpError):
+            raise self.serial
+        return self.serial
+
+    @property
+    def seconds(self) -> float:
+        return self.clock() - self.began
+
+
+WAITING = {
+    "endpoint": "http://x/",
+    "project": "p",
+    "zone": "z",
+    "hosts": {"ps-0": "st-ps-0", "ps-1": "st-ps-1"},
+    "scripts": {"ps-0": "v1", "ps-1": "v1"},
+    "timeout": 10,
+}
+FAILED = "failed: image: it has no curl"
+
+
+@pytest.fixture
+def host_states(monkeypatch: pytest.MonkeyPatch) -> HostStates:
+    return HostStates(monkeypatch)
+
+
+def test_hosts_are_awaited_and_their_progress_is_printed_once(
+    host_states: HostStates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = {"ps-0": "preparing", "ps-1": "ready"}
+    host_states.states = [half, half, {"ps-0": FAILED, "ps-1": "preparing"}, {"ps-0": "ready", "ps-1": "ready"}]
+    assert ready.create(WAITING) == ("ready", WAITING)
+    assert host_states.seconds == 6
+    assert capsys.readouterr().out == (
+        "1 of 2 hosts are ready: ps-0 preparing\n"
+        f"0 of 2 hosts are ready: ps-0 {FAILED}, ps-1 preparing\n"
+        "2 of 2 hosts are ready\n"
+    )
+    host_states.states = [half]
+    assert ready.create({**WAITING, "timeout": 0}) == ("ready", {**WAITING, "timeout": 0}), "it does not wait"
+
+
+AGAIN = "fix it, then `gcloud compute instances reset st-ps-0 --zone z` and `pulumi up`"
+
+
+@pytest.mark.parametrize(
+    ("states", "serial", "seconds", "error"),
+    [
+        ({"ps-0": FAILED, "ps-1": "ready"}, {}, 0, f"not ready: ps-0 {FAILED}; {AGAIN}"),
+        (
+            {"ps-0": FAILED, "ps-1": "preparing"},
+            {"contents": "1\n2\n3\n4\n"},
+            12,
+            f"not ready after 10 s: ps-0 {FAILED}, ps-1 preparing; {AGAIN}; ps-0's serial output ends: 2 / 3 / 4",
+        ),
+        ({"ps-0": "preparing", "ps-1": "ready"}, GcpError("no"), 12, f"not ready after 10 s: ps-0 preparing; {AGAIN}"),
+    ],
+)
+def test_hosts_that_failed_or_are_late_stop_an_update(
+    host_states: HostStates, states: dict[str, str], serial: Any, seconds: float, error: str
+) -> None:
+    host_states.states, host_states.serial = [states], serial
+    with pytest.raises(GcpError) as caught:
+        ready.create(WAITING)
+    assert (str(caught.value), host_states.seconds) == (error, seconds)
+
+
+def test_a_host_that_says_that_it_is_not_ready_is_awaited_again(host_states: HostStates) -> None:
+    for status, known in (("ready", True), ("nothing said yet", True), ("preparing", False), (FAILED, False)):
+        host_states.states = [{"ps-0": "ready", "ps-1": status}]
+        assert ready.read("ready", WAITING) == (WAITING if known else None)
+
+
+class Storage:
+    """Google's library for a bucket: its objects' hashes by path, and what is done to them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hashes: dict[str, str | None] = {}
+        self.done: list[object] = []
+        self.error: Exception | None = None
+        monkeypatch.setattr(storage, "Client", self.client)
+        monkeypatch.setattr(runtime, "credentials", lambda _: "mine")
+
+    def client(self, **options: object) -> Storage:
+        assert options == {"project": "p", "credentials": "mine", "client_options": {"api_endpoint": "http://x:1"}}
+        return self
+
+    def bucket(self, name: str) -> Storage:
+        assert name == "a-bucket"
+        return self
+
+    def get_blob(self, path: str) -> SimpleNamespace | None:
+        if self.error:
+            raise self.error
+        return SimpleNamespace(metadata={_SHA256: self.hashes[path]}) if path in self.hashes else None
+
+    def blob(self, path: str, chunk_size: int) -> SimpleNamespace:
+        def upload(file: Path, content_type: str, timeout: float) -> None:
+            self.done.append((path, chunk_size, blob.metadata, file.read_bytes(), content_type, timeout))
+
+        blob = SimpleNamespace(metadata=None, upload_from_filename=upload)
+        return blob
+
+    def list_blobs(self, prefix: str, versions: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(delete=lambda: self.done.append((prefix, versions)))] * 2
+
+
+IN_BUCKET = {
+    "endpoint": "http://x:1/storage/v1/",
+    "project": "p",
+    "bucket": "a-bucket",
+    "python": "3.11",
+    "requirements": ["a==1"],
+    "constraints": ["b==2"],
+}
+DIGEST = hashlib.sha256(b"archive").hexdigest()
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> Storage:
+    return Storage(monkeypatch)
+
+
+def test_a_runtime_is_built_and_uploaded_once(
+    stored: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (archive := tmp_path / "a").write_bytes(b"archive")
+    recipes: list[Recipe] = []
+    monkeypatch.setattr(build, "archive", lambda recipe: recipes.append(recipe) or archive)
+    made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST}
+    assert runtime.create(IN_BUCKET) == (SMALL.name, made)
+    assert recipes == [SMALL]
+    assert stored.done == [(SMALL.path, 32 * 2**20, {_SHA256: DIGEST}, b"archive", "application/gzip", 120.0)]
+    assert capsys.readouterr().out == (
+        f"building the hosts' Python 3.11 (a minute or three, once)\nuploading 0 MB to gs://a-bucket/{SMALL.path}\n"
+    )
+    assert runtime.read("x", made) is None, "it is gone"
+    stored.hashes[SMALL.path] = "abc"
+    assert runtime.create(IN_BUCKET) == (SMALL.name, {**made, "sha256": "abc"})
+    assert (len(recipes), capsys.readouterr().out) == (1, "")
+    assert runtime.read("x", made) == {**made, "sha256": "abc"}
+    assert runtime.update("x", made, {**IN_BUCKET, "endpoint": "http://y"}) == {**made, "endpoint": "http://y"}
+    stored.done.clear()
+    runtime.delete("x", made)
+    assert stored.done == [(SMALL.path, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (google.api_core.exceptions.Forbidden("not\nyours"), "403 not yours"),
+        (requests.ConnectionError("x"), "Google does not answer (ConnectionError)"),
+        (google.auth.exceptions.TransportError("x"), "Google does not answer (TransportError)"),
+        (build.BuildError("uv: no"), "uv: no"),
+    ],
+)
+def test_an_error_of_the_bucket_is_one_line(stored: Storage, error: Exception, message: str) -> None:
+    stored.error = error
+    with pytest.raises(GcpError) as caught:
+        runtime.create(IN_BUCKET)
+    assert str(caught.value) == f"gs://a-bucket/{SMALL.path}: {message}"
+
+
+def test_a_runtime_that_cannot_be_looked_at_is_as_recorded(stored: Storage) -> None:
+    made = {**IN_BUCKET, "path": SMALL.path, "sha256": DIGEST}
+    stored.error = requests.ConnectionError("x")
+    assert runtime.read("x", made) == made
+    assert ModuleProvider(runtime.__name__).diff("x", {"bucket": "a"}, {"bucket": "b"}).delete_before_replace is False

@@ -109,7 +109,7 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
     assert network.read(name, {**props, "range": "10.1.0.0/24"}) == props, "the actual range, not the recorded one"
     moved = {**props, "range": "10.78.0.0/24"}
     assert network.create(moved) == (name, moved), "an existing bridge is changed"
-    assert bridge.saved["ipv4.address"] == "10.78.0.1/24"
+    assert (bridge.saved["ipv4.address"], bridge.deletions) == ("10.78.0.1/24", 0)
     del interfaces[name]
     assert network.read(name, moved) is None, "LXD has the bridge, but its device is missing"
     network.create(moved)
@@ -118,8 +118,10 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
     bridge.refusals += ["The network is currently in use"] * 2
     network.delete(name, moved)
     assert (bridge.present, name in interfaces, pauses) == (False, False, [0.5, 0.5])
-    bridge.refusals.append("Network not found")
-    network.delete(name, moved)
+    for present, refusal in ((True, "Network not found"), (False, "Device is missing")):
+        bridge.present, bridge.refusals = present, [refusal]
+        network.delete(name, moved)
+    assert len(pauses) == 2, "it is gone"
     bridge.present, bridge.refusals = True, ["The network is currently in use"] * 9
     pauses.clear()
     with pytest.raises(LxdError, match=f"^network {name}: The network is currently in use$"):
