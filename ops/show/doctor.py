@@ -87,20 +87,20 @@ def _no_stack(why: str) -> Iterator[Finding]:
 
 def keys(folder: Path) -> Iterator[Finding]:
     """Check that the SSH keys of the hosts exist, and that only their owner can read them."""
-    wrong = 0
+    private = True
     for path in (folder, folder / "id_ed25519", folder / "known_hosts", folder / "ssh_config"):
         try:
             mode = path.stat().st_mode & 0o777
         except OSError as error:
-            wrong += 1
+            private = False
             yield fail(f"{path} cannot be used ({error.strerror})", "fab connect")
             continue
         if mode & _PRIVATE and path.name not in ("known_hosts", "ssh_config"):
-            wrong += 1
+            private = False
             right = 0o700 if path.is_dir() else 0o600
             problem = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
             yield fail(problem, f"chmod {right:04o} {path}", partial(path.chmod, right))
-    if not wrong:
+    if private:
         yield ok("the stack's key is there, and private")
 
 

@@ -65,7 +65,52 @@ def test_each_problem_of_a_host_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
         ("error", "the disk of worker-1 is 99 % full"),
         ("error", "worker-2 gives an answer that is none of a host"),
     ]
-    assert findings[3].remedy == "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service"
+    assert [finding.remedy for finding in findings] == [
+        "pulumi up",
+        "fab shell ps-1 -- timedatectl",
+        "fab shell worker-0 -- sudo du -xh --max-depth 3 /var",
+        "fab shell worker-0 -- sudo systemctl restart scaletier-firewall.service",
+        "fab shell worker-1 -- sudo du -xh --max-depth 3 /var",
+        "fab shell worker-2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"),
+    [(89, None), (90, (Severity.WARNING, 90)), (97, (Severity.WARNING, 97)), (98, (Severity.ERROR, 98))],
+)
+def test_a_nearly_full_disk_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, percent: int, expected: tuple[Severity, int] | None
+) -> None:
+    findings = run_host_checks(monkeypatch, ps_0=f"1000.0\n {percent}%\n")[:-1]
+    assert [(finding.severity, int(finding.what.split()[-3])) for finding in findings] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(("ahead", "wrong"), [(5.9, False), (6.1, True), (-5.9, False), (-6.1, True)])
+def test_a_clock_is_compared_at_the_middle_of_the_call(monkeypatch: pytest.MonkeyPatch, ahead: float, wrong: bool) -> None:
+    """Check with a call that takes 10 s, whose half is uncertain, in addition to one second."""
+    times = iter([1000.0, 1010.0])
+    monkeypatch.setattr(doctor.time, "time", lambda: next(times))
+    cluster: Any = SimpleNamespace(inventory=SimpleNamespace(names=("ps-0",)), fleet=Fleet({"ps-0": f"{1005 + ahead}\n 1%\n"}))
+    *warnings, last = doctor.hosts(cluster)
+    difference = f"{ahead * 1000:+.0f} ms"
+    assert last == ok(f"1 of 1 host reachable; the largest clock difference is that of ps-0, {difference}")
+    assert [finding.what for finding in warnings] == [f"the clock of ps-0 is {difference} off this one's"] * wrong
+
+
+def test_an_error_without_the_name_of_its_host_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_connect(_: Fleet, name: str) -> None:
+        raise OSError("no\nroute")
+
+    monkeypatch.setattr(Fleet, "connection", fail_to_connect)
+    assert run_host_checks(monkeypatch, ps_0="") == [fail("ps-0: no route", "pulumi up")]
+
+
+def test_the_largest_clock_difference_may_be_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = run_host_checks(monkeypatch, ps_0="1000.004\n 1%\n", worker_0="999.995\n 1%\n")
+    assert finding.what.endswith("is that of worker-0, -5 ms")
+    (finding,) = run_host_checks(monkeypatch, ps_0="nonsense")
+    assert finding.what == "ps-0 gives an answer that is none of a host"
 
 
 @pytest.mark.parametrize("truncated", ["", "1000.0", "1000.0\n", "1000.0\n 9", "1000.0\n a%\n"])
@@ -81,18 +126,27 @@ def test_a_readable_key_is_made_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     for name in ("id_ed25519", "known_hosts", "ssh_config"):
         (tmp_path / name).touch(mode=0o600)
+    for name in ("known_hosts", "ssh_config"):
+        (tmp_path / name).chmod(0o644)
     assert list(doctor.keys(tmp_path)) == [ok("the stack's key is there, and private")]
     (tmp_path / "id_ed25519").chmod(0o644)
     tmp_path.chmod(0o755)
     findings = list(doctor.keys(tmp_path))
-    assert [finding.remedy for finding in findings] == [f"chmod 0700 {tmp_path}", f"chmod 0600 {tmp_path}/id_ed25519"]
+    what = "{} has mode {}, and others may read it: ssh refuses such a key"
+    assert findings == [
+        fail(what.format(tmp_path, "0755"), f"chmod 0700 {tmp_path}"),
+        fail(what.format(tmp_path / "id_ed25519", "0644"), f"chmod 0600 {tmp_path}/id_ed25519"),
+    ]
     for finding in findings:
         assert finding.fix
         finding.fix()
     assert (tmp_path.stat().st_mode & 0o777, (tmp_path / "id_ed25519").stat().st_mode & 0o777) == (0o700, 0o600)
     (tmp_path / "ssh_config").unlink()
-    (missing,) = doctor.keys(tmp_path)
-    assert missing.remedy == "fab connect"
+    missing = fail(f"{tmp_path}/ssh_config cannot be used (No such file or directory)", "fab connect")
+    assert list(doctor.keys(tmp_path)) == [missing]
+    (tmp_path / "ssh_config").touch()
+    (tmp_path / "id_ed25519").chmod(0o640)
+    assert [finding.remedy for finding in doctor.keys(tmp_path)] == [f"chmod 0600 {tmp_path}/id_ed25519"]
 
 
 def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
@@ -102,17 +156,28 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
 
     def checks(root: Path, fix: bool) -> dict[str, Any]:
         start = fail("host ps-0 is stopped", "pulumi up", lambda: host.update(off=False))
-        return {"hosts": lambda: [start] if host["off"] else [ok("all run")], "kernel": lambda: [warning("low", "raise it")]}
+        raised = warning("small", "enlarge it", lambda: None)
+        return {
+            "hosts": lambda: [start] if host["off"] else [ok("all run")],
+            "kernel": lambda: [warning("low", "raise it"), *([raised] if fix else [])],
+        }
 
     monkeypatch.setattr(doctor, "_checks", checks)
     assert doctor.doctor(fix=False, as_json=True, root=tmp_path) == FAILED
     output = json.loads(capsys.readouterr().out)
     check("ops.show.doctor.doctor", output)
-    assert output["errors"] == 1
+    assert output == {
+        "errors": 1,
+        "findings": [
+            {"check": "hosts", "severity": "error", "what": "host ps-0 is stopped", "remedy": "pulumi up", "fixed": False},
+            {"check": "kernel", "severity": "warning", "what": "low", "remedy": "raise it", "fixed": False},
+        ],
+    }
     assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == DONE
     lines = capsys.readouterr()
     assert lines.out.splitlines() == [
         "fixed    hosts     host ps-0 is stopped",
+        "fixed    kernel    small",
         "warning  kernel    low: raise it",
         "ok       hosts     all run",
     ]
@@ -135,6 +200,7 @@ def test_infra_findings_come_from_a_process_and_other_output_is_ignored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "findings.py").write_text((doctor.HERE / "infra" / "findings.py").read_text())
     program = tmp_path / "infra" / "doctor.py"
     monkeypatch.setattr(doctor, "HERE", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -143,7 +209,16 @@ def test_infra_findings_come_from_a_process_and_other_output_is_ignored(
         f"import sys\nprint('a warning of a library')\nprint({line!r})\nassert sys.argv[1:] == ['local', '--fix']\n"
     )
     assert list(doctor.infra_findings("local", fix=True)) == [ok("well")]
-    program.write_text("raise SystemExit('no such module')\n")
-    (finding,) = doctor.infra_findings(None, fix=False)
-    assert finding == fail("infra cannot look (no such module)", "make venv")
-    assert sys.executable
+    program.write_text(
+        "import json, os, sys\nfrom infra.findings import ok\n"
+        "values = [*sys.argv[1:], os.environ.get('PULUMI_STACK'), os.environ['PATH'].split(os.pathsep)[0]]\n"
+        "print(json.dumps(ok(f'{values} {sys.stdin.read()!r}').to_dict()))\n"
+        "print('one', file=sys.stderr)\n"
+        "raise SystemExit('no such module')\n"
+    )
+    failed = fail("infra cannot look (no such module)", "make venv")
+    bin_dir = str(Path(sys.prefix, "bin"))
+    assert list(doctor.infra_findings(None, fix=False)) == [ok(f"{[None, bin_dir]} ''"), failed]
+    assert list(doctor.infra_findings("big", fix=False)) == [ok(f"{['big', 'big', bin_dir]} ''"), failed]
+    program.write_text("raise SystemExit(3)\n")
+    assert list(doctor.infra_findings(None, fix=False)) == [fail("infra cannot look (3)", "make venv")]

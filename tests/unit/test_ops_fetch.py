@@ -45,15 +45,16 @@ def local_files(folder: str = ".") -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("job", "path", "dest", "files"),
+    ("job", "path", "dest", "target", "files"),
     [
-        (None, None, None, {f"job01/{name}": content for name, content in FILES.items()}),
-        ("job01", None, "a/b", {f"a/b/{name}": content for name, content in FILES.items()}),
-        ("job01", "a/b", None, {f"a/b/{name}": content for name, content in FILES.items()}),
-        ("job01", "export", None, {"export/Servo/17/saved_model.pb": b"333"}),
-        ("job01", "export/Servo/", "m", {"m/17/saved_model.pb": b"333"}),
-        ("job01", "checkpoint", None, {"checkpoint": b"1"}),
-        ("job01", "export/Servo/17/saved_model.pb", "x.pb", {"x.pb": b"333"}),
+        (None, None, None, "job01", {f"job01/{name}": content for name, content in FILES.items()}),
+        ("job01", None, "a/b", "a/b", {f"a/b/{name}": content for name, content in FILES.items()}),
+        ("job01", "a/b", None, "a/b", {f"a/b/{name}": content for name, content in FILES.items()}),
+        ("job01", "export", None, "export", {"export/Servo/17/saved_model.pb": b"333"}),
+        ("job01", "export/Servo", None, "Servo", {"Servo/17/saved_model.pb": b"333"}),
+        ("job01", "export/Servo/", "m", "m", {"m/17/saved_model.pb": b"333"}),
+        ("job01", "checkpoint", None, "checkpoint", {"checkpoint": b"1"}),
+        ("job01", "export/Servo/17/saved_model.pb", "x.pb", "x.pb", {"x.pb": b"333"}),
     ],
 )
 def test_get_fetches_all_or_a_part_to_dest(
@@ -62,18 +63,21 @@ def test_get_fetches_all_or_a_part_to_dest(
     job: str | None,
     path: str | None,
     dest: str | None,
+    target: str,
     files: dict[str, bytes],
 ) -> None:
     assert get(cluster, job, path, dest, as_json=False) == 0
     assert local_files() == files
-    assert capsys.readouterr().out.startswith(f"{terminal.plural(len(files), 'file')}, {sum(map(len, files.values()))} B: ")
+    size = f"{sum(map(len, files.values()))} B"
+    assert capsys.readouterr().out == f"{terminal.plural(len(files), 'file')}, {size}: {target}\n"
 
 
 def test_a_file_is_fetched_into_an_existing_folder(cluster: ClusterClient) -> None:
     Path("mine").mkdir()
     Path("mine", "own").write_bytes(b"own")
     assert get(cluster, "job01", "checkpoint", "mine", as_json=False) == 0
-    assert local_files() == {"mine/own": b"own", "mine/checkpoint": b"1"}
+    assert get(cluster, "job01", "export/Servo/17/saved_model.pb", "mine", as_json=False) == 0
+    assert local_files() == {"mine/own": b"own", "mine/checkpoint": b"1", "mine/saved_model.pb": b"333"}
 
 
 def test_dest_may_be_absolute(cluster: ClusterClient, tmp_path: Path) -> None:
@@ -103,9 +107,11 @@ def test_a_missing_output_or_path_is_an_error(cluster: ClusterClient) -> None:
         UsageError, match=r"has no exprt/Servo in its output; did you mean export/Servo[?]; .* --dest exprt/Servo"
     ):
         get(cluster, "job01", "exprt/Servo", None, as_json=False)
-    message = (
-        "job job01 has no checkpont in its output; did you mean checkpoint[?]; there are checkpoint, export, model-5.index"
-    )
-    with pytest.raises(UsageError, match=message):
+    message = "job job01 has no checkpont in its output; did you mean checkpoint?; there are checkpoint, export, model-5.index"
+    with pytest.raises(UsageError) as error:
         get(cluster, "job01", "checkpont", "m", as_json=False)
+    assert str(error.value) == message
+    for path in ("exprt", "export/Servo/17/saved_model.p"):
+        with pytest.raises(UsageError, match=f"^job job01 has no {path} in its output; did you mean export"):
+            get(cluster, "job01", path, None, as_json=False)
     assert local_files() == {}

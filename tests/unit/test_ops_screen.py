@@ -286,6 +286,30 @@ def test_lost_and_failed_replicas_are_shown(screen: JobScreen) -> None:
     assert worker.plain.split() == ["worker-0", "EXITED", "3", "-", "-", "1", "-", "-"]
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "job", "expected", "style"),
+    [
+        (ReplicaState.EXITED, 0, JobState.RUNNING, "EXITED", "dim"),
+        (ReplicaState.EXITED, 143, JobState.RUNNING, "EXITED 143", "red"),
+        (ReplicaState.EXITED, 143, JobState.FAILED, "EXITED 143", "dim"),
+        (ReplicaState.RUNNING, 1, JobState.RUNNING, "RUNNING", "blue"),
+        (ReplicaState.PREPARING, None, JobState.RUNNING, "PREPARING", ""),
+    ],
+)
+def test_the_state_of_a_replica_has_its_exit_code(
+    state: ReplicaState, code: int | None, job: JobState, expected: str, style: str
+) -> None:
+    cell = module._replica_state(replace(RUNNING, state=job), ReplicaRecord("master-0", state, exitCode=code))
+    assert (cell.plain, str(cell.style)) == (expected, style)
+
+
+def test_the_steps_of_a_job_may_change(screen: JobScreen) -> None:
+    screen.add(line(0, "step 5"), NOON)
+    for steps, expected in ((None, "5 of 200"), (400, "5 of 400")):
+        screen.add(replace(RUNNING, steps=steps), NOON)
+        assert rows(screen.picture(NOON, 20))[1].startswith(f"step     {expected}  ")
+
+
 @pytest.mark.parametrize("lines", [1, 3, 6, 9, 12, 15, 24, 60])
 def test_a_picture_fits_the_terminal(lines: int) -> None:
     names = ["master-0", *(f"worker-{n}" for n in range(30))]

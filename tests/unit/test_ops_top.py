@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pytest
 from opsdata import put_job
+from rich.text import Text
 
 from infra.inventory import Inventory
 from jobs import paths
@@ -23,7 +24,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.screen.render import Picture
 from ops.show import top as module
-from ops.show.snapshot import SnapshotReader, overview
+from ops.show.snapshot import Overview, SnapshotReader, overview
 from ops.show.top import picture, top
 
 NOON, LATER = "2026-01-31T12:00:00.000Z", "2026-01-31T12:30:00.000Z"
@@ -92,7 +93,11 @@ def test_the_picture_of_a_cluster(inventory: Inventory, ledger: Ledger) -> None:
 
 def test_the_json_output(inventory: Inventory, ledger: Ledger) -> None:
     priced_hosts = tuple(replace(host, hourly_cost=0.25, create_time=NOON) for host in inventory.hosts)
-    output = overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER).to_dict()
+    priced_overview = overview(replace(inventory, hosts=priced_hosts), SnapshotReader(ledger).read(), LATER)
+    assert text_rows(picture(priced_overview))[0] == (
+        f"test, CUSTOM {terminal.local_time(LATER)} 2 of 5 hosts busy 0.6250 USD so far, 1.2500 an hour"
+    )
+    output = priced_overview.to_dict()
     hosts, jobs = output.pop("hosts"), output.pop("jobs")
     assert output == {"time": LATER, "stack": "test", "scaleTier": "CUSTOM", "hourlyCost": 1.25, "cost": 0.625}
     assert hosts[1] == {
@@ -167,6 +172,47 @@ def test_unreadable_records_are_left_out(inventory: Inventory, ledger: Ledger, s
     assert lines[-1].startswith("job02 QUEUED - 2 ")
     (tmp_path / paths.QUEUE).write_bytes(b"nonsense")
     assert [job.jobId for job in overview(inventory, SnapshotReader(ledger).read(), LATER).jobs] == ["job01"]
+
+
+def test_the_ages_of_reports_and_the_costs_of_jobs(inventory: Inventory, ledger: Ledger) -> None:
+    record = ReplicaRecord("master-0", ReplicaState.RUNNING, heartbeatTime="2026-01-31T12:29:58.7654Z", incarnation="a")
+    worker = ReplicaRecord("worker-0", ReplicaState.PREPARING, restarts=2, usage=Usage(1.0, 1.0, 1))
+    for replica in (record, worker):
+        ledger.write_replica("job01", replica, ledger.replica_version("job01", replica.name))
+    ended = JobRecord("job01", JobState.SUCCEEDED, createTime=NOON, startTime=NOON, endTime="2026-01-31T12:10:00.1234Z")
+
+    def snapshot(moment: str, **changes: Any) -> Overview:
+        put_job(ledger, replace(ended, **changes))
+        return overview(inventory, SnapshotReader(ledger).read(), moment)
+
+    first = snapshot(LATER, hourlyCost=0.5)
+    _, master, other, *_ = first.hosts
+    assert (master.reportTime, master.reportSeconds) == ("2026-01-31T12:29:58.7654Z", 1.235)
+    assert (other.state, other.restarts, other.usage, other.reportTime, other.reportSeconds) == (
+        "PREPARING",
+        2,
+        None,
+        None,
+        None,
+    )
+    assert (first.jobs[0].seconds, first.jobs[0].cost) == (600.123, 0.0834)
+    early = snapshot("2026-01-31T11:00:00Z", endTime=None)
+    assert (early.hosts[1].reportSeconds, early.jobs[0].seconds, early.jobs[0].cost) == (0.0, 0.0, None)
+    assert snapshot(LATER, hourlyCost=0.5, cost=0.0).jobs[0].cost == 0.0
+
+
+def test_rows_have_colours(inventory: Inventory, ledger: Ledger) -> None:
+    def colours(row: Text) -> dict[str, str]:
+        return {row.plain[span.start : span.end].strip(): str(span.style) for span in row.spans}
+
+    title, problem, _, _, reserved, master, lost, *_, _, job, _ = picture(
+        overview(inventory, SnapshotReader(ledger).read(), LATER), "a\x1b[1m problem"
+    )
+    assert (colours(title), str(problem.style), problem.plain) == ({"test, CUSTOM": "bold"}, "yellow", "a problem")
+    assert colours(reserved)["reserved for job02"] == "dim"
+    assert colours(master) == {"master-0": "bold", "RUNNING": "blue", "1": "yellow"}
+    assert colours(lost)["LOST"] == "red"
+    assert colours(job) == {"job01": "bold", "RUNNING": "blue", "-": "dim"}
 
 
 def test_the_picture_of_an_idle_cluster(inventory: Inventory, store: CountingBucket) -> None:
