@@ -176,4 +176,3 @@ class _Connection(http.client.HTTPConnection):
     def close(self) -> None:
         """Leave the channel open: the rest of an answer after which the server closes is read from it."""
         self.sock = None
-        super().close()

@@ -159,8 +159,8 @@ def crossing(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> Crossi
 def nearest(goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> MetricPoint | None:
     """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
     points = [point for point in evaluations if goal.metric in point.values]
-    sign = -1 if goal.smaller else 1
-    return max(points, key=lambda point: sign * point.values[goal.metric], default=None)
+    best = min if goal.smaller else max
+    return best(points, key=lambda point: point.values[goal.metric], default=None)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> StepsModel:

@@ -50,8 +50,8 @@ class ChartSeries:
 
     name: str
     points: Sequence[tuple[float, float]]
-    colour: int = 0
-    dash: int = 0
+    colour: int
+    dash: int
     dots: bool = False
     breaks: Sequence[float] = ()
 
@@ -254,7 +254,7 @@ def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
 
 def _legend(names: Sequence[str]) -> Spec:
     """Return a legend with as many columns as fit the longest name, with a margin for wider fonts."""
-    longest = _LETTER * max(map(len, names), default=0)
+    longest = _LETTER * max(map(len, names))
     columns, limit = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
     return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
@@ -287,8 +287,7 @@ def downsample(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 def _unit(seconds: Sequence[float]) -> tuple[float, str]:
     """Return the length in seconds and the name of the unit that suits a duration."""
-    longest = max(seconds, default=0.0)
-    return next((size, name) for least, size, name in _UNITS if longest >= least)
+    return next((size, name) for least, size, name in _UNITS if max(seconds) >= least)
 
 
 def _frame(height: int) -> Spec:

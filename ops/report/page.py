@@ -220,7 +220,7 @@ def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:
     A correct cell is as strong as its share of its row. A wrong one is as strong as the root of its share of the most frequent
     mistake, so that rare ones show.
     """
-    worst = max((count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place), default=0)
+    worst = max(count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place)
     return [list(_cells(place, row, worst)) for place, row in enumerate(counts)]
 
 

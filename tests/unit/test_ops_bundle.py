@@ -27,7 +27,7 @@ from ops.cluster.remote import CommandResult
 from ops.errors import HostError, UsageError
 from ops.logs.lines import LogLine
 from ops.report import bundle as module
-from ops.report.bundle import bundle, host_state_command
+from ops.report.bundle import bundle, host_state_command, redact
 
 NOON = "2026-01-31T12:00:00.000Z"
 HOSTS = {"master-0": ["master-0"], "worker-0": ["worker-1"]}
@@ -300,6 +300,8 @@ def test_a_damaged_diagnosis_is_a_note_and_the_log_is_used(job: Job, damaged: st
 
 def test_the_json_output(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.bundle("b.tgz", as_json=True) == 0
+    with tarfile.open("b.tgz") as tar:
+        assert {(member.mode, member.name.partition("/")[0]) for member in tar.getmembers()} == {(0o644, "job01-bundle")}
     output = json.loads(capsys.readouterr().out)
     assert (output["jobId"], output["state"], output["dest"], output["diagnosed"]) == ("job01", "FAILED", "b.tgz", ["worker-0"])
     assert output["bytes"] == Path("b.tgz").stat().st_size
@@ -352,9 +354,75 @@ def test_a_diagnosis_is_in_its_jobs_folder() -> None:
     assert paths.diagnosis("job01", "ps-0").startswith(f"{paths.folder('job01')}/")
 
 
+def test_each_encoding_of_a_secret_is_redacted() -> None:
+    secret = 'sesam"\xf6\x1b'
+    forms = [secret, 'sesam"\xf6␛', json.dumps(secret), json.dumps(secret, ensure_ascii=False)]
+    content = "\n".join(forms).encode()
+    assert redact({"a": content, "b": b"open"}, {secret: "[secret]"}) == {
+        "a": b'[secret]\n[secret]\n"[secret]"\n"[secret]"',
+        "b": b"open",
+    }
+    line = {"abcd": "[secret]", "with abcd": "all [secret]"}
+    assert redact({"a": b"with abcd, abcd"}, line) == {"a": b"all [secret], [secret]"}, "the longest first"
+
+
+def test_the_clock_of_a_host_is_compared_with_this_machines(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = {**DIAGNOSIS, "clock": {"leader": "master-0", "aheadSeconds": -7.6}}
+    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(diagnosis).encode())
+    monkeypatch.setattr(module.time, "time", lambda: 3999999990.0)
+    assert job.bundle() == 0
+    line = read_bundle()["summary.txt"].splitlines()[4]
+    assert line.endswith("; its clock was 8 s behind that of master-0; its clock is now +10 s off that of this machine")
+
+
+def test_only_full_disks_and_a_limit_that_was_reached_are_described(job: Job) -> None:
+    disks = [
+        {"path": "/full", "totalBytes": 100, "freeBytes": 10},
+        {"path": "/free", "totalBytes": 100, "freeBytes": 11},
+        {"path": "/odd", "totalBytes": "x", "freeBytes": 0},
+        "odd",
+    ]
+    job.put(paths.diagnosis("job01", "worker-0"), json.dumps({"lines": [], "disks": disks, "trainer": 7}).encode())
+    ended = ReplicaRecord("worker-0", ReplicaState.EXITED, 1, terminationReason="timed out", memoryLimit=1_900_000_000)
+    job.ledger.write_replica("job01", ended, job.ledger.replica_version("job01", "worker-0"))
+    assert job.bundle() == 0
+    lines = read_bundle()["summary.txt"].splitlines()
+    assert lines[0] == "No replica printed an error."
+    assert lines[4].partition("; its clock")[0] == "worker-0 on worker-1: EXITED with 1, timed out; /full is 90 % full"
+
+
+@pytest.mark.parametrize(
+    ("printed", "redacted"),
+    [
+        ("key abcdefgh", "key [secret]!"),
+        ("my key abcdefgh", "key [secret]"),
+        ("key abc", "key [secret]"),
+        ("a hidden, b hidden.", "a [secret], b [secret]!"),
+    ],
+)
+def test_a_line_that_does_not_match_its_redacted_form_hides_nothing(printed: str, redacted: str) -> None:
+    assert module._match_redacted(printed, redacted) == {}
+
+
+def test_the_shortest_value_that_is_hidden() -> None:
+    assert module._match_redacted("key abcd", "key [secret]") == {"key abcd": "key [secret]", "abcd": "[secret]"}
+    assert module._match_redacted("a1234 b5678", "a[secret] b[secret]") == {"a1234 b5678": "a[secret] b[secret]"}
+
+
 def test_the_host_command_is_valid_shell() -> None:
     command = host_state_command("2026-01-31T12:00:00.000Z")
-    assert "--since '2026-01-31 12:00:00 UTC'" in command
+    assert [part.partition("; ")[0] for part in command.split("; echo; echo ")] == [
+        "date +%s.%N",
+        "'# date -u",
+        "'# systemctl list-units --failed --plain --no-legend --no-pager'",
+        "'# systemctl show --no-pager -p Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,StatusText,MemoryCurrent "
+        "scaletier.service scaletier-trainer.service'",
+        "'# df -h",
+        "'# free -m'",
+        "'# journalctl -k --no-pager -q --since '\"'\"'2026-01-31 12:00:00 UTC'\"'\"' | grep -iE '\"'\"'out of memory|oom|"
+        "killed process'\"'\"' | tail -n 50'",
+    ]
+    assert command.count(" 2>&1") == 6
     result = subprocess.run(["sh", "-n", "-c", command], capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (0, b"")
 

@@ -189,7 +189,7 @@ def test_a_job_that_failed_before_its_start_reports_errors() -> None:
     )
     replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
     report = make.make(make_evidence(record=record, replicas=replicas, logs={}))
-    assert (report.seconds, report.cost, report.charts, report.throughput) == (None, None, [], [])
+    assert (report.seconds, report.cost, report.charts, report.chartsFrom, report.throughput) == (None, None, [], "", [])
     assert report.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
     assert report.timeline[0] == TimelineSegment("job", "QUEUED, PREPARING", 0.0, 38.0)
 
@@ -249,6 +249,77 @@ def test_a_tuning_job_is_reported_by_its_trials() -> None:
         ],
     )
     assert make.make(make_evidence()).tuning is None
+    unreported = [replace(trial, allMetrics=[]) for trial in trials]
+    evidence = make_evidence(
+        record=record, tuned=TuningResult(record, study, unreported), scalars={"train/loss": [(1, 2.0), (2, 1.0)]}
+    )
+    report = make.make(evidence)
+    assert (report.charts, report.chartsFrom) == ([], ""), "summaries are not those of one trial"
+    assert report.inputs["hyperparameters"].startswith("MINIMIZE loss over rate from 0.1 to 1 (UNIT_LOG_SCALE), kind of a, b")
+
+
+def test_times_of_a_clock_that_is_behind_are_the_jobs_creation() -> None:
+    record = replace(JOB, createTime=DAY.format(40), cost=None)
+    replicas = [replace(REPLICAS[1], events=[Event(DAY.format(20), "killed", 0.5)])]
+    report = make.make(make_evidence(record=replace(record, startTime=DAY.format(39)), replicas=replicas))
+    assert (report.seconds, report.cost) == (0.0, JobCost(100.0, 0.0))
+    assert report.timeline == [
+        TimelineSegment("job", "QUEUED, PREPARING", 0.0, 0.0),
+        TimelineSegment("job", "RUNNING", 0.0, 0.0),
+        TimelineSegment("worker-0", "RUNNING", 0.0, 0.0),
+        TimelineSegment("worker-0", "restarting", 0.0, 0.0),
+    ]
+    assert make.cost(replace(record, startTime=None), "2026-01-31T12:01:16.000Z") == JobCost(100.0, 1.0), "from its creation on"
+
+
+def test_a_replica_that_was_killed_several_times() -> None:
+    killed = [Event(DAY.format(5), "killed", 3.0), Event(DAY.format(10), "killed", 30.0), Event(DAY.format(20), "killed")]
+    replica = replace(REPLICAS[1], events=killed)
+    assert [(each.state, each.begin, each.end) for each in make.timeline(JOB, [replica], DAY.format(38))][2:] == [
+        ("RUNNING", 1.0, 5.0),
+        ("restarting", 5.0, 8.0),
+        ("RUNNING", 8.0, 10.0),
+        ("restarting", 10.0, 20.0),
+        ("RUNNING", 20.0, 20.0),
+        ("restarting", 20.0, 38.0),
+    ]
+    assert make.timeline_events(JOB, [REPLICAS[0], replica]) == [
+        *(TimelineEvent(event.time, "worker-0", "killed", event.seconds) for event in killed),
+        TimelineEvent(DAY.format(30), "job", "continues without worker-0"),
+    ]
+
+
+def test_inputs_are_taken_from_the_manifest_or_the_record() -> None:
+    record = JobRecord("job01", trainingInput={"pythonModule": "mine.task", "args": [], "jobDir": "gs://b/x"})
+    assert make.job_inputs(record, {}) == {"module": "mine.task", "output": "gs://b/x"}
+    assert make.job_inputs(record, {"module": "other.task"})["module"] == "other.task"
+    manifest = {
+        "command": ["sh", "run 1.sh"],
+        "module": "x",
+        "reproduces": "job00",
+        "config": {"steps": 3, "name": "a b", "none": None, "empty": {}},
+        "environment": {"A": "1"},
+        "secrets": ["B", "C"],
+    }
+    assert make.job_inputs(record, manifest) == {
+        "command": "sh run 1.sh",
+        "reproduces": "job00",
+        "output": "gs://b/x",
+        "steps": "3",
+        "name": "a b",
+        "env A": "1",
+        "secrets": "B C",
+    }
+    assert make.job_inputs(record, {"config": 7, "environment": ["A"]}) == {"module": "mine.task", "output": "gs://b/x"}
+
+
+def test_the_last_error_lines_of_all_replicas_by_time() -> None:
+    logs = {
+        name: log_lines(name, *((second, f"error {second}") for second in seconds), severity="ERROR")
+        for name, seconds in (("master-0", range(0, 30, 2)), ("worker-0", range(1, 30, 2)))
+    }
+    expected = [f"12:00:{second:06.3f} {'worker' if second % 2 else 'master'}-0 error {second}" for second in range(10, 30)]
+    assert make.error_lines({**logs, "ps-0": log_lines("ps-0", (29.5, "no error"))}) == expected
 
 
 def test_a_single_point_makes_no_chart() -> None:
@@ -314,6 +385,10 @@ def test_an_evaluation_is_read() -> None:
     evaluation = {"step": 40, "classes": ["cat", "dog"], "confusion": [[3, 1], [0, 4]], "more": 1}
     evaluation["mistakes"] = [{"label": 0, "predicted": 1, "image": PNG}] * 25
     assert parse(json.dumps(evaluation).encode()) == Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, PNG)] * 20)
+    most = (1 << 53) - 1
+    content = json.dumps({"step": most, "confusion": [[1, 0], [0, most]]}).encode()
+    assert parse(content) == Evaluation(most, ["0", "1"], [[1, 0], [0, most]], [])
+    assert parse(b'{"step": true, "confusion": [[1, 0], [0, 1]]}').step is None
     assert parse(b'{"confusion": [[1, 0], [0, 1]]}') == Evaluation(None, ["0", "1"], [[1, 0], [0, 1]], [])
 
 
@@ -325,6 +400,7 @@ def test_an_evaluation_is_read() -> None:
         ({"confusion": [[0] * 51] * 51}, "confusion must be a list of 2 to 50 rows"),
         ({"confusion": [[1, 2], [3]]}, "confusion[1] must be a list of 2 counts, one for each class"),
         ({"confusion": [[1, 2], [3, -1]]}, "confusion[1] must be a list of 2 counts, one for each class"),
+        ({"confusion": [[1, 2], [3, 1 << 53]]}, "confusion[1] must be a list of 2 counts, one for each class"),
         ({"confusion": [[True, 2], [3, 1]]}, "confusion[0] must be a list of 2 counts, one for each class"),
         ({"classes": ["a"]}, "classes must be a list of 2 names, one for each row of confusion"),
         ({"classes": ["a", 1]}, "classes must be a list of 2 names, one for each row of confusion"),

@@ -19,11 +19,14 @@ from jobs.states import JobState, ReplicaState
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
+from ops.cluster.ledger import existing_job
 from ops.errors import OpsError, UsageError
 from ops.logs.lines import LogLine
 from ops.plan import plan, planned
 from ops.plan.scaling import Prediction
+from ops.report import evidence
 from ops.report.command import check_ids, report
+from ops.report.evidence import JobEvidence
 from ops.report.page import MARK
 
 MANIFEST = {"module": "mine.task", "package": {"name": "mine", "sha256": "", "files": {}}, "cluster": {}}
@@ -116,13 +119,18 @@ def test_the_report_has_the_plans_prediction(
         assert report(cluster, ["job01"], None, json=True) == 0
         return json.loads(capsys.readouterr().out)["planned"]
 
-    check = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
+    check = planned.PlanCheck({"createTime": NOON.format(0)}, Prediction(30.123, 9.876, 5, "processors"), 24.321)
     monkeypatch.setattr(planned, "compare", lambda *_: check)
     assert planned_of_report() is None, "there is no plan"
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "trainer.task-0.json").touch()
-    expected = {"stepsPerSecond": 30.0, "measured": 24.0, "errorPercent": 25.0, "speedUp": 3.0, "bound": "processors"}
+    expected = {"stepsPerSecond": 30.12, "measured": 24.32, "errorPercent": 23.9, "speedUp": 3.05, "bound": "processors"}
     assert planned_of_report() == {"createTime": NOON.format(0), **expected}
+
+    record = existing_job(cluster.ledger, "job01")
+    put_job(cluster.ledger, replace(record, state=JobState.FAILED))
+    assert planned_of_report() is None, "it did not train to its end"
+    put_job(cluster.ledger, record)
 
     def raise_no_plan(*_: Any) -> None:
         raise UsageError("no plan was made of trainer.task")
@@ -154,11 +162,39 @@ def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsy
     assert note in json.loads(capsys.readouterr().out)["notes"]
 
 
+def test_summaries_and_final_metrics_are_read_if_the_log_has_none(
+    cluster: ClusterClient, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = bucket / paths.log("job01", "master-0")
+    shutil.rmtree(log)
+    put_log(log, [LogLine(NOON.format(2), "INFO", "master-0", "hello"), LogLine(NOON.format(3), "ERROR", "master-0", "odd")])
+    monkeypatch.setattr(evidence, "scalars", lambda _, output, points: {f"{output.job_dir}/loss": [(1, 2.0), (points, 1.0)]})
+    monkeypatch.setattr(evidence, "final_metrics", lambda _, record: {"loss": record.jobId})
+    assert report(cluster, ["job01"], None, json=True) == 0
+    output = json.loads(capsys.readouterr().out)
+    job_dir = f"{bucket}/{paths.output('job01')}"
+    assert output["charts"] == [{"name": "loss", "curves": [{"name": job_dir, "points": [[1, 2.0], [1000, 1.0]]}]}]
+    assert (output["chartsFrom"], output["metrics"], output["errorLines"]) == (
+        "summaries",
+        {"loss": "job01"},
+        ["12:00:03.000 master-0 odd"],
+    )
+    record = existing_job(cluster.ledger, "job01")
+    put_job(cluster.ledger, replace(record, state=JobState.RUNNING, endTime=None))
+    assert report(cluster, ["job01"], None, json=True) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == {}, "it has no final ones yet"
+    put_log(log, [LogLine(NOON.format(4), "INFO", "master-0", "Eval, step 15: loss: 1.500")])
+    assert JobEvidence(cluster, "job01").scalars == {}, "the log is enough"
+
+
 def test_an_invalid_call_is_one_line_and_writes_nothing(cluster: ClusterClient, tmp_path: Path) -> None:
     own_file = tmp_path / "mine.html"
     own_file.write_text("<p>mine</p>")
+    (tmp_path / "report-job02.html").write_text("mine, too")
     for ids, output, as_json, kind, message in [
         (["nobody"], None, False, UsageError, "there is no job 'nobody'; fab jobs lists "),
+        (["nobody"], "no/x.html", False, UsageError, "no/x.html cannot be written: there is no folder no"),
+        (["job02"], None, False, UsageError, "report-job02.html is there already, and was not made by fab report: remove it"),
         (["waits"], None, False, OpsError, "job waits is QUEUED: there is nothing to report yet"),
         (["job01", "job01"], None, False, UsageError, "job01 is named twice: a job is compared with others"),
         (list("abcdefg"), None, False, UsageError, "fab report compares 6 jobs at most, not 7"),
@@ -180,7 +216,8 @@ def test_an_invalid_call_is_one_line_and_writes_nothing(cluster: ClusterClient, 
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
     assert own_file.read_text() == "<p>mine</p>"
-    assert [path.name for path in tmp_path.glob("*html*")] == ["mine.html"]
+    assert (tmp_path / "report-job02.html").read_text() == "mine, too"
+    assert sorted(path.name for path in tmp_path.glob("*html*")) == ["mine.html", "report-job02.html"]
 
 
 def test_six_jobs_can_be_compared() -> None:
@@ -201,7 +238,8 @@ def test_an_incomplete_page_is_deleted(cluster: ClusterClient, tmp_path: Path, m
     def raise_refused(*_: Any) -> None:
         raise OSError(1, "Operation not permitted")
 
+    before = set(tmp_path.iterdir())
     monkeypatch.setattr(Path, "replace", raise_refused)
     with pytest.raises(UsageError, match=r"^x.html cannot be written: Operation not permitted$"):
         report(cluster, ["job01"], "x.html", json=False)
-    assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob(".*.html"))
+    assert set(tmp_path.iterdir()) == before

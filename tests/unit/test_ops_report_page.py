@@ -8,9 +8,24 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from ops.report import charts
-from ops.report.page import MARK, as_json, page, sample
+from ops.report.page import (
+    MARK,
+    Cell,
+    Figure,
+    as_json,
+    confusion,
+    curve_figure,
+    moment,
+    number,
+    page,
+    sample,
+    throughput_figure,
+    timeline_figure,
+    trial_figures,
+)
 from ops.report.report import (
     Chart,
     Curve,
@@ -28,6 +43,7 @@ from ops.report.report import (
     Tuning,
 )
 
+NO_PICTURE = Markup("")
 EVIL = "<script>alert('x')</script>&\"<img src=//x>\x1b[2J"
 ESCAPED_EVIL = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;␛[2J"
 REPORT = Report(
@@ -258,8 +274,16 @@ def test_the_json_output_has_the_reports_names() -> None:
     assert data["cost"] == {"hourly": 0.5, "total": 0.0125}
     comparison = as_json([REPORT, replace(REPORT, job="job02", arguments=["--max-steps", "80"])])
     assert [report["job"] for report in comparison["reports"]] == ["job01", "job02"]
-    row = {"what": "--max-steps", "kind": "input", "values": ["40", "80"], "same": False}
-    assert row in comparison["compared"]
+    assert [(row["kind"], row["what"], row["values"], row["same"]) for row in comparison["compared"]] == [
+        ("input", "module", ["mine.task", "mine.task"], True),
+        ("input", "--max-steps", ["40", "80"], False),
+        ("input", "label owner", ["ann", "ann"], True),
+        ("result", "state", ["SUCCEEDED", "SUCCEEDED"], True),
+        ("result", "steps", ["40", "40"], True),
+        ("result", "loss", ["0.500", "0.500"], True),
+        ("result", "seconds", ["36.0", "36.0"], True),
+        ("result", "US dollars", ["0.0125", "0.0125"], True),
+    ]
 
 
 def test_a_curve_is_split_at_restarts() -> None:
@@ -279,6 +303,9 @@ def test_many_points_are_downsampled_without_losing_spikes() -> None:
     assert (sampled[0], sampled[-1]) == (points[0], points[-1])
     assert (4321, 9.0) in sampled
     assert charts.downsample(points[:300]) == points[:300]
+    sawtooth = [(step, float([2, 1, 4, 3][step % 4])) for step in range(600)]
+    extremes = [point for point in sawtooth if point[1] in (1.0, 4.0)]
+    assert charts.downsample(sawtooth) == [sawtooth[0], *extremes, sawtooth[-1]]
 
 
 def test_a_table_samples_points_with_the_first_and_last() -> None:
@@ -316,6 +343,7 @@ def test_the_time_axis_has_a_suitable_unit() -> None:
         field: str = encoding["x"]["title"]
         return field
 
+    assert title(0.5) == "seconds since the job was created"
     assert title(179) == "seconds since the job was created"
     assert title(180) == "minutes since the job was created"
     assert title(7200) == "hours since the job was created"
@@ -325,3 +353,238 @@ def test_restarts_and_events_are_marked() -> None:
     events = [TimelineEvent("", "job", "continues without worker-0"), TimelineEvent("", "worker-0", "killed")]
     spec = charts.throughput_chart(REPORT.throughput, events, [9.0, 4.0])
     assert [layer["data"]["values"] for layer in spec["layer"][2:]] == [[{"x": 4.0, "curve": "master-0"}], [{"x": 9.0}]]
+    assert len(charts.throughput_chart([replace(REPORT.throughput[0], restarts=[])], [], [])["layer"]) == 2
+
+
+LEGEND = {"columns": 3, "labelLimit": 85, "columnPadding": 24}
+
+
+def test_the_specification_of_lines() -> None:
+    replica = ReplicaThroughput("master-0", True, [(60.0, 5.0), (120.0, 6.0), (240.0, 7.0)], [90.0])
+    spec = charts.throughput_chart([replica], [TimelineEvent("", "job", "x")], [180.0])
+    point, curve = {"curve": "master-0", "dots": False}, {"field": "curve", "type": "nominal"}
+    x, colour = {"field": "x", "type": "quantitative"}, {**curve, "title": None, "legend": LEGEND}
+    shared = {
+        "x": {**x, "title": "minutes since the job was created", "scale": {"zero": False, "nice": False}},
+        "y": {"field": "y", "type": "quantitative", "title": "steps/s", "scale": {"zero": True}},
+        "color": {**colour, "scale": {"domain": ["master-0"], "range": ["var(--c0)"]}},
+    }
+    dash = {**colour, "scale": {"domain": ["master-0"], "range": [[1, 0]]}}
+    assert spec["height"] == 250
+    assert spec["data"]["values"] == [
+        {"x": 1.0, "y": 5.0, "part": 0, **point},
+        {"x": 2.0, "y": 6.0, "part": 1, **point},
+        {"x": 4.0, "y": 7.0, "part": 1, **point},
+    ]
+    assert spec["layer"] == [
+        {
+            "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
+            "encoding": {**shared, "detail": {"field": "part", "type": "nominal"}, "strokeDash": dash},
+        },
+        {
+            "transform": [{"filter": "datum.dots"}],
+            "mark": {"type": "circle", "size": 22, "opacity": 1, "aria": False},
+            "encoding": shared,
+        },
+        {
+            "data": {"values": [{"x": 1.5, "curve": "master-0"}]},
+            "mark": {"type": "point", "shape": "triangle-up", "filled": True, "size": 90, "aria": False, "opacity": 1},
+            "encoding": {"x": x, "y": {"value": "height"}, "color": curve},
+        },
+        {
+            "data": {"values": [{"x": 3.0}]},
+            "mark": {"type": "rule", "strokeDash": [3, 3], "color": "var(--bad)", "aria": False},
+            "encoding": {"x": x},
+        },
+    ]
+
+
+def test_replicas_beyond_the_colours_have_other_dashes() -> None:
+    replicas = [ReplicaThroughput(f"w-{place}", True, [(1.0, 2.0), (2.0, 2.0)], []) for place in range(9)]
+    spec = charts.throughput_chart(replicas, [], [])
+    encoding = spec["layer"][0]["encoding"]
+    assert encoding["color"]["scale"]["range"] == [*(f"var(--c{place})" for place in range(8)), "var(--c0)"]
+    assert encoding["strokeDash"]["scale"]["range"] == [*[[1, 0]] * 8, [6, 3]]
+    assert spec["height"] == 250 + 2 * 18, "a legend of three rows"
+
+
+@pytest.mark.parametrize(("letters", "columns", "limit"), [(10, 3, 85), (11, 2, 150), (18, 2, 150), (19, 1, 320), (99, 1, 320)])
+def test_a_legend_has_as_many_columns_as_fit(letters: int, columns: int, limit: int) -> None:
+    points = [(1, 1.0), (2, 2.0)]
+    spec = charts.curve_chart(Chart("loss", [Curve("x", points), Curve("y" * letters, points)]))
+    assert spec["layer"][0]["encoding"]["color"]["legend"] == {"columns": columns, "labelLimit": limit, "columnPadding": 24}
+    assert spec["height"] == (268 if columns == 1 else 250)
+
+
+def test_evaluations_and_short_curves_have_dots() -> None:
+    points = [(step, 1.0) for step in range(10)]
+    curves = [Curve("train", points), Curve("eval", points), Curve("short", points[:9])]
+    rows = charts.curve_chart(Chart("loss", curves))["data"]["values"]
+    assert {row["curve"]: row["dots"] for row in rows} == {"train": False, "eval": True, "short": True}
+
+
+def test_the_specification_of_trials() -> None:
+    assert TUNED.tuning
+    y = {"field": "y", "type": "quantitative", "title": "loss", "scale": {"zero": False}}
+    dot = {"type": "circle", "size": 60, "aria": False}
+    spec = charts.trial_chart(TUNED.tuning)
+    x = {"field": "x", "type": "quantitative", "title": "trial"}
+    assert spec["encoding"] == {"x": {**x, "axis": {"format": "d", "tickMinStep": 1}, "scale": {"zero": False}}, "y": y}
+    assert [layer["mark"] for layer in spec["layer"]] == [
+        {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False},
+        {**dot, "opacity": 1, "color": "var(--c0)"},
+    ]
+    scale = {"zero": False, "nice": False, "padding": 10}
+    axis = {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}
+    for kind, expected in {
+        "words": {"type": "nominal"},
+        "linear": {"type": "quantitative", "scale": {"type": "linear", **scale}},
+        "log": {"type": "quantitative", "scale": {"type": "log", **scale}, "axis": axis},
+    }.items():
+        spec = charts.parameter_chart(TUNED.tuning, TunedParameter("rate", kind))
+        assert spec["encoding"] == {"x": {"field": "x", "title": "rate", **expected}, "y": y}
+        best, other = ("0.5", "0.1") if kind == "words" else (0.5, 0.1)
+        assert spec["layer"] == [
+            {
+                "data": {"values": [{"x": best, "y": 0.25}, {"x": other, "y": 0.75}]},
+                "mark": {**dot, "opacity": 0.8, "color": "var(--c0)"},
+            },
+            {"data": {"values": [{"x": best, "y": 0.25}]}, "mark": {**dot, "size": 160, "opacity": 1, "color": "var(--c1)"}},
+        ]
+
+
+def test_the_specification_of_a_time_line() -> None:
+    segments = [
+        TimelineSegment("job", "RUNNING", 0.0, 360.0),
+        TimelineSegment("worker-0", "RUNNING", 60.0, 300.0),
+        TimelineSegment("worker-0", "restarting", 300.0, 360.0),
+    ]
+    spec = charts.timeline_chart(segments)
+    assert spec["data"]["values"] == [
+        {"who": "job", "state": "RUNNING", "x": 0.0, "to": 6.0},
+        {"who": "worker-0", "state": "RUNNING", "x": 1.0, "to": 5.0},
+        {"who": "worker-0", "state": "restarting", "x": 5.0, "to": 6.0},
+    ]
+    assert spec["mark"] == {"type": "bar", "aria": False, "height": {"band": 0.7}}
+    assert spec["height"] == 90 + 2 * 18
+    states = ["RUNNING", "restarting"]
+    axis = {"grid": False, "ticks": False, "minExtent": 8 * len("worker-0")}
+    assert spec["encoding"] == {
+        "y": {"field": "who", "type": "nominal", "sort": ["job", "worker-0"], "title": None, "axis": axis},
+        "x": {
+            "field": "x",
+            "type": "quantitative",
+            "title": "minutes since the job was created",
+            "scale": {"nice": False},
+        },
+        "x2": {"field": "to"},
+        "color": {
+            "field": "state",
+            "type": "nominal",
+            "title": None,
+            "legend": {**LEGEND, "symbolType": "square", "symbolStrokeWidth": 0},
+            "scale": {"domain": states, "range": ["var(--c0)", "var(--c1)"]},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.022714, "0.02271"), (0.0, "0"), (-2.5, "-2.5"), (999.44, "999.4"), (12345.6, "12346"), (-12345.6, "-12346")],
+)
+def test_numbers_have_four_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_the_figure_of_a_time_line() -> None:
+    figure = timeline_figure(replace(REPORT, timeline=[*REPORT.timeline, TimelineSegment("master-0", "RUNNING", 2.5, 38.0)]))
+    words = "states over time, the job: QUEUED, PREPARING from 0 to 2 s, RUNNING from 2 to 38 s"
+    assert (figure.title, figure.words, figure.heads) == ("Time line", words, ["who", "state", "from s", "to s"])
+    assert figure.rows == [
+        ["job", "QUEUED, PREPARING", "0", "2"],
+        ["job", "RUNNING", "2", "38"],
+        ["master-0", "RUNNING", "2.5", "38"],
+    ]
+    assert figure.picture.startswith("<svg")
+
+
+def test_the_figure_of_the_throughput() -> None:
+    replicas = [REPORT.throughput[0], ReplicaThroughput("worker-0", False, [(3.0, 1.0)], [])]
+    # The clock of the event's host is behind.
+    events = [TimelineEvent("2026-01-31T11:59:59.000Z", "job", "continues without worker-0")]
+    figure = throughput_figure(replace(REPORT, throughput=replicas, events=events))
+    assert figure
+    caption = (
+        "the rise of the global step in each replica's log. Triangles are restarts of a replica. Dashed lines are events of"
+    )
+    assert replace(figure, picture=NO_PICTURE) == Figure(
+        "Throughput",
+        NO_PICTURE,
+        "steps per second by time, on average: master-0 6, worker-0 1",
+        ["replica", "mean steps/s", "restarts"],
+        [["master-0", "6", "1"], ["worker-0", "1", "0"]],
+        f"Steps/s: {caption} the job.",
+    )
+    axis = charts.throughput_chart(replicas, events, [0])
+    assert figure.picture == charts.svg(axis), "the event is at the beginning"
+    plain = throughput_figure(replace(REPORT, throughput=[replace(REPORT.throughput[0], restarts=[])], events=REPORT.events))
+    assert plain
+    assert plain.caption == "Steps/s: each replica's own steps."
+    assert throughput_figure(replace(REPORT, throughput=replicas[1:])) is None, "a point is no line"
+
+
+def test_the_figures_of_trials() -> None:
+    assert TUNED.tuning
+    first, second, failed = TUNED.tuning.trials
+    cancelled = replace(failed, trialId=4, state="CANCELLED", value=0.1)
+    trials = trial_figures(replace(TUNED.tuning, trials=[replace(first, value=0.0), second, failed, cancelled]))
+    assert [replace(figure, picture=NO_PICTURE) for figure in trials] == [
+        Figure(
+            "Trials",
+            NO_PICTURE,
+            "loss of 2 trials; the best is trial 2 with 0",
+            ["trial", "loss"],
+            [["1", "0.75"], ["2", "0"]],
+            "A dot is a trial, the line the best so far.",
+        ),
+        Figure(
+            "rate",
+            NO_PICTURE,
+            "loss by rate; the best has 0.5",
+            ["rate", "loss"],
+            [["0.5", "0"], ["0.1", "0.75"]],
+        ),
+    ]
+    assert trial_figures(replace(TUNED.tuning, trials=[failed])) == []
+
+
+def test_the_cells_of_a_confusion_matrix() -> None:
+    assert confusion([[3, 1, 0], [0, 0, 0], [4, 0, 4]]) == [
+        [Cell(3, 38, True), Cell(1, 25, False), Cell(0, 0, False)],
+        [Cell(0, 0, False), Cell(0, 0, True), Cell(0, 0, False)],
+        [Cell(4, 50, False), Cell(0, 0, False), Cell(4, 25, True)],
+    ]
+    assert confusion([[2, 0], [0, 0]]) == [[Cell(2, 50, True), Cell(0, 0, False)], [Cell(0, 0, False), Cell(0, 0, True)]]
+
+
+def test_hosts_are_shown_if_their_names_differ_from_the_replicas() -> None:
+    assert '<th scope="col">host</th>' not in page([REPORT])
+    replicas = [*REPORT.replicas, ReportedReplica("worker-0", "LOST", None, 0, None)]
+    assert '<th scope="col">host</th>' not in page([replace(REPORT, replicas=replicas)])
+    replicas.append(ReportedReplica("worker-1", "EXITED", 0, 0, "worker-3"))
+    html = page([replace(REPORT, replicas=replicas)])
+    assert '<th scope="col">host</th>' in html
+    assert "<td>worker-3</td>" in html
+
+
+def test_a_tuning_job_is_compared_without_its_trials_curves() -> None:
+    html = page([REPORT, replace(TUNED, job="job02", notes=["no log was read"])])
+    assert html.count("it tuned hyperparameters: its own report has the trials") == 1
+    assert "no log was read" in html
+    assert ">job01: train</text>" in html
+    assert "job02: train" not in html
+
+
+def test_moments_are_in_utc() -> None:
+    assert [moment(text) for text in ("2026-01-31T12:00:02.123Z", None, "")] == ["2026-01-31 12:00:02 UTC", "", ""]
+    assert curve_figure(REPORT.charts[0]).rows[-1] == ["eval", "40", "0.5"]
