@@ -28,7 +28,7 @@ from ops.logs.lines import LogLine, follow_command, parse_pieces, slow_pattern_e
 
 WINDOW_SECONDS = 0.08
 """The longest wait of a line for earlier ones of other logs."""
-MAX_BYTES = 1 << 19
+MAX_BYTES = 512 * 1024
 """The most bytes of one log that wait."""
 _BATCH_LINES = 4096
 _RETRY_SECONDS = 2.0

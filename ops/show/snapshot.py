@@ -143,22 +143,19 @@ class Overview:
 def overview(inventory: Inventory, snapshot: ClusterSnapshot, moment: str) -> Overview:
     """Return the state of the cluster; `moment` is RFC 3339."""
     totals, queue = share(inventory.hosts, moment), snapshot.queue
-    assigned: dict[str, tuple[str | None, str | None]]
     assigned = {host: (e.jobId, replica) for e in queue.entries if e.held for replica, host in e.placement.items()}
     reserved = queue.reserved_hosts()
-    hosts = [
-        _host(host, *assigned.get(host.name, (None, None)), reserved.get(host.name), snapshot, moment)
-        for host in inventory.hosts
-    ]
+    hosts = [_host(host, assigned.get(host.name), reserved.get(host.name), snapshot, moment) for host in inventory.hosts]
     jobs = [_job(entry, snapshot, moment) for entry in sorted(queue.entries, key=lambda e: (not e.held, -e.priority))]
     return Overview(moment, inventory.stack, inventory.scale_tier, totals.hourlyCost, totals.accruedCost, hosts, jobs)
 
 
 def _host(
-    host: Host, job_id: str | None, name: str | None, reserved_for: str | None, snapshot: ClusterSnapshot, moment: str
+    host: Host, assignment: tuple[str, str] | None, reserved_for: str | None, snapshot: ClusterSnapshot, moment: str
 ) -> HostSnapshot:
-    record = snapshot.replicas.get((job_id, name)) if job_id and name else None
-    job = snapshot.jobs.get(job_id) if job_id else None
+    job_id, name = assignment or (None, None)
+    record = snapshot.replicas.get(assignment) if assignment else None
+    job = snapshot.jobs.get(assignment[0]) if assignment else None
     report = record if record and record.incarnation else None
     state = ReplicaState.LOST if job and name in job.lostReplicas else record.state if record else None
     return HostSnapshot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,34 @@ from jobs.chunks import Chunk, ChunkFolder, chunks_of
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
+from ops.errors import HostError
 from ops.logs.lines import LogLine
 
 HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
 SERVERS = (("serving-0", 192), ("serving-1", 193))
+
+
+class FakeStream:
+    """A command's output in pieces, an error among them where the connection breaks, and its exit code."""
+
+    def __init__(self, host: str, *pieces: bytes | HostError, exit_code: int = 0, stderr: str = "") -> None:
+        self.host, self._pieces, self.exit_code, self.stderr = host, pieces, exit_code, stderr
+        self.finished = self.closed = False
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the output, and raise the error."""
+        for piece in self._pieces:
+            if isinstance(piece, HostError):
+                raise piece
+            yield piece
+
+    def finish(self) -> None:
+        """Record that its stdin was closed."""
+        self.finished = True
+
+    def close(self) -> None:
+        """Record that it was closed."""
+        self.closed = True
 
 
 def inventory_json(servers: int = 0, **changes: Any) -> str:

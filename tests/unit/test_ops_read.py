@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opsdata import put_job, put_log
+from opsdata import FakeStream, put_job, put_log
 
 from infra.inventory import Inventory
 from jobs import paths
@@ -149,23 +149,6 @@ def test_a_slow_pattern_is_refused(ended: ClusterClient, tmp_path: Path, monkeyp
     put_log(tmp_path / paths.log("job01", "worker-0"), [LogLine("2027", "INFO", "worker-0", "a" * 50)], incarnation=1 << 33)
     with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
         show_logs(ended, "worker", "job01", LogFilter(pattern="(a+)+b"), follow=False, as_json=False)
-
-
-class FakeStream:
-    """A command's output in pieces, an error among them where the connection breaks, and its exit code."""
-
-    def __init__(self, host: str, *pieces: bytes | HostError, exit_code: int = 0, stderr: str = "") -> None:
-        self.host, self._pieces, self.exit_code, self.stderr = host, pieces, exit_code, stderr
-        self.closed = False
-
-    def pieces(self) -> Iterator[bytes]:
-        for piece in self._pieces:
-            if isinstance(piece, HostError):
-                raise piece
-            yield piece
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class FakeFleet:
