@@ -18,8 +18,6 @@ from pulumi_gcp.storage import (
 
 from infra.gcp.zones import Place
 
-_NONCURRENT_DAYS = 7
-_UPLOAD_DAYS = 1
 _NOT_AT_ONCE = ("forceDestroy", "labels", "lifecycleRules", "versioning")
 
 
@@ -53,13 +51,11 @@ class Storage(ComponentResource):
                 # Records are written over many times in a job: versions are for mistakes, not for history.
                 BucketLifecycleRuleArgs(
                     action=BucketLifecycleRuleActionArgs(type="Delete"),
-                    condition=BucketLifecycleRuleConditionArgs(
-                        days_since_noncurrent_time=_NONCURRENT_DAYS, with_state="ARCHIVED"
-                    ),
+                    condition=BucketLifecycleRuleConditionArgs(days_since_noncurrent_time=7, with_state="ARCHIVED"),
                 ),
                 BucketLifecycleRuleArgs(
                     action=BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
-                    condition=BucketLifecycleRuleConditionArgs(age=_UPLOAD_DAYS, with_state="ANY"),
+                    condition=BucketLifecycleRuleConditionArgs(age=1, with_state="ANY"),
                 ),
             ],
             force_destroy=force,

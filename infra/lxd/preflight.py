@@ -40,7 +40,7 @@ class PreflightResult:
     image: str
     runtime: Path
     network: ipaddress.IPv4Network
-    bucket_size: int = 0
+    bucket_size: int
     warnings: tuple[str, ...] = ()
 
 

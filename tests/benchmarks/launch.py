@@ -67,7 +67,7 @@ def _remove(base: Props) -> None:
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
     """Return the hosts that `pulumi up` would declare, in the peer's own project and bridge."""
     config = LxdConfig(scaleTier=tier)
-    facts = PreflightResult(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
+    facts = PreflightResult(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses), 0)
     return list(host_props(config.spec(), config, facts, public_key).values())
 
 

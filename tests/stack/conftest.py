@@ -21,7 +21,6 @@ from stackmocks import PROJECT, ZONE, Program, Stack, discover_offline, operator
 from infra.gcp import target as gcp_target
 from infra.lxd import target as lxd_target
 from infra.lxd.layout import LxdNames
-from infra.lxd.preflight import PreflightResult
 from infra.templates import ROOT
 
 _STACKS: dict[str, Stack] = {}
@@ -31,8 +30,8 @@ _STACKS: dict[str, Stack] = {}
 @pytest.fixture(autouse=True)
 def no_external_calls() -> Iterator[None]:
     """Replace all calls to LXD and Google. Do not use `monkeypatch`: tests use it themselves."""
-    preflight_result = PreflightResult(
-        LxdNames("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24")
+    preflight_result = lxd_target.PreflightResult(
+        LxdNames("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24"), 2**34
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lxd_target, "preflight", lambda *_: preflight_result)

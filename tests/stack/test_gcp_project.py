@@ -128,7 +128,10 @@ def test_the_bucket_is_private_versioned_and_not_destroyed_with_data(stack: Stac
     assert bucket.inputs["versioning"] == {"enabled": True}
     assert bucket.inputs["forceDestroy"] is False
     assert bucket.inputs["location"] == "US-CENTRAL1"
-    assert [rule["action"]["type"] for rule in bucket.inputs["lifecycleRules"]] == ["Delete", "AbortIncompleteMultipartUpload"]
+    assert bucket.inputs["lifecycleRules"] == [
+        {"action": {"type": "Delete"}, "condition": {"daysSinceNoncurrentTime": 7, "withState": "ARCHIVED"}},
+        {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 1, "withState": "ANY"}},
+    ]
     assert bucket.inputs["labels"]["scaletier-stack"] == STACK
     assert not bucket.options.retainOnDelete
 

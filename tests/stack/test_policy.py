@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pulumi_policy
@@ -28,7 +29,9 @@ from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
 from stackmocks import Program, Stack, record_program
 from test_firewall_answers import TIERS
 
-from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost, policies
+from infra.cost import price_list
+from infra.gcp.machines import MACHINES
+from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, INSTANCE, RULES, _cost, hourly_cost, policies
 from infra.templates import ROOT
 
 
@@ -148,6 +151,12 @@ def test_the_pack_has_every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     ((name, pack),) = packs
     assert name == "scaletier"
     assert {policy.name for policy in pack} == {rule.name for rule in RULES} | {"hourly-cost"}
+    schemas = {policy.name: policy.config_schema.properties for policy in pack if policy.config_schema}
+    assert schemas == {
+        "no-public-address": {"allowed": {"type": "boolean", "default": False}},
+        "known-machine-type": {"allowed": {"type": "array", "items": {"type": "string"}, "default": []}},
+        "hourly-cost": {"maxHourlyCost": {"type": "number", "default": 50}},
+    }
 
 
 def test_an_sdk_policy_reports_its_rules_violations(program: Program) -> None:
@@ -160,3 +169,106 @@ def test_an_sdk_policy_reports_its_rules_violations(program: Program) -> None:
     args = pulumi_policy.ResourceValidationArgs(bad.type, bad.inputs, bad.urn, bad.name, options, None)
     policy.validate(args, lambda message, _=None: reported.append(message))
     assert reported == ["bad: it lets 0.0.0.0/0 in"]
+
+
+def test_the_policy_of_the_cost_reads_the_whole_stack(program: Program) -> None:
+    reported: list[str] = []
+    (policy,) = [policy for policy in policies() if policy.name == "hourly-cost"]
+    assert isinstance(policy, pulumi_policy.StackValidationPolicy)
+    resources = [SimpleNamespace(resource_type=item.type, props=item.inputs) for item in program("gcp").resources]
+    args = SimpleNamespace(resources=resources, get_config=lambda: {"maxHourlyCost": 1})
+    policy.validate(args, lambda message, _=None: reported.append(message))  # type: ignore[arg-type]
+    assert reported == ["the hosts cost 2.17 USD an hour, more than 1"]
+
+
+RULE = {rule.name: rule.check for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "props", "lines"),
+    [
+        ("no-open-ingress", "gcp:compute/firewall:Firewall", {"allows": [{}], "direction": "EGRESS"}, []),
+        ("no-open-ingress", "gcp:compute/firewall:Firewall", {}, []),
+        ("no-open-ingress", "gcp:compute/other:Other", {"allows": [{}]}, []),
+        ("no-open-ingress", "gcp:compute/firewall:Firewall", {"allows": [{}]}, ["it names no source, which means everybody"]),
+        ("no-open-ingress", "gcp:compute/firewall:Firewall",
+         {"allows": [{}], "sourceRanges": ["10.0.0.0/8", "10.0.0.1/7"]}, ["it lets 10.0.0.1/7 in"]),
+        *(("no-open-ingress", "gcp:compute/firewall:Firewall", {"allows": [{}], key: ["x"]}, [])
+          for key in ("sourceServiceAccounts", "sourceTags")),
+        ("no-public-address", INSTANCE, {"networkInterfaces": [{"ipv6AccessConfigs": [{}]}]}, ["it has a public address"]),
+        ("no-public-address", "gcp:compute/globalAddress:GlobalAddress", {}, ["it is a public address"]),
+        ("no-public-address", "gcp:compute/address:Address", {"addressType": "INTERNAL"}, []),
+        ("no-public-address", "gcp:compute/addressing:X", {}, []),
+        ("no-default-account", INSTANCE, {"serviceAccount": {"email": "default"}},
+         ["it runs as the project's default service account, or as none"]),
+        ("no-default-account", INSTANCE, {}, ["it runs as the project's default service account, or as none"]),
+        ("no-default-account", INSTANCE, {"serviceAccount": {"email": "p@appspot.gserviceaccount.com"}},
+         ["it runs as p@appspot.gserviceaccount.com, which is Google's default"]),
+        ("no-default-account", "gcp:other:Other", {}, []),
+        ("no-primitive-role", "gcp:projects/iAMMember:IAMMember", {"role": "roles/owner"}, ["it grants roles/owner"]),
+        ("no-primitive-role", "gcp:projects/iAMMember:IAMMember", {"role": "roles/viewers"}, []),
+        ("no-primitive-role", "aws:IAM", {"role": "roles/owner"}, []),
+        ("no-primitive-role", "gcp:projects/service:Service", {"role": "roles/owner"}, []),
+        ("bucket-is-private", "gcp:storage/bucketIAMBinding:BucketIAMBinding", {"role": "r", "members": ["a", "allUsers"]},
+         ["it grants r to allUsers"]),
+        ("bucket-is-private", "gcp:storage/bucketIAMMember:BucketIAMMember", {"role": "r", "member": "allAuthenticatedUsers"},
+         ["it grants r to allAuthenticatedUsers"]),
+        ("bucket-is-private", "aws:IAM", {"member": "allUsers"}, []),
+        ("bucket-is-private", "gcp:projects/service:Service", {"member": "allUsers"}, []),
+        ("bucket-is-private", "gcp:storage/defaultObjectACL:DefaultObjectACL", {}, ["it is an access control list: use IAM"]),
+        ("bucket-is-private", "aws:storage:BucketACL", {}, []),
+        ("bucket-is-private", "gcp:storage/bucket:Bucket", {},
+         ["it has no uniform access", "its public access prevention is not enforced"]),
+        ("labelled", INSTANCE, {}, ["it has no label scaletier-stack", "it has no label scaletier-role"]),
+        ("labelled", "gcp:storage/bucket:Bucket", {"labels": {"scaletier-stack": ""}}, ["it has no label scaletier-stack"]),
+        ("shielded", INSTANCE, {"shieldedInstanceConfig": {"enableVtpm": True}},
+         ["enableSecureBoot is not on", "enableIntegrityMonitoring is not on"]),
+        ("shielded", "gcp:other:Other", {}, []),
+        ("terminates", INSTANCE, {"machineType": "g2-standard-4"}, ["onHostMaintenance is MIGRATE, and it must be TERMINATE"]),
+        ("terminates", INSTANCE, {"machineType": "g2-standard-4", "scheduling": {"onHostMaintenance": "TERMINATE"}}, []),
+        ("terminates", INSTANCE, {"scheduling": {"provisioningModel": "SPOT", "onHostMaintenance": "X"}},
+         ["onHostMaintenance is X, and it must be TERMINATE"]),
+        ("terminates", INSTANCE, {"machineType": "n1-standard-4"}, []),
+        ("terminates", "gcp:other:Other", {"machineType": "g2-standard-4"}, []),
+        ("known-machine-type", INSTANCE, {"machineType": "zones/z/n1-standard-4"}, []),
+        ("known-machine-type", INSTANCE, {"machineType": "zones/z/x"},
+         [f"machine type x is not on the list of {len(MACHINES)}"]),
+        ("known-machine-type", "gcp:other:Other", {"machineType": "x"}, []),
+    ],
+)  # fmt: skip
+def test_a_rule_names_each_violation(rule: str, kind: str, props: dict[str, Any], lines: list[str]) -> None:
+    assert list(RULE[rule](kind, props, {})) == lines
+
+
+def test_the_cost_of_hosts_is_that_of_their_parts() -> None:
+    plain = {
+        "machineType": "n1-standard-4",
+        "zone": "us-central1-a",
+        "bootDisk": {"initializeParams": {"type": "pd-ssd", "size": 100}},
+    }
+    gpus = {"guestAccelerators": [{"type": "nvidia-tesla-t4", "count": 2}], "scheduling": {"provisioningModel": "SPOT"}}
+    public = {"networkInterfaces": [{}, {"accessConfigs": [{}]}]}
+    price = price_list()["regions"]["us-central1"]
+    costs = [_cost(plain), _cost(plain | gpus), _cost(plain | public), _cost({**plain, "bootDisk": None})]
+    t4, disks, address = price["gpus"]["nvidia-tesla-t4"]["spot"], price["disks"], price["address"]["onDemand"]
+    machines = {kind: 4 * rates["vcpu"] + 15 * rates["gib"] for kind, rates in price["machines"]["n1"].items()}
+    ssd = 100 * disks["pd-ssd"] / 730
+    assert costs == pytest.approx(
+        [
+            machines["onDemand"] + ssd,
+            machines["spot"] + ssd + 2 * t4,
+            machines["onDemand"] + ssd + address,
+            machines["onDemand"] + 10 * disks["pd-standard"] / 730,
+        ],
+        abs=1e-4,
+    )
+    included = _cost({"machineType": "g2-standard-4", "zone": "us-central1-a"})
+    assert included
+    assert included > price["gpus"]["nvidia-l4"]["onDemand"]
+    limit, host = round(costs[0] or 0, 4), (INSTANCE, plain)
+    assert list(hourly_cost([host, ("gcp:other:Other", {})], {"maxHourlyCost": limit})) == []
+    assert list(hourly_cost([host] * 9, {})) == list(hourly_cost([host] * 9, {"maxHourlyCost": 0})) == []
+    assert list(hourly_cost([host, (INSTANCE, {**plain, "zone": "mars-north1-a"})], {"maxHourlyCost": limit / 2})) == [
+        "there is no price for a n1-standard-4 in mars-north1-a: add it to infra/prices.yaml",
+        f"the hosts cost {limit:.2f} USD an hour, more than {limit / 2:g}",
+    ]
