@@ -140,7 +140,7 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         """Take away what was begun."""
-        (self._top / name).unlink(missing_ok=True)
+        (self._top / name).unlink()
 
 
 class Url:

@@ -11,7 +11,7 @@ from test_agent_reporter import PLAN, Replica
 from waiting import wait_for
 
 from hosts.agent import cgroup, trainer
-from hosts.agent.cgroup import Meter, memory_events, oom_kills
+from hosts.agent.cgroup import Meter, memory_events, memory_limit, oom_kills
 from hosts.agent.log import Log
 from hosts.agent.process import ProcessRun
 from hosts.agent.replica_rules import Exit
@@ -173,3 +173,30 @@ def test_memory_events_are_those_of_the_unit_and_its_parent(tmp_path: Path, cgro
         parent: {"oom_kill": 4},
     }
     assert memory_events(tmp_path / "gone", tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text", "limit"),
+    [
+        ("0::/unit\n", "unit/memory.max", "4096\n", 4096),
+        ("0::/unit\n", "unit/memory.max", "max\n", None),
+        ("0::/unit\n", "other/memory.max", "4096\n", None),
+        ("4:memory:/unit\n", "memory/unit/memory.limit_in_bytes", "4096\n", 4096),
+        ("4:memory:/unit\n", "memory/unit/memory.limit_in_bytes", f"{2**60 - 1}\n", 2**60 - 1),
+        ("4:memory:/unit\n", "memory/unit/memory.limit_in_bytes", f"{2**60}\n", None),
+    ],
+)
+def test_the_memory_limit_is_read_from_the_unit_s_cgroup(
+    tmp_path: Path, cgroup: str, file: str, text: str, limit: int | None
+) -> None:
+    write_cgroup_files(tmp_path, cgroup, {f"/{file}": text})
+    assert memory_limit(tmp_path / "own", tmp_path) == limit
+    assert memory_limit(tmp_path / "gone", tmp_path) is None
+
+
+def test_processors_are_those_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup.os, "sched_getaffinity", {0: {4, 5, 6}}.get)
+    for quota, count in (("max 100000", 3), ("110000 100000", 2), ("900000 100000", 3), ("1 100000", 1)):
+        (tmp_path / "cpu.max").write_text(quota)
+        assert cgroup.processors(tmp_path / "cpu.max") == count
+    assert cgroup.processors(tmp_path / "none") == 3

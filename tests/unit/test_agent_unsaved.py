@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,9 @@ from launching import Host
 from waiting import wait_for
 
 from hosts.agent import keep_unsaved, unsaved
-from hosts.agent.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, open_file
-from hosts.agent.process import Child, TrainerStart
+from hosts.agent.keep_unsaved import LimitError, LocalFolder, Search, UnsavedFile, keep, open_file
+from hosts.agent.process import Child, ProcessRun, TrainerStart
+from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
 from jobs import paths
@@ -104,6 +107,25 @@ def test_a_job_with_output_has_other_files_named_and_not_copied(package: Path) -
     assert (report["jobDirEmpty"], report["kept"]) == (True, ["model", "scratch"])
 
 
+def open_below(folder: Path) -> list[str]:
+    """Return the files below a folder that this process has open."""
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            links.append(str(path.readlink()))
+    return [link for link in links if link.startswith(str(folder))]
+
+
+def test_no_folder_stays_open(package: Path, tmp_path: Path) -> None:
+    (package / "a/b").mkdir(parents=True)
+    (package / "a/b/model").write_text("x")
+    assert keep_files(package)["kept"] == ["a/b/model"]
+    with open_file(UnsavedFile(str(package), ("a", "b", "model"), "x", 1)) as file:
+        assert open_below(tmp_path) == [str(package / "a/b/model")]
+        assert file.read() == b"x"
+    assert open_below(tmp_path) == []
+
+
 def test_links_are_not_followed_and_only_files_are_read(package: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/key").write_text("secret")
@@ -123,8 +145,9 @@ def test_a_file_that_becomes_a_link_between_search_and_copy_is_refused(package: 
     (package / "key").symlink_to(tmp_path / "secret/key")
     os.mkfifo(package / "pipe")
     for path in (("folder", "key"), ("key",), ("pipe",)):
-        with pytest.raises(OSError):
+        with pytest.raises(OSError) as error:
             open_file(UnsavedFile(str(package), path, "x", 6))
+        assert open_below(tmp_path) == [], error
 
 
 def test_beyond_the_limit_the_smallest_files_are_kept_and_the_largest_named(
@@ -158,6 +181,76 @@ def test_the_search_of_a_huge_tree_has_limits(package: Path, monkeypatch: pytest
     assert keep_files(package, seconds=-1.0)["error"] == "it took too long"
 
 
+def test_an_output_that_cannot_be_searched_whole_is_not_empty(package: Path) -> None:
+    (package / "model").write_text("x")
+    output(package).joinpath(*"x" * 40).mkdir(parents=True)
+    report = keep_files(package)
+    assert report == {
+        "jobDirEmpty": False,
+        "kept": [],
+        "keptFiles": 0,
+        "keptBytes": 0,
+        "leftOut": ["model (1 B)"],
+        "leftOutFiles": 1,
+    }
+
+
+def test_a_copy_that_takes_too_long_leaves_no_half_file(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "bb"):
+        (package / name).write_text(name)
+    calls: list[float] = []
+
+    def check_time(deadline: float) -> None:
+        calls.append(deadline)
+        if len(calls) > 4:  # of the three files in the package, and of the first copy
+            raise LimitError("it took too long")
+
+    monkeypatch.setattr(keep_unsaved, "check_time", check_time)
+    report = keep_files(package)
+    assert report == {
+        "jobDirEmpty": True,
+        "error": "it took too long",
+        "kept": [],
+        "keptFiles": 0,
+        "keptBytes": 0,
+        "leftOut": ["bb (it took too long)", "a (it took too long)"],
+        "leftOutFiles": 2,
+    }
+    assert list((output(package) / "left/master-0").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1_230_000, "1.2 MB"),
+        (1e9, "1.0 GB"),
+        (1e12, "1.0 TB"),
+        (1e16, "10000.0 TB"),
+    ],
+)
+def test_sizes_are_in_decimal_units(count: float, text: str) -> None:
+    assert keep_unsaved.size(count) == text
+
+
+def test_the_program_prints_its_report_and_runs_at_a_low_priority(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package / "model").write_text("x")
+    options = {"jobDir": str(output(package)), "replica": "ps-0", "since": unpack_time(package), "seconds": LONG}
+    options |= {"wrote": False, "folders": [[str(package), "a/"]]}
+    nice: list[int] = []
+    monkeypatch.setattr(keep_unsaved.os, "nice", nice.append)
+    for wrote in (True, False):
+        monkeypatch.setattr(sys, "argv", ["keep_unsaved.py", json.dumps(options | {"wrote": wrote})])
+        keep_unsaved.main()
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(report["leftOut"], report["kept"]) for report in printed] == [(["a/model (1 B)"], []), ([], ["a/model"])]
+    assert nice == [10, 10]
+
+
 def test_a_copy_that_cannot_be_written_is_reported(package: Path) -> None:
     (package / "model").write_text("x")
     (output(package) / "left").write_text("no folder")
@@ -165,10 +258,13 @@ def test_a_copy_that_cannot_be_written_is_reported(package: Path) -> None:
     assert (report["kept"], report["leftOut"]) == ([], ["model (Not a directory)"])
 
 
-def test_a_bucket_s_url_is_written_through_fsspec(package: Path) -> None:
+def test_a_bucket_s_url_is_written_through_fsspec(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{package}/output"
+    monkeypatch.setattr(sys, "executable", "/opt/venv/bin/python")
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (package / "model").write_text("weights")
     assert keep(url, "ps-0", unpack_time(package), [(str(package), "")], LONG)["kept"] == ["model"]
+    assert sys.path[-1] == f"/opt/venv/lib/python3.{sys.version_info.minor}/site-packages"
     files = fsspec.filesystem("memory")
     assert files.cat_file(f"{package}/output/left/ps-0/model") == b"weights"
     assert keep(url, "ps-0", unpack_time(package), [(str(package), "")], LONG)["keptFiles"] == 1
@@ -260,6 +356,7 @@ def test_the_launcher_starts_the_search_like_a_trainer(host: Host) -> None:
         ("echo oh; echo no", "no"),
         ("echo '[1]'", "[1]"),
         ("""echo '{"kept": 5}'""", "the list of unsaved files.kept must be a list, not 5"),
+        ("sleep 600 & echo no", "no"),
         ("yes", "it printed too much"),
         ("exec >&- 2>&-; exit 1", "it printed nothing"),
     ],
@@ -287,15 +384,71 @@ def test_a_search_that_cannot_start_or_does_not_end_blocks_nothing(
     assert unsaved_files.error == "files beside JOB_DIR were not looked for: it took too long"
 
 
-def test_a_hostile_search_s_report_keeps_the_record_small(package: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nprint('{{\"kept\": [' + ','.join(['\"' + 'x' * 1000 + '\"'] * 200) + ']}}')\n")
-    python.chmod(0o755)
-    unsaved_files, _ = collect(package, Child, str(python))
-    assert (len(unsaved_files.kept), {len(name) for name in unsaved_files.kept}) == (
-        keep_unsaved.NAMED,
-        {2 * keep_unsaved.LONGEST},
-    )
+class Ended:
+    """A process that has printed something and ended."""
+
+    pid = 7
+
+    def __init__(self, printed: bytes) -> None:
+        self.printed, self.calls = printed, list[str]()
+
+    def __call__(self, run: ProcessRun, output: int) -> Ended:
+        os.write(output, self.printed)
+        return self
+
+    def stop(self, seconds: float) -> None:
+        raise AssertionError
+
+    def signal(self, number: signal.Signals) -> None:
+        self.calls.append(number.name)
+
+    def ended(self) -> bool:
+        return True
+
+    def reap(self) -> Exit:
+        self.calls.append("reap")
+        return Exit(0)
+
+
+def test_a_hostile_search_s_report_keeps_the_record_small_and_its_processes_are_killed(package: Path) -> None:
+    names = ["x" * 450] * 60
+    process = Ended(b"noise\n" + json.dumps({"kept": names, "leftOut": names, "error": "y" * 1000}).encode())
+    unsaved_files, _ = collect(package, process)
+    assert unsaved_files == UnsavedFiles(kept=["x" * 400] * 50, leftOut=["x" * 400] * 50, error="y" * 200)
+    assert process.calls == ["SIGKILL", "reap"]
+
+
+@pytest.mark.parametrize(
+    ("job_dir", "found"),
+    [
+        ("gs://mine/jobs/job01/output/", True),
+        ("gs://mine/empty", False),
+        ("gs://mine", False),
+        ("gs://theirs/jobs/job01/output", False),
+        ("/mine/jobs/job01/output", False),
+    ],
+)
+def test_only_an_output_in_the_cluster_s_bucket_is_listed(job_dir: str, found: bool) -> None:
+    files: Any = SimpleNamespace(sizes=lambda name: {"a": 1} if name == "jobs/job01/output" else {})
+    for bucket in ("gs://mine", "gs://mine/", "/mine"):
+        assert unsaved._has_output(job_dir, bucket, files) is (found and bucket != "/mine")
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        (UnsavedFiles(), ""),
+        (UnsavedFiles(error="it took too long"), "it took too long"),
+        (
+            UnsavedFiles(True, list("abcdefg"), 9, 1, ["h (1 B)"], 3, "it took too long"),
+            "the job wrote nothing to JOB_DIR; the files that it wrote elsewhere are kept in JOB_DIR/left/ps-0: "
+            "a, b, c, d, e and 4 more; not kept: h (1 B) and 2 more; it took too long",
+        ),
+        (UnsavedFiles(leftOut=["h (1 B)"], leftOutFiles=1), "it wrote beside JOB_DIR; not kept: h (1 B)"),
+    ],
+)
+def test_unsaved_files_are_described_in_one_line(files: UnsavedFiles, text: str) -> None:
+    assert unsaved.describe(files, "ps-0") == text
 
 
 def test_agent_and_jobs_agree_on_the_folder_s_name() -> None:
