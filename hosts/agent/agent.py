@@ -148,17 +148,20 @@ class Agent:
         return self._poll / _QUICK if quick else self._poll
 
     def _round(self) -> None:
+        unreadable: RecordError | None = None
         if self._reporter is None and not self._terminated:
             try:
                 self._find()
-            except RecordError as error:  # an unreadable job is ended below, like one without a leader
-                self._note_failure(error)
+            except RecordError as error:  # such a job is ended below, like one without a leader
+                unreadable = error
         if self._reporter is not None:
             self._report(self._reporter)
         elif self._terminated:
             self.finished = True
         if not self._terminated and (self._reporter is None or not self._reporter.follows_leader):
             self._queue_monitor.run_if_due()
+        if unreadable:
+            raise unreadable
 
     def _find(self) -> None:
         """Claim the job that has this host; finish if no job has it or waits for it."""
@@ -197,7 +200,7 @@ class Agent:
         patience = Plan.preparingSeconds if isinstance(error, BucketError) else 2 * self._lease_seconds
         tried_seconds = self._watch.observe(("take up", job.jobId), True)
         nobody_leads = job.lease.free or self._watch.observe(("led", job.jobId), job.lease) >= self._lease_seconds
-        if tried_seconds >= patience and nobody_leads and not job.lease.submitter:
+        if tried_seconds >= patience and nobody_leads:
             why = f"{self._name} cannot start it: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.with_holder(self._me).ended(why))
 

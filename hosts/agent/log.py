@@ -41,7 +41,7 @@ class Log:
         self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
         self._chunks = chunks_of(ChunkFolder(self.path).sizes())
-        self._file = -1
+        self._file: int | None = None
         self._open_chunk, self._lines = self._next(archived), 0
         self._lost_ends: list[OutputLine] = []  # the first and the last of them
         self._lost_count, self._lost_reason = 0, ""
@@ -89,8 +89,7 @@ class Log:
     def _next(self, archived: Iterable[Chunk]) -> Chunk:
         """Return where the log continues: behind local chunks, on a new host behind the archived ones."""
         if not self._chunks:
-            last = max((chunk.incarnation for chunk in archived), default=0)
-            return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
+            return Chunk(max([int(time.time()), *(chunk.incarnation + 1 for chunk in archived)]), 0, 0, 0)
         *_, last_chunk = self._chunks
         path = self.path / last_chunk.name
         with suppress(OSError), path.open("rb+") as file:
@@ -135,7 +134,7 @@ class Log:
         """Append lines to the chunk, all of them or none; OSError."""
         content = "".join(map(self._json, lines)).encode("utf-8", "replace")
         chunk = self._open_chunk
-        if self._file < 0:
+        if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self.path / chunk.name, flags, 0o664)
         try:
@@ -150,11 +149,11 @@ class Log:
             self._roll()
 
     def _roll(self) -> None:
-        if self._file < 0 or not self._open_chunk.size:
+        if self._file is None or not self._open_chunk.size:
             return
         chunk = self._open_chunk
         os.close(self._file)
-        self._file = -1
+        self._file = None
         self._chunks.append(chunk)
         self._open_chunk, self._lines = Chunk(chunk.incarnation, chunk.end, chunk.line + self._lines, 0), 0
         for removed in cut(self._chunks, self.limit):

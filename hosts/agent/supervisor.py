@@ -219,7 +219,7 @@ class Supervisor:
             self._record = replace(self._record, firstError=error)
 
     def _log_end(self, record: ReplicaRecord, wait: float) -> None:
-        log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode or 0
+        log, limit, code = self.assignment.log, self.assignment.plan.maxRestarts, record.exitCode
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
             log.write_message(

@@ -242,13 +242,21 @@ def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None
 
 
 @pytest.mark.parametrize("content", [b"{", None])
-def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(host: Host, content: bytes | None) -> None:
+def test_a_job_with_a_corrupt_plan_is_ended_and_frees_its_host(
+    host: Host, content: bytes | None, capfd: pytest.CaptureFixture[str]
+) -> None:
     host.submit()
     host.submit("job02")
     plan = host.root / paths.plan("job01")
     plan.unlink() if content is None else plan.write_bytes(content)
+    assert host.agent.round() == 1.0
     host.rounds(int(2 * LEASE))
     assert host.job().state == "QUEUED"  # it may still be repaired
+    why = "plan.json is no JSON" if content else "jobs/job01/plan.json is not there, or knows no master-0"
+    assert host.agent.status.startswith(f"no job is here: {why}")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"<4>replica: {why}")
+    assert line.endswith("; trying again")
     host.rounds(int(3 * LEASE))
     assert host.job().state == "FAILED"
     assert host.job().errorMessage.startswith(
@@ -278,6 +286,74 @@ def test_the_next_job_waits_for_the_version_that_fab_pushed(host: Host) -> None:
     assert (host.job().state, host.job("job02").state) == ("SUCCEEDED", "QUEUED")
     assert host.agent.finished
     assert host.ledger.queue().holder("master-0") is not None
+
+
+def test_a_job_that_can_be_read_again_is_not_ended(host: Host) -> None:
+    host.submit()
+    host.rounds(3)
+    job = host.root / paths.job("job01")
+    for _ in range(3):
+        content = job.read_bytes()
+        job.write_bytes(b"{")
+        host.rounds(int(LEASE))
+        job.write_bytes(content)
+        host.rounds()
+    assert host.children[0].stops == []
+
+
+def test_a_unit_stopped_while_it_claims_a_job_starts_no_trainer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.submit()
+    prepare = host.prepare
+
+    def prepare_and_stop(plan: Plan, replica: str) -> Assignment:
+        host.agent.terminate()
+        return prepare(plan, replica)
+
+    monkeypatch.setattr(host, "prepare", prepare_and_stop)
+    host.rounds(3)
+    assert (host.agent.finished, host.prepares, host.children) == (True, ["job01"], [])
+
+
+def test_the_queue_is_monitored_by_leaders_and_hosts_without_a_job(host: Host) -> None:
+    reads: list[str] = []
+    host.store.before = lambda method, name: reads.append(name) if (method, name) == ("read", paths.QUEUE) else None
+    host.submit(hosts=("master-0", "worker-0"))
+    host.rounds(2)
+
+    def queue_reads() -> int:
+        reads.clear()
+        host.rounds(20)
+        return len(reads)
+
+    assert queue_reads() > 0, "it leads"
+    stored = host.ledger.job("job01")
+    assert stored is not None
+    host.ledger.change_job(stored, stored.record.with_holder("worker-0/1"))
+    host.rounds()
+    for _ in range(20):
+        stored = host.ledger.job("job01")
+        assert stored is not None
+        host.ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
+        reads.clear()
+        host.rounds()
+        assert reads == [], "another replica leads"
+    host.agent.terminate()
+    assert queue_reads() == 0
+
+
+def test_rounds_are_faster_for_seconds_after_a_job(host: Host) -> None:
+    host.submit()
+    host.submit("job00", hosts=("worker-0",))
+    host.submit("job02", hosts=("worker-0", "master-0"))
+    host.rounds(4)
+    host.clock.pass_(60.0)
+    host.rounds(2)
+    host.children[-1].code = 0
+    host.rounds(4)
+    assert (host.job().state, host.agent.supervisor, host.agent.finished) == ("SUCCEEDED", None, False)
+    assert host.agent.round() == 0.25
+    host.clock.pass_(10.0)
+    assert host.agent.round() == 1.0
 
 
 def test_an_unreadable_job_without_a_leader_does_not_block_its_host(host: Host) -> None:
@@ -310,6 +386,7 @@ def test_a_stopped_unit_reports_its_replica_and_leaves_the_job(host: Host) -> No
     assert host.agent.finished
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.exitCode, host.job().state) == (ReplicaState.EXITED, 143, "RUNNING")
+    assert (record.preempted, "this host is preempted" in host.messages) == (False, False)
     assert host.ledger.queue().entries != []
 
 
@@ -348,8 +425,9 @@ def test_a_host_that_cannot_start_a_job_leaves_it_to_its_leader(host: Host) -> N
         host.rounds()
         host.clock.pass_(3.0)
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
+    assert host.agent.status == "no job is here: the disk is full"
     host.rounds(int(LEASE) + 2)
-    assert host.job().state == "FAILED"
+    assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot start it: the disk is full")
 
 
 @pytest.mark.parametrize("preempted", [True, False])

@@ -46,6 +46,7 @@ def advance(before: JobRecord, snapshot: View) -> JobRecord:
 
 
 def test_a_job_prepares_and_runs_once_all_replicas_are_up() -> None:
+    assert View(PLAN, {}, NOW) == View(PLAN, {}, NOW, {}, {}, {}, 0.0, 0.0, False, ())
     assert advance(job(JobState.QUEUED), View(PLAN, {}, NOW)).state == "PREPARING"
     assert decide(job(JobState.PREPARING), view(record("ps-0", "PREPARING"))) is None
     assert decide(job(JobState.PREPARING), view(record("ps-0", attempt=-1))) is None  # of an earlier attempt

@@ -53,7 +53,51 @@ def test_the_log_continues_after_half_a_line(tmp_path: Path) -> None:
     assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
 
 
+def test_chunks_are_named_by_their_place_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module.time, "time", lambda: 1769860800.0)
+    log, sizes = Log(tmp_path, "job01", "ps-0"), list[int]()
+    log.roll()
+    for count in (2, 1):
+        log.write([OutputLine(1769860800.0, "INFO", "text")] * count)
+        sizes.append(sum(path.stat().st_size for path in log.path.iterdir()) - sum(sizes))
+        log.roll()
+    chunks = [Chunk(1769860800, 0, 0, sizes[0]), Chunk(1769860800, sizes[0], 2, sizes[1])]
+    assert log.closed() == chunks_of(Chunks(log.path).sizes()) == chunks
+    again = Log(tmp_path, "job01", "ps-0")
+    again.write_message("three\nfour")
+    again.close()
+    size = (log.path / again.closed()[-1].name).stat().st_size
+    assert again.closed() == chunks_of(Chunks(log.path).sizes()) == [*chunks, Chunk(1769860800, sum(sizes), 3, size)]
+    assert not [link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))]
+
+
+def test_lines_are_written_in_pieces_of_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_PIECE", 401)
+    lines = [OutputLine(float(n), "INFO", "x" * 100) for n in range(7)]
+    assert list(log_module._pieces(lines)) == [lines[:3], lines[3:6], lines[6:]]
+
+
+def test_only_lines_that_were_not_written_are_counted_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_PIECE", 1)
+    log, write, writes = Log(tmp_path, "job01", "ps-0"), os.write, list[bytes]()
+
+    def full(descriptor: int, content: bytes) -> int:
+        if descriptor != 1:
+            writes.append(content)
+            if len(writes) > 1:
+                raise OSError(28, "No space left on device")
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", full)
+    log.write([OutputLine(1769860800.0 + n, "INFO", f"{n}") for n in range(4)])
+    monkeypatch.setattr(os, "write", write)
+    log.write_message("kept")
+    gap = "… 3 lines lost from 2026-01-31T12:00:01.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"
+    assert [line["message"] for line in read(log)] == ["0", gap, "kept"]
+
+
 def test_newest_links_to_the_newest_job(tmp_path: Path) -> None:
+    (tmp_path / ".newest").symlink_to("of a start that was interrupted")
     for job in ("job01", "job02"):
         Log(tmp_path, job, "ps-0").write_message(job)
     assert messages(tmp_path / "newest") == ["job02"]
@@ -196,12 +240,51 @@ def test_a_new_host_continues_the_archived_log_and_fetches_it(tmp_path: Path, mo
     assert len({chunk.incarnation for chunk in archived(bucket, NAME)}) == 2
 
 
+class Unsteady(FolderBucket):
+    """A bucket whose first downloads fail."""
+
+    def __init__(self, root: Path, failures: int) -> None:
+        super().__init__(root)
+        self.failures = failures
+
+    def download(self, name: str, target: Path) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise BucketError("no route to the bucket")
+        return super().download(name, target)
+
+
+@pytest.mark.parametrize(("seconds", "failures"), [(3600.0, 0), (0.01, 1)])
+def test_a_new_host_fetches_the_log_at_once_or_as_soon_as_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, failures: int
+) -> None:
+    old = Log(tmp_path / "old", "job01", "ps-0")
+    old.write_message("one")
+    until(start_archive(old, FolderBucket(tmp_path)).finish)
+    monkeypatch.setattr(log_module, "ARCHIVE_SECONDS", seconds)
+    bucket = Unsteady(tmp_path, failures)
+    new = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
+    archive = start_archive(new, bucket)
+    until(lambda: messages(new.path) == ["one"])
+    until(archive.finish)
+
+
+def test_a_chunk_that_is_gone_is_cut_without_an_error(tmp_path: Path) -> None:
+    log = Log(tmp_path, "job01", "ps-0", 2000)
+    for n in range(50):
+        log.write_message(f"line {n}")
+        for path in sorted(log.path.iterdir())[2:-2]:
+            path.unlink()
+    assert not [text for text in messages(log.path) if "lost" in text]
+    assert messages(log.path)[-1] == "line 49"
+
+
 def test_a_clock_that_was_set_back_keeps_the_order_of_logs(tmp_path: Path) -> None:
     earlier = Chunk(1 << 40, 0, 0, 5)
     log = Log(tmp_path, "job01", "ps-0", archived=[earlier])
     log.write_message("one")
     (chunk,) = chunks_of(Chunks(log.path).sizes())
-    assert chunk.incarnation == earlier.incarnation + 1
+    assert chunk[:3] == (earlier.incarnation + 1, 0, 0)
 
 
 def test_the_oldest_logs_beyond_the_limit_are_removed(tmp_path: Path) -> None:
@@ -213,6 +296,15 @@ def test_the_oldest_logs_beyond_the_limit_are_removed(tmp_path: Path) -> None:
         os.utime(tmp_path / job, (n + 2, n + 2))
     Log(tmp_path, "job03", "ps-0", 1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job02", "job03", "newest"]
+
+
+def test_a_log_within_the_limit_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "job01").mkdir()
+    (tmp_path / "job01/chunk").write_text("x" * 10)
+    log_module._forget_others(tmp_path / "job02", 10)
+    assert (tmp_path / "job01").exists()
+    log_module._forget_others(tmp_path / "job02", 9)
+    assert not (tmp_path / "job01").exists()
 
 
 def test_a_full_disk_blocks_nothing_and_lost_lines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +328,21 @@ def test_a_full_disk_blocks_nothing_and_lost_lines_are_counted(tmp_path: Path, m
     assert [line["message"] for line in read(log)] == ["before", gap, "kept 0", gap, "kept 1"]
     log.roll()
     assert [chunk.size for chunk in log.closed()] == list(Chunks(log.path).sizes().values())
+
+
+def test_a_chunk_without_a_line_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, write = Log(tmp_path, "job01", "ps-0"), os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if descriptor != 1:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        log.write_message("lost")
+    log.roll()
+    assert log.closed() == []
 
 
 def test_an_unwritable_folder_only_loses_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +370,7 @@ def test_a_chunk_that_cannot_be_continued_is_unchanged(tmp_path: Path, monkeypat
     again.write_message("two")
     monkeypatch.undo()
     assert messages(again.path) == ["one", "two"]
+    first, second = chunks_of(Chunks(again.path).sizes())
+    assert second[:3] == (first.incarnation + 1, 0, 0)
+    again.close()
+    assert again.closed()[-1] == second

@@ -91,6 +91,8 @@ def test_the_heartbeat_comes_first(root: Path) -> None:
     replica = Replica(root)
     calls: list[tuple[str, str]] = []
     replica.store.before = lambda method, name: calls.append((method, name))
+    reporter = replica.reporter
+    assert (reporter.settled, reporter.due_at_once, reporter.follows_leader, reporter.job) == (False, False, False, None)
     replica.reporter.round()
     assert calls[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
 
@@ -235,6 +237,10 @@ def test_a_pending_restart_is_dropped_once_the_job_ended(root: Path) -> None:
     leader.host.ends(-9)
     leader.reporter.round()
     assert leader.job.attempt == 1
+    assert [line for line in leader.host.messages if "attempt" in line[1] or "killed" in line[1]] == [
+        ("INFO", "job RUNNING, attempt 1"),
+        ("WARNING", "worker 0 was killed (signal 9 (SIGKILL))"),
+    ]
     chief.host.ends(0)
     chief.reporter.round()
 
@@ -245,6 +251,17 @@ def test_a_pending_restart_is_dropped_once_the_job_ended(root: Path) -> None:
     leader.reporter.round()
     assert (leader.job.state, leader.reporter.settled, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
     assert len(leader.host.children) == 1
+
+
+def test_the_leader_logs_a_failure_as_an_error(root: Path) -> None:
+    replica = Replica(root, plan=replace(PLAN, replicas=["master-0"]))
+    replica.rounds(3)
+    replica.host.ends(3)
+    replica.rounds(3)
+    assert [line for line in replica.host.messages if line[1].startswith("job")] == [
+        ("INFO", "job RUNNING"),
+        ("ERROR", "job FAILED"),
+    ]
 
 
 def test_the_leader_obeys_a_request_to_cancel(root: Path) -> None:

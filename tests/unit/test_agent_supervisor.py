@@ -15,7 +15,7 @@ from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs.firsterror import FirstError
 from jobs.progress import JobProgress
-from jobs.records import Plan, ReplicaRecord
+from jobs.records import Event, Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.study import Study
 
@@ -97,7 +97,8 @@ def host() -> Host:
 def test_a_start_that_timed_out_is_repeated() -> None:
     host = Host()
     host.fails = TimeoutError("the launcher did not answer")
-    host.orders(0)
+    host.supervisor.order(0, "")
+    assert host.supervisor.step() == 0.0
     assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
     assert host.supervisor.step() == 1.0, "the second restart waits"
     assert (host.record.state, host.record.restarts) == ("PREPARING", 2)
@@ -154,6 +155,18 @@ def test_a_restart_s_event_has_the_seconds_until_the_next_output(host: Host) -> 
     host.clock.pass_(0.5)
     host.supervisor.step()  # it printed and ended between two steps
     assert [event.seconds for event in host.record.events] == [2.5, 1.5]
+
+
+def test_a_restart_that_an_earlier_incarnation_began_is_continued() -> None:
+    events = [Event(NOW, "signal 9 (SIGKILL)", 1.0), Event(NOW, "signal 9 (SIGKILL)")]
+    host = Host(record=ReplicaRecord("worker-0", restarts=3, restartsUsed=3, events=events))
+    host.supervisor.order(0, "")
+    assert host.supervisor.step() == 2.0
+    host.clock.pass_(2.0)
+    host.supervisor.step()
+    host.clock.pass_(0.5)
+    host.child.lines = 1
+    assert [event.seconds for event in host.record.events] == [1.0, 2.5]
 
 
 def test_lines_are_counted_across_restarts() -> None:
@@ -347,3 +360,8 @@ def test_the_first_error_is_recorded_with_its_last_line_and_survives_a_restart(h
     host.supervisor.step()
     host.child.first_error = later
     assert host.record.firstError == complete
+    last = Host()
+    last.orders(0)
+    last.child.first_error = complete
+    last.ends(1)
+    assert last.record.firstError == complete
