@@ -7,23 +7,29 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hosts.agent.launcher_client import SOCKET, Launcher
+from hosts.tuner import run
+from hosts.tuner.measure import TrialMetrics
 from hosts.tuner.run import Tuner, _folder, last_words
 from hosts.tuner.suggest import suggest
-from jobs.bucket import BucketError, Item
+from jobs.bucket import BucketError, Conflict, Item
 from jobs.chunks import Chunk
 from jobs.folder import FolderBucket
 from jobs.ledger import Ledger, Trials
-from jobs.records import HostFile, JobRecord, Plan
+from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.states import JobState
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
 from ops.screen.trials import TrialScreen
@@ -205,15 +211,27 @@ def test_a_trial_of_a_lost_replica_is_run_again(world: TuningWorld) -> None:
     assert len(world.trials()) == 4
 
 
-def test_a_restarted_replica_continues_its_own_trial(world: TuningWorld) -> None:
+def test_a_restarted_replica_continues_its_own_trial(
+    world: TuningWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "output/1"
     world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
-    world.tuner("worker-0").run()
+    for restarts in (1, 2):  # the second time the folder exists
+        tuner = world.tuner("worker-0")
+        claimed = tuner._claim(tuner._trials.read())
+        assert claimed is not None
+        assert (claimed.record.restarts, claimed.record.host, folder.is_dir()) == (restarts, "worker-0", True)
+        assert tuner._claim([claimed.record]) == claimed, "it has that trial"
+    tuner._run(claimed)
     assert world.spawned[0][1][-1] == "--x=7"
-    assert world.trials()[0].restarts == 1
+    assert world.trials()[0].restarts == 2
+    assert capsys.readouterr().out == "Trial 1 of 4, again (2 of 2): --x=7\nTrial 1 SUCCEEDED: score 1 at step 10\n"
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_a_reassigned_trial_is_dropped_by_its_former_replica(world: TuningWorld, reports: bool) -> None:
+def test_a_reassigned_trial_is_dropped_by_its_former_replica(
+    world: TuningWorld, reports: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A host was unreachable: its reports of the trial are ignored, and without reports it checks the record."""
     world.plan = replace(world.plan, heartbeatSeconds=3600.0 if reports else 0.0)
     children: list[Child] = []
@@ -235,6 +253,7 @@ def test_a_reassigned_trial_is_dropped_by_its_former_replica(world: TuningWorld,
     assert claimed
     tuner._run(claimed)
     assert children[0].stopped
+    assert capsys.readouterr().out.splitlines()[1:] == ["Trial 1 is another replica's by now"]
     first = world.trials()[0]
     assert (first.replica, first.state, first.allMetrics) == ("master-0", TrialState.RUNNING, [])
 
@@ -256,22 +275,65 @@ def test_too_many_failed_trials_end_the_job(
 
     world.child = run_badly
     assert world.tuner("master-0").run() == 1
-    assert [trial.state for trial in world.trials()] == [TrialState.FAILED] * 2
-    assert all(trial.errorMessage.startswith(reason) for trial in world.trials())
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: 2 of 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x=")
-    assert reason in last
+    trials = world.trials()
+    assert [trial.state for trial in trials] == [TrialState.FAILED] * 2
+    assert all(trial.errorMessage.startswith(reason) for trial in trials)
+    x, why = trials[1].hyperparameters["x"], trials[1].errorMessage
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: trial 1 FAILED: {trials[0].errorMessage}",
+        f"error: trial 2 FAILED: {why}",
+        f"error: 2 of 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x={x}): {why}",
+    ]
+
+
+def test_a_study_without_a_result_fails(world: TuningWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    world.study = replace(world.study, maxTrials=2, maxFailedTrials=3)
+    world.child = lambda *_: Child([], 3)
+    assert world.tuner("worker-0").run() == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: no trial reported a value of score"
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(2, "No such file or directory", "python"), ValueError("embedded null byte")]
+)
+def test_a_program_that_cannot_be_started_fails_its_trial(world: TuningWorld, error: Exception) -> None:
+    def fail(*_: object) -> Child:
+        raise error
+
+    world.child = fail
+    assert world.tuner("master-0").run() == 1
+    assert [(trial.state, trial.errorMessage) for trial in world.trials()] == [
+        (TrialState.FAILED, f"its program cannot be started: {error}")
+    ] * 2
+
+
+def test_a_trial_gets_the_variables_of_its_task(world: TuningWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Secrets are not expanded, and a variable that the agent withholds is not set."""
+    monkeypatch.setenv("MODEL", "${JOB_DIR}/model of ${TYPE}")
+    monkeypatch.setenv("SECRET", "${JOB_DIR}")
+    monkeypatch.setenv("TYPE", "worker")
+    task = Task("{}", {"MODEL": "…", "WITHHELD": "…"})
+    world.plan = replace(world.plan, tasks={"master-0": task}, args=["--out=${JOB_DIR}"])
+    world.tuner("master-0").run()
+    _, argv, environment = world.spawned[0]
+    assert "--out=" + environment["JOB_DIR"] in argv
+    assert environment["MODEL"] == f"{tmp_path}/output/1/model of worker"
+    assert environment["SECRET"] == "${JOB_DIR}"
+    assert "WITHHELD" not in environment
 
 
 def test_the_last_line_of_a_program_is_the_error(tmp_path: Path) -> None:
     log = tmp_path / "job01"
     assert last_words(log) == ""
-    log_lines = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
+    log_lines = [
+        *(("INFO", "step 1"), ("ERROR", "the first"), ("CRITICAL", f"  ValueError: no such thing{'!' * 300}  ")),
+        *(("INFO", "bye"), ("INFO", " ")),
+    ]
     log.mkdir()
     chunk = log / Chunk(1769860800, 0, 0, 0).name
     chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in log_lines))
-    assert last_words(log) == "ValueError: no such thing"
-    chunk.write_text('{"severity": "INFO", "message": "bye"}\n')
+    assert last_words(log) == f"ValueError: no such thing{'!' * 275}"
+    chunk.write_text('{"severity": "INFO", "message": "bye"}\n{"severity": "ERROR", "message": ""}\nno JSON\n')
     assert last_words(log) == "bye"
 
 
@@ -317,7 +379,9 @@ def test_a_trial_that_kills_its_host_starts_a_limited_number_of_times(world: Tun
     assert "3 times" in world.trials()[0].errorMessage
 
 
-def test_a_lagging_trial_is_stopped_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lagging_trial_is_stopped_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
     world = TuningWorld(tmp_path, replace(STUDY, maxTrials=6, enableTrialEarlyStopping=True))
     children: list[Child] = []
@@ -334,18 +398,296 @@ def test_a_lagging_trial_is_stopped_early(tmp_path: Path, monkeypatch: pytest.Mo
     assert [each.stopped for each in children] == [False] * 5 + [True]
     last = world.trials()[5]
     assert (last.state, last.finalMetric) == (TrialState.SUCCEEDED, Measurement(1, 0.1))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == "Trial 6 SUCCEEDED: score 0.1 at step 1, stopped early"
+    assert lines[-2].startswith("Trials: 6 done, 0 FAILED, 1 stopped early; best is trial 1: --x=")
 
 
-def test_a_stop_ends_the_tuner_and_its_trial_runs_again_later(world: TuningWorld) -> None:
-    child = Child([lambda: tuner.terminate()], 143)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the tuner's time, which stands still."""
+    time_now = [1000.0]
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: time_now[0]))
+    return time_now
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_summaries_are_read_now_and_then_for_early_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float], early: bool
+) -> None:
+    """TensorBoard's reader takes long. A trial that reports in no other way is stopped by its summaries, too."""
+    world = TuningWorld(tmp_path, replace(STUDY, enableTrialEarlyStopping=early))
+    looks: list[float] = []
+
+    class Summaries(TrialMetrics):
+        def evaluated(self) -> list[Measurement]:
+            looks.append(clock[0])
+            return [Measurement(len(looks), 0.1)]
+
+    def second() -> None:
+        clock[0] += 1
+
+    monkeypatch.setattr(run, "TrialMetrics", Summaries)
+    monkeypatch.setattr(run, "should_stop", lambda *_: len(looks) == 2)
+    child = Child([second] * 12)
     world.child = lambda *_: child
+    tuner = world.tuner("master-0")
+    claimed = tuner._claim([])
+    assert claimed is not None
+    tuner._run(claimed)
+    (trial,) = world.trials()
+    if early:
+        assert (looks, child.stopped) == ([1005, 1010], True)
+        assert (trial.state, trial.finalMetric) == (TrialState.SUCCEEDED, Measurement(2, 0.1))
+    else:
+        assert (looks, child.stopped, trial.state) == ([], False, TrialState.FAILED)
+    assert trial.isTrialStoppedEarly == early
+
+
+@pytest.mark.parametrize("terminating", [False, True])
+def test_the_record_is_written_with_news_and_read_at_each_heartbeat(
+    world: TuningWorld, monkeypatch: pytest.MonkeyPatch, clock: list[float], terminating: bool
+) -> None:
+    """A trial that is being terminated neither reports nor is checked."""
+    environments: list[Mapping[str, str]] = []
+    calls: list[tuple[str, float]] = []
+
+    def second(step: int | None = None) -> None:
+        clock[0] += 1
+        if step:
+            report(environments[0], step, step / 10)
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        environments.append(environment)
+        calls.clear()
+        if terminating:
+            tuner.terminate()
+        return Child([lambda: second(1), *[second] * 5, lambda: second(2), *[second] * 11])
+
+    def record_calls(name: str) -> None:
+        original = getattr(Ledger, name)
+        monkeypatch.setattr(Ledger, name, lambda *given: calls.append((name, clock[0])) or original(*given))
+
+    record_calls("trial")
+    record_calls("change_trial")
+    world.child = child
+    tuner = world.tuner("master-0")
+    claimed = tuner._claim([])
+    assert claimed is not None
+    tuner._run(claimed)
+    news = [(1, "change_trial"), (6, "trial"), (7, "change_trial"), (12, "trial"), (17, "trial"), (18, "change_trial")]
+    assert calls == ([] if terminating else [(name, 1000.0 + seconds) for seconds, name in news])
+    assert world.trials()[0].allMetrics == ([] if terminating else [Measurement(1, 0.1), Measurement(2, 0.2)])
+
+
+def test_unreadable_metrics_fail_a_trial_at_its_end_only(
+    world: TuningWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Damaged(TrialMetrics):
+        def reported(self) -> list[Measurement]:
+            raise RuntimeError("damaged")
+
+    monkeypatch.setattr(run, "TrialMetrics", Damaged)
+    world.child = lambda *_: Child([lambda: None])
+    assert world.tuner("master-0").run() == 1
+    assert [trial.errorMessage for trial in world.trials()] == ["its metrics cannot be read: damaged"] * 2
+    assert capsys.readouterr().out.splitlines()[1::2] == ["the trial's metrics cannot be read now: damaged"] * 2
+
+
+def test_a_write_of_a_trial_after_a_conflict(world: TuningWorld) -> None:
+    """The other write may be one's own whose answer was lost, or another replica's."""
+    tuner = world.tuner("worker-0")
+    stored = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
+    news = replace(stored.record, allMetrics=[Measurement(1, 0.5)])
+    assert world.ledger.change_trial("job01", stored, news).record == news, "the answer is lost"
+    newer = replace(news, allMetrics=[*news.allMetrics, Measurement(2, 0.6)])
+    written = tuner._write(stored, newer)
+    assert written is not None
+    assert (written.record, world.trials()) == (newer, [newer])
+    ended = replace(newer, state=TrialState.SUCCEEDED)
+    last = world.ledger.change_trial("job01", written, ended)
+    assert tuner._write(written, ended) == last
+    assert tuner._write(written, newer) is None, "it has ended otherwise"
+    world.ledger.change_trial("job01", last, replace(newer, restarts=1))
+    assert tuner._write(written, ended) is None, "it was taken over"
+
+
+def test_a_second_conflict_counts_as_a_failure_of_the_bucket(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
+
+    def conflict(*_: object) -> None:
+        raise Conflict("1.json")
+
+    monkeypatch.setattr(Ledger, "change_trial", conflict)
+    with pytest.raises(BucketError, match=r"1\.json"):
+        world.tuner("worker-0")._write(stored, stored.record)
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_the_end_of_a_trial_is_reported_once_the_bucket_answers(
+    world: TuningWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminated: bool
+) -> None:
+    """A tuner that was terminated meanwhile leaves the trial to the next one."""
+    tuner, pauses = world.tuner("master-0"), list[float]()
+    stored = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "master-0"))
+    write, failures = Tuner._write, iter([BucketError("away"), BucketError("far away")])
+
+    def fail_twice(*given: Any) -> Any:
+        if error := next(failures, None):
+            raise error
+        return write(*given)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if terminated:
+            tuner.terminate()
+
+    monkeypatch.setattr(Tuner, "_write", fail_twice)
+    tuner._sleep = pause
+    tuner._record_end(stored, replace(stored.record, state=TrialState.FAILED, errorMessage="no"))
+    output = capsys.readouterr()
+    lines = [f"the end of trial 1 cannot be reported yet: {words}" for words in ("away", "far away")]
+    if terminated:
+        assert (output.out.splitlines(), output.err, pauses) == (lines[:1], "", [0.01])
+        assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
+    else:
+        assert (output.out.splitlines(), output.err, pauses) == (lines, "error: trial 1 FAILED: no\n", [0.01, 0.01])
+        assert [trial.state for trial in world.trials()] == [TrialState.FAILED]
+
+
+@pytest.mark.parametrize("starting", [False, True])
+def test_a_stop_ends_the_tuner_and_its_trial_runs_again_later(world: TuningWorld, starting: bool) -> None:
+    child = Child([] if starting else [lambda: tuner.terminate()], 143)
+
+    def start(*_: object) -> Child:
+        if starting:
+            tuner.terminate()
+        return child
+
+    world.child = start
     tuner = world.tuner("master-0")
     assert tuner.run() == 143
     assert child.terminated == 1
     assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
 
 
-def test_a_failed_folder_creation_is_retried(world: TuningWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+class RunMain:
+    """The tuner's main, with a fake launcher of trials."""
+
+    def __init__(self, world: TuningWorld, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.bucket, self.etc, self.state = world, bucket, bucket / "etc", bucket / "state"
+        self.launchers: list[tuple[Any, ...]] = []
+        self.handlers: dict[int, Callable[..., None]] = {}
+        self.etc.mkdir()
+        monkeypatch.setenv("SCALETIER_ETC", str(self.etc))
+        monkeypatch.setenv("SCALETIER_STATE", str(self.state))
+        monkeypatch.delenv(SOCKET, raising=False)
+        monkeypatch.setattr(run, "TrialChild", self.spawn)
+        monkeypatch.setattr(run, "trial_launcher", lambda *given: self.launchers.append(given) or self.spawn)
+        monkeypatch.setattr(run, "last_words", lambda log: f"the last line of {log}")
+        monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
+
+    def write_host(self) -> None:
+        (self.etc / "host.json").write_bytes(HostFile("host-7", str(self.bucket), 0.01).to_json())
+
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+        self.world.spawned.append(("", list(argv), environment))
+        return self.world.child("", environment)
+
+    def __call__(self) -> int:
+        return run.main("job01", "master-0", json.dumps({"cwd": "/the/package", "env": {"HOME": "/home"}}))
+
+
+@pytest.fixture
+def run_main(world: TuningWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunMain:
+    return RunMain(world, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_main_function_runs_the_trials_of_the_plan(
+    run_main: RunMain, monkeypatch: pytest.MonkeyPatch, launched: bool
+) -> None:
+    run_main.write_host()
+    world = run_main.world
+    (run_main.state / "trials").mkdir(parents=True)
+    world.ledger.create_plan(replace(world.plan, stopSignal="all", stopSeconds=7.0))
+    if launched:
+        monkeypatch.setenv(SOCKET, "/run/launch.sock")
+    assert run_main() == 0
+    assert [(trial.state, trial.replica, trial.host) for trial in world.trials()] == [
+        (TrialState.SUCCEEDED, "master-0", "host-7")
+    ] * 4
+    environment = world.spawned[0][2]
+    file = Path(environment["CLOUD_ML_HP_METRIC_FILE"])
+    assert environment == {
+        "HOME": "/home",
+        "CLOUD_ML_TRIAL_ID": "1",
+        "CLOUD_ML_HP_METRIC_FILE": str(file),
+        "JOB_DIR": f"{run_main.bucket}/output/1",
+        "TF_CONFIG": '{"task": {"trial": "1"}}',
+    }
+    assert (file.parents[1] == run_main.state / "trials") == launched
+    if launched:
+        ((client, *given),) = run_main.launchers
+        assert isinstance(client, Launcher)
+        assert given == ["job01", Path("/the/package"), "all", 7.0]
+    else:
+        assert run_main.launchers == []
+
+
+def test_the_main_function_ends_at_sigterm(run_main: RunMain) -> None:
+    run_main.write_host()
+    run_main.world.ledger.create_plan(run_main.world.plan)
+    child = Child([lambda: run_main.handlers[signal.SIGTERM](signal.SIGTERM, None)], 143)
+    run_main.world.child = lambda *_: child
+    assert (run_main(), child.terminated) == (143, 1)
+
+
+def test_the_main_function_reports_the_last_words_of_a_trial(run_main: RunMain) -> None:
+    run_main.write_host()
+    run_main.world.ledger.create_plan(run_main.world.plan)
+    run_main.world.child = lambda *_: Child([], 3)
+    assert run_main() == 1
+    assert {trial.errorMessage for trial in run_main.world.trials()} == {
+        f"it ended with status 3: the last line of {run_main.state}/logs/job01"
+    }
+
+
+def test_errors_of_the_main_function_are_one_line(
+    run_main: RunMain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main() == 1
+    error = f"error: {run_main.etc}/host.json: No such file or directory; fab train writes it\n"
+    assert capsys.readouterr().err == error
+    run_main.write_host()
+    run_main.world.ledger.create_plan(run_main.world.plan)
+    monkeypatch.setitem(sys.modules, "hosts.tuner.suggest", None)
+    monkeypatch.delattr("hosts.tuner.suggest")
+    assert run_main() == 1
+    error = "error: the hosts have no hosts.tuner.suggest, as they are older than the tuning of hyperparameters: pulumi up\n"
+    assert capsys.readouterr().err == error
+
+
+def test_the_plan_is_read_once_it_is_written(
+    world: TuningWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies: list[Any] = [BucketError("away"), None, world.plan]
+    pauses: list[float] = []
+
+    def reply(*_: object) -> Any:
+        if isinstance(answer := replies.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Ledger, "plan", reply)
+    monkeypatch.setattr(run, "time", SimpleNamespace(sleep=pauses.append))
+    assert run._plan(world.ledger, "job01", 0.5) == world.plan
+    assert (capsys.readouterr().out, pauses) == ("the bucket does not answer: away\n", [0.5, 0.5])
+
+
+def test_a_failed_folder_creation_is_retried(
+    world: TuningWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     failures = iter([OSError(5, "Input/output error")] * 2)
     mkdir = Path.mkdir
 
@@ -357,6 +699,8 @@ def test_a_failed_folder_creation_is_retried(world: TuningWorld, monkeypatch: py
     monkeypatch.setattr(Path, "mkdir", fail_sometimes)
     assert world.tuner("master-0").run() == 0
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
+    line = "the bucket does not answer, and is polled again: [Errno 5] Input/output error"
+    assert capsys.readouterr().out.splitlines()[:2] == [line] * 2
 
 
 class Flaky(FolderBucket):
