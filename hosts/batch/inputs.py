@@ -26,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 _HEAD = 4096
 # Bytes of a TFRecord: length and its checksum, and the data's checksum behind the data. Source: TensorFlow, record_writer.h.
 _LENGTH, _LENGTH_CRC, _DATA_CRC = 8, 4, 4
-_BLOCK = 1 << 16
+_BLOCK = 65_536
 _MOST_PACKED = 1032
 """The most bytes that gzip makes of one."""
 _ENDED_EARLY = "cannot be read from here on"
@@ -98,8 +98,9 @@ class InputReader:
         self._path = ""
         self._records: Iterator[Record] = iter(())
         self._ahead: Record | None = None
-        self._at = self._end = 0
-        self.count = Count(0, 0, 0)
+        self._at: int
+        self._end: int
+        self.count: Count
         """The records of the last shard, once it was read to its end."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:

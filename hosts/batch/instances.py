@@ -78,4 +78,4 @@ def _shaped(values: Any, tensor: Tensor) -> Any:
     if shape.count(-1) > 1 or not elements or len(values) % elements or (-1 not in shape and len(values) != elements):
         return values
     array = np.asarray(values, object if tensor.dtype is None else None).reshape(shape)
-    return array.tolist() if tensor.dtype is None or not shape else array
+    return array.tolist() if tensor.dtype is None else array

@@ -8,7 +8,7 @@ from typing import Any
 
 # More than one a replica, so that a restarted one has little to do over again.
 PER_REPLICA = 4
-_ENDLESS = 1 << 62
+_ENDLESS = 2**62
 _NOT_JOINED = "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
 
 
@@ -74,8 +74,9 @@ class Tally:
     """Counts records before a shard: `line` in its file, `key` in the whole input."""
 
     def __init__(self) -> None:
-        self.line = self.key = self._byte = 0
-        self._readable = True
+        self.line = self.key = 0
+        self._byte: int
+        self._readable: bool
 
     def add(self, shard: Shard, count: Count) -> tuple[bool, str]:
         """Add the next shard.

@@ -142,7 +142,7 @@ class BatchTask:
 
         def download(path: str, target: Path) -> bool:
             try:
-                file_io.copy_v2(f"{self.model}/{path}", str(target), overwrite=True)
+                file_io.copy_v2(f"{self.model}/{path}", str(target))
             except errors.NotFoundError:
                 return False
             return True

@@ -27,7 +27,7 @@ MOST_BYTES = 16 << 20
 """The largest request, in bytes of JSON: some three thousand images of MNIST."""
 MOST_BYTES_IN_PROGRESS = 2 * MOST_BYTES
 """The bytes of all requests in progress at most: in memory they are ten times as large."""
-_LARGE_BYTES = 1 << 18
+_LARGE_BYTES = 2**18
 SECONDS = 60.0
 """The longest that a request may wait and be computed."""
 BODY_SECONDS = 30.0

@@ -49,8 +49,8 @@ class LoadedVersion:
     batcher: Batcher | None = None
     token: str = ""
     tries: int = 0
-    """Failed loads so far, the last `at` on this server's clock. A version of state END with 0 is not retried."""
-    at: float = 0.0
+    """Failed loads so far, the last `at` on this server's clock; one at the end of time is not retried."""
+    at: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class ModelManager:
 
     def _try_again(self, version: Version, loaded: LoadedVersion) -> bool:
         """Return True if a version is to be loaded again, after a pause that doubles each time."""
-        if version.state is not VersionState.READY or loaded.state is not LoadState.END or not loaded.tries:
+        if version.state is not VersionState.READY or loaded.state is not LoadState.END:
             return False
         return self._clock() - loaded.at >= math.ldexp(_RELOAD_SECONDS, loaded.tries - 1)
 

@@ -137,4 +137,5 @@ def _others() -> list[int]:
 
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        if os.getpgid(pid) == os.getpgrp():  # the process may have ended, and its number be that of another
+            os.kill(pid, number)

@@ -43,17 +43,14 @@ def suggest(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str
         if last not in tried:
             return last
     # Sampling may miss the last of a few points.
-    if candidate := next((point for point in _grid(study, len(tried) + 1) if point not in tried), last):
+    if candidate := next((point for point in _grid(study) if point not in tried), last):
         return candidate
     raise ValueError("every point of the grid was tried")
 
 
-def _grid(study: Study, most: int) -> Iterator[dict[str, str]]:
-    """Yield at most this many points of the grid, the last parameter changing first.
-
-    There is none if a parameter has infinitely many values.
-    """
-    for place in range(min(study.points or 0, most)):
+def _grid(study: Study) -> Iterator[dict[str, str]]:
+    """Yield the points of the grid, the last parameter changing first; none if a parameter has infinitely many values."""
+    for place in range(study.points or 0):
         values: dict[str, str] = {}
         for parameter in reversed(study.params):
             choices = parameter.choices or ()
@@ -97,13 +94,17 @@ def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
     return frozen_trials
 
 
+def _bounds(parameter: Parameter) -> tuple[float, float]:
+    return parameter.minValue or 0.0, parameter.maxValue or 0.0
+
+
 def _distribution(parameter: Parameter) -> BaseDistribution:
     """Return a parameter's distribution; a DISCRETE one is drawn by index, so that neighbours are known."""
     if parameter.type is ParameterType.CATEGORICAL:
         return CategoricalDistribution(parameter.categoricalValues)
     if parameter.type is ParameterType.DISCRETE:
         return IntDistribution(0, len(parameter.discreteValues) - 1)
-    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    low, high = _bounds(parameter)
     log = parameter.scaleType in (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
     if parameter.type is ParameterType.INTEGER:
         return IntDistribution(int(low), int(high), log=log)
@@ -116,7 +117,7 @@ def _text(parameter: Parameter, drawn: Any) -> str:
         return str(drawn)
     if parameter.type is ParameterType.DISCRETE:
         return shown(parameter.discreteValues[drawn])
-    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    low, high = _bounds(parameter)
     value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
     if parameter.type is ParameterType.INTEGER:
         return str(int(value))
@@ -132,7 +133,7 @@ def _inner(parameter: Parameter, text: str) -> Any:
         return text
     if parameter.type is ParameterType.DISCRETE:
         return [shown(value) for value in parameter.discreteValues].index(text)
-    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    low, high = _bounds(parameter)
     value = float(text)
     drawn = low + high - value if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else value
     return int(drawn) if parameter.type is ParameterType.INTEGER else min(max(drawn, low), high)

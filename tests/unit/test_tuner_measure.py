@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import hypertune
@@ -72,11 +73,19 @@ def test_reports_take_precedence_over_files(metrics: TrialMetrics, tmp_path: Pat
     (tmp_path / "output/metrics.json").write_text(json.dumps({"steps": 400, "accuracy": 0.9, "loss": 0.3, "name": "x"}))
     assert metrics.final_measurements() == [Measurement(400, 0.9)]
     assert metrics.other_metrics == {"loss"}
+    (tmp_path / "output/metrics.json").write_text('{"accuracy": 0.9}')
+    assert metrics.final_measurements() == [Measurement(0, 0.9)]
     hypertune.HyperTune().report_hyperparameter_tuning_metric("accuracy", 0.7, 5)
     assert metrics.final_measurements() == [Measurement(5, 0.7)]
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"accuracy": true}', '{"accuracy": "0.9"}', ""])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[]", "{", '{"accuracy": true}', '{"accuracy": "0.9"}', '{"loss": 0.5}', ""),
+        *('{"accuracy": 0.5, "steps": -1}', '{"accuracy": 0.5, "steps": Infinity}', '{"accuracy": 0.5, "steps": NaN}'),
+    ],
+)
 def test_a_file_without_metrics_is_ignored(metrics: TrialMetrics, tmp_path: Path, content: str) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/metrics.json").write_text(content)
@@ -90,14 +99,18 @@ def test_evaluation_summaries_precede_training_summaries(metrics: TrialMetrics, 
     measurements = metrics.final_measurements()
     assert [each.trainingStep for each in measurements] == [1, 2]
     assert [each.objectiveValue for each in measurements] == pytest.approx([0.81, 0.82])
-    assert "loss" in metrics.other_metrics
+    assert metrics.other_metrics == {"loss"}
     Summaries(f"{tmp_path}/output/validation").scalars(3, {"accuracy": 0.85})
     assert metrics.evaluated()[-1].trainingStep == 3, "the reports since then"
 
 
-def test_a_trial_is_not_stopped_by_training_metrics_alone(metrics: TrialMetrics, tmp_path: Path) -> None:
+def test_a_trial_is_not_stopped_by_training_metrics_alone(
+    metrics: TrialMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Summaries(f"{tmp_path}/output").scalars(5, {"master-0/accuracy": 0.99})
+    monkeypatch.delitem(sys.modules, "tensorboard.compat.notf", raising=False)
     assert metrics.evaluated() == []
+    assert "tensorboard.compat.notf" in sys.modules, "TensorBoard does without TensorFlow"
     assert metrics.final_measurements()[-1].trainingStep == 5, "at its end training metrics are used"
 
 
@@ -134,5 +147,7 @@ def test_the_median_rule_stops_a_trial() -> None:
     assert not should_stop(up, below, [*other_trials[:4], succeeded_trial(0.5, 0.5, early=True)]), (
         "early-stopped trials do not count"
     )
+    huge_trials = [succeeded_trial(1.5e308, 1.5e308)] * FEWEST_HISTORIES
+    assert not should_stop(up, below, huge_trials), "they have no average"
     late_trials = [Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=[Measurement(50, 0.9)])] * FEWEST_HISTORIES
     assert not should_stop(up, below, late_trials), "no trial reported up to this step"

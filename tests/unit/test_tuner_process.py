@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import Host
 from replicahosts import PATIENCE, until
 from waiting import limit
 
+from hosts.agent.process import ProcessRun
+from hosts.tuner import process
 from hosts.tuner.process import TrialChild, TrialUnit, trial_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,9 +69,74 @@ def test_a_stop_sends_sigterm_first(tmp_path: Path) -> None:
 def test_a_trial_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     output = harness(
-        "child.stop(0.5); print(_others())", f"trap '' TERM; touch {ready}; sleep infinity & wait; sleep infinity", ready
+        "child.stop(0.5); print(child._process.returncode, _others())",
+        f"trap '' TERM; touch {ready}; sleep infinity & wait; sleep infinity",
+        ready,
     )
-    assert output == "[]\n"
+    assert output == "-9 []\n"
+
+
+def test_no_process_outside_the_group_gets_a_signal() -> None:
+    """The number of a process that has ended may be another's."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        process._signal(other.pid, signal.SIGKILL)
+        assert other.poll() is None
+        other.terminate()
+        assert other.wait(limit()) == -signal.SIGTERM, "it was not killed"
+    process._signal(other.pid, signal.SIGKILL)
+
+
+def test_out_of_memory_is_read_from_the_kernel_s_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = [4]
+    monkeypatch.setattr(process, "oom_kills", lambda: kills[0])
+    child = TrialChild(["true"], {"PATH": os.environ["PATH"]})
+    child._process.wait(limit())
+    assert child.out_of_memory is False
+    kills[0] = 5
+    assert child.out_of_memory is True
+
+
+class FakeLaunched:
+    """A program of the launcher that ends after some waits."""
+
+    def __init__(self, waits: int) -> None:
+        self.waits = waits
+        self.calls: list[tuple[str, float]] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.calls.append(("wait", round(seconds, 6)))
+        self.waits -= 1
+        return self.waits < 0
+
+    def stop(self, seconds: float) -> None:
+        self.calls.append(("stop", seconds))
+
+    def signal(self, number: signal.Signals) -> None:
+        self.calls.append(("signal", number))
+
+
+@pytest.mark.parametrize(
+    ("waits", "calls"),
+    [
+        (0, [("wait", 8.0), ("wait", 10.0)]),
+        (1, [("wait", 8.0), ("signal", signal.SIGTERM), ("wait", 2.0)]),
+        (
+            3,
+            [
+                *(("wait", 8.0), ("signal", signal.SIGTERM), ("wait", 2.0)),
+                *(("signal", signal.SIGKILL), ("wait", 0.1), ("signal", signal.SIGKILL), ("wait", 0.1)),
+            ],
+        ),
+    ],
+)
+def test_the_signals_of_a_stop(monkeypatch: pytest.MonkeyPatch, waits: int, calls: list[tuple[str, float]]) -> None:
+    """Its first process gets SIGTERM, then all, and at last SIGKILL until it has ended."""
+    launched: Any = FakeLaunched(waits)
+    with Path(os.devnull).open() as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        unit = TrialUnit(lambda *_: launched, ProcessRun("job01", ["true"], Path("/"), {}))  # type: ignore[arg-type]
+    unit.stop(10.0)
+    assert launched.calls == [("stop", 10.0), *calls]
 
 
 def test_a_trial_is_in_the_process_group_of_its_parent(tmp_path: Path) -> None:
@@ -106,6 +175,7 @@ def test_a_unit_returns_its_exit_code(spawn: Callable[[str], TrialUnit], tmp_pat
 
 def test_a_unit_gets_sigterm_first(spawn: Callable[[str], TrialUnit], tmp_path: Path) -> None:
     polite = spawn("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
+    assert polite.out_of_memory is False
     until(lambda: (tmp_path / "printed").read_text() == "up\n")
     assert polite.wait(0.1) is None
     polite.terminate(PATIENCE)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from hosts.tuner import suggest as module
 from hosts.tuner.suggest import suggest
 from jobs.study import (
     Algorithm,
@@ -127,6 +132,81 @@ def test_a_narrow_range_has_enough_digits() -> None:
     assert len(set(tried)) == 12
     assert all(0.5 <= float(x) <= 0.50000001 for x in tried)
     assert len(run_trials(Study([Parameter("x", ParameterType.DOUBLE, -1, 1)]), lambda _: 0.0)[0].hyperparameters["x"]) <= 10
+
+
+def test_a_range_with_few_values_is_repeated() -> None:
+    study = Study([Parameter("x", ParameterType.DOUBLE, 1, math.nextafter(1, 2))], maxTrials=8)
+    assert {trial.hyperparameters["x"] for trial in run_trials(study, lambda _: 0.0)} <= {"1", "1.0000000000000002"}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "distribution", "values"),
+    [
+        (KIND, CategoricalDistribution(["adam", "sgd"]), {"adam": "adam"}),
+        (BATCH, IntDistribution(0, 2), {0: "16", 2: "64.5"}),
+        (Parameter("x", ParameterType.INTEGER, 0, 9), IntDistribution(0, 9), {0: "0", 9: "9"}),
+        (Parameter("x", ParameterType.INTEGER, -9, 0), IntDistribution(-9, 0), {-9: "-9", 0: "0"}),
+        (
+            replace(UNITS, minValue=10, scaleType=ScaleType.UNIT_REVERSE_LOG_SCALE),
+            IntDistribution(10, 64, log=True),
+            {10: "64", 11: "63", 64: "10"},
+        ),
+        (Parameter("x", ParameterType.DOUBLE, 0, 1), FloatDistribution(0, 1), {0.0: "0", 0.25: "0.25"}),
+        (Parameter("x", ParameterType.DOUBLE, -1, 0), FloatDistribution(-1, 0), {-1.0: "-1", -0.125: "-0.125"}),
+        (Parameter("x", ParameterType.DOUBLE, 100, 101), FloatDistribution(100, 101), {100.12345625: "100.123456"}),
+        (RATE, FloatDistribution(1e-4, 1, log=True), {1e-4: "0.0001", 1.0: "1"}),
+        (
+            replace(RATE, minValue=0.5, maxValue=2, scaleType=ScaleType.UNIT_REVERSE_LOG_SCALE),
+            FloatDistribution(0.5, 2, log=True),
+            {0.5: "2", 0.75: "1.75", 2.0: "0.5"},
+        ),
+    ],
+)
+def test_the_distribution_of_a_parameter(parameter: Parameter, distribution: BaseDistribution, values: dict[Any, str]) -> None:
+    """A trial gets a drawn value as text, and the text gives the drawn value."""
+    assert module._distribution(parameter) == distribution
+    assert {drawn: module._text(parameter, drawn) for drawn in values} == values
+    drawn_values = [module._inner(parameter, text) for text in values.values()]
+    assert drawn_values == pytest.approx(list(values), abs=1e-6) if parameter is not KIND else ["adam"]
+
+
+def test_the_sampler_is_told_all_trials() -> None:
+    study = Study([UNITS], earlier=[PriorTrial({"units": "5"}, 0.5), PriorTrial({"units": "99"}, 0.5)])
+    trials = [
+        Trial(1, {"units": "1"}, "m", finalMetric=Measurement(1, 0.1)),
+        Trial(2, {"units": "2"}, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, 0.2)),
+        Trial(3, {"units": "3"}, "m", state=TrialState.SUCCEEDED),
+        Trial(4, {"units": "4"}, "m", state=TrialState.FAILED, finalMetric=Measurement(1, 0.4)),
+        Trial(5, {"units": "far"}, "m", state=TrialState.SUCCEEDED, finalMetric=Measurement(1, 0.5)),
+    ]
+    known = [(trial.params["units"], trial.state.name, trial.value) for trial in module._known(study, trials)]
+    assert known == [
+        (5, "COMPLETE", 0.5),
+        (1, "RUNNING", None),
+        (2, "COMPLETE", 0.2),
+        (3, "FAIL", None),
+        (4, "FAIL", None),
+    ]
+
+
+def test_the_sampler_of_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parallel trials differ, as running ones count as bad, and the first trials of a study are random."""
+    monkeypatch.setattr(module, "TPESampler", lambda **options: options)
+    monkeypatch.setattr(module, "RandomSampler", lambda **options: options)
+    for most, first in ((1, 4), (24, 6), (99, 10)):
+        expected = {"seed": 7, "multivariate": True, "constant_liar": True, "n_startup_trials": first}
+        assert module._sampler(replace(STUDY, maxTrials=most), 7) == expected
+    assert module._sampler(replace(STUDY, algorithm=Algorithm.RANDOM_SEARCH), 7) == {"seed": 7}
+
+
+def test_suggestions_print_nothing() -> None:
+    """Optuna warns of its experimental options and logs each study, by default: run it in a process that imports it anew."""
+    script = (
+        "from hosts.tuner.suggest import suggest; from jobs.study import Parameter, ParameterType, Study;"
+        "print(list(suggest(Study([Parameter('x', ParameterType.INTEGER, 1, 9)]), [], 1)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("['x']\n", "")
 
 
 def bowl(tried: dict[str, str]) -> float:
