@@ -74,9 +74,8 @@ class Tally:
     """Counts records before a shard: `line` in its file, `key` in the whole input."""
 
     def __init__(self) -> None:
-        self.line = self.key = 0
-        self._byte: int
-        self._readable: bool
+        self.line = self.key = self._byte = 0
+        self._readable = True
 
     def add(self, shard: Shard, count: Count) -> tuple[bool, str]:
         """Add the next shard.

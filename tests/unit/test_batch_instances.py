@@ -53,12 +53,51 @@ def test_images_in_the_format_of_make_data() -> None:
     assert arrays(integers, record(image_raw=[b"\x00\xff\x33\x01"])) == {"image": [[[0, 255], [51, 1]]]}
 
 
+def test_raw_values_that_are_not_one_text_are_used_as_they_are() -> None:
+    assert arrays(IMAGE, record(image_raw=[1, 2, 3, 4]))["image"] == [[1.0, 2.0, 3.0, 4.0]]
+    one = Signature({"image": Tensor("float32", (None, 1))}, {})
+    assert arrays(one, record(image_raw=[7])) == {"image": [[7.0]]}
+    with pytest.raises(RestError, match="input image must be numbers"):
+        arrays(IMAGE, record(image_raw=[b"ab", b"cd"]))
+
+
+@pytest.mark.parametrize(("dtype", "takes"), [("int32", True), ("uint8", True), ("float32", False), (None, False)])
+def test_a_record_s_number_is_the_key_of_whole_numbers(dtype: str | None, takes: bool) -> None:
+    signature = Signature({"key": Tensor(dtype, (None,)), "x": Tensor("float32", (None,))}, {})
+    assert of_record(record(x=[0.5]), signature, 40) == ({"key": 40} if takes else {}) | {"x": 0.5}
+    predictor = ShardPredictor(DoublingModel().run, {"serving_default": signature}, "serving_default")
+    assert predictor.takes_key == takes
+    assert not ShardPredictor(DoublingModel().run, DoublingModel().signatures, "serving_default").takes_key
+
+
+@pytest.mark.parametrize(
+    ("shape", "values", "expected"),
+    [
+        (None, [1.0, 2.0], [1.0, 2.0]),
+        ((None, None), [1.0, 2.0], [1.0, 2.0]),
+        ((None,), [1.0], 1.0),
+        ((None, None, 2), [1.0, 2.0, 3.0, 4.0], [[1.0, 2.0], [3.0, 4.0]]),
+        ((None, 2, 1), [1.0, 2.0], [[1.0], [2.0]]),
+        ((None, None, None), [1.0, 2.0], [1.0, 2.0]),
+        ((None, 0), [1.0], [1.0]),
+        ((None, 2), [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_features_get_the_shape_of_the_input(shape: Any, values: list[float], expected: Any) -> None:
+    """Values that do not fit stay flat, and the server refuses them."""
+    instance = of_record(record(x=values), Signature({"x": Tensor("float32", shape)}, {}), 0)
+    assert np.asarray(instance["x"]).tolist() == expected
+
+
 def test_texts_and_serialized_examples() -> None:
     texts = Signature({"word": Tensor(None, (None, 2)), "n": Tensor("int64", (None, None))}, {})
     assert arrays(texts, record(word=[b"a", b"\xff"], n=[1, 2])) == {"word": [[b"a", b"\xff"]], "n": [[1, 2]]}
     serialized = Signature({"examples": Tensor(None, (None,))}, {})
     one = record(x=[1.0])
     assert arrays(serialized, one) == {"examples": [one]}
+    assert arrays(serialized, record(examples=[b"a"])) == {"examples": [b"a"]}
+    with pytest.raises(RestError, match=r"instance 0 has nothing; this signature takes x$"):
+        arrays(Signature({"x": Tensor("float32", (None,))}, {}), record(y=[1.0]))
 
 
 @pytest.mark.parametrize(

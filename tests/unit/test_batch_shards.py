@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.batch.shards import PER_REPLICA, Count, InputFile, Tally, cut, shards_of
+from hosts.batch.shards import PER_REPLICA, Count, InputFile, Shard, Tally, cut, shards_of
 
 FILES = st.lists(st.integers(0, 5000).map(lambda size: InputFile("/bucket/f", size)), min_size=1, max_size=12)
 
@@ -20,6 +21,19 @@ def test_every_byte_is_in_one_shard_and_the_order_is_kept(files: list[InputFile]
     assert len(shards) <= PER_REPLICA * replicas + len(files)
     numbers = [shard.number for rank in range(replicas) for shard in shards_of(shards, rank, replicas)]
     assert sorted(numbers) == list(range(len(shards)))
+
+
+def test_the_shards_of_files() -> None:
+    assert cut([InputFile("a", 0)], 1) == [Shard(0, 1, 0, 0, 0)]
+    assert cut([InputFile("a", 4)], 1) == [Shard(number, 4, 0, number, number + 1) for number in range(4)]
+    assert cut([InputFile("a", 10), InputFile("b", 7, packed=True), InputFile("c", 0), InputFile("d", 3)], 1) == [
+        Shard(0, 6, 0, 0, 5),
+        Shard(1, 6, 0, 5, 10),
+        Shard(2, 6, 1, 0, 3),
+        Shard(3, 6, 1, 3, 1 << 62),
+        Shard(4, 6, 2, 0, 0),
+        Shard(5, 6, 3, 0, 3),
+    ]
 
 
 def test_one_large_file_is_shared_evenly() -> None:
@@ -46,9 +60,35 @@ def test_the_number_of_a_record() -> None:
     assert tally.add(other, Count(1, 0, 100)) == (True, "")
     assert (tally.line, tally.key) == (1, 9)
 
+    assert Tally().add(second, Count(1, 0, 110)) == (True, ""), "it may begin with any shard"
+
     with_gap = Tally()
     with_gap.add(first, Count(5, 0, 110))
     valid, damage = with_gap.add(second, Count(3, 100, 200))
     assert (valid, damage[:29]) == (False, "cannot be read from here on: ")
     assert with_gap.add(third, Count(0, 200, 200)) == (False, "")
     assert with_gap.key == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "valid"),
+    [
+        (Count(0, 110, 110), True),
+        (Count(0, 120, 120), False),
+        (Count(0, 120, 120, "crc"), True),
+        (Count(2, 110, 120, "crc"), True),
+        (Count(2, 120, 130, "crc"), False),
+    ],
+)
+def test_a_shard_begins_where_the_last_one_ended(count: Count, valid: bool) -> None:
+    """Without a record in it, damage is reported where it was found."""
+    first, second, third = cut([InputFile("/bucket/a", 300)], 1)[:3]
+    tally = Tally()
+    tally.add(first, Count(5, 0, 110))
+    not_joined = (
+        "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
+    )
+    assert tally.add(second, count) == (valid, "" if valid else not_joined)
+    assert (tally.line, tally.key) == (5 + count.records * valid,) * 2
+    readable = valid and not count.damage
+    assert tally.add(third, Count(1, count.end, 300)) == (readable, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -98,7 +99,11 @@ def test_lines_and_records_plain_and_compressed(
     assert errors(out) == [("a", 2)]
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 24, "errors": 1}
     assert not (out / ".parts").exists()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Predicted 24 instances, 1 errors (")
+    printed = [re.sub(r"[\d.]+ sec", "… sec", line) for line in capsys.readouterr().out.splitlines()]
+    *shards, total = printed
+    assert shards[0] == f"Shard 1 of {len(shards)}: 2 instances, 1 errors (… sec)"
+    assert shards[-1] == f"Shard {len(shards)} of {len(shards)}: 0 instances, 0 errors (… sec)"
+    assert total == "Predicted 24 instances, 1 errors (… sec)"
 
 
 def test_several_replicas_share_the_work(
@@ -180,8 +185,10 @@ def test_records_inside_a_record_are_no_records_of_the_file(make_request: MakeRe
         assert errors(tmp_path / f"out-{name}") == expected
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_a_record_s_key_is_its_number_in_the_input(make_request: MakeRequest, tmp_path: Path, replicas: int) -> None:
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_record_s_key_is_its_number_in_the_input(
+    make_request: MakeRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
+) -> None:
     module = tf.Module()
     types = [tf.TensorSpec([None], tf.float32, "x"), tf.TensorSpec([None], tf.int64, "key")]
     module.twice = tf.function(lambda x, key: {"y": 2 * x, "key": key}, input_signature=types)
@@ -192,6 +199,15 @@ def test_a_record_s_key_is_its_number_in_the_input(make_request: MakeRequest, tm
     request = make_request(a=records, b=gzip.compress(records), c=bytes(broken), d=b'\n{"x": 1, "key": 7}\n', e=records)
     keyed, out = Request(request.inputs, hash_files(tmp_path / "keyed")), tmp_path / "out"
     plan(keyed, out)
+    counted: list[int] = []
+    keep_counts = PredictionOutput.keep_counts
+
+    def record_counts(output: PredictionOutput, rank: int, counts: Any) -> None:
+        counted.append(rank)
+        keep_counts(output, rank, counts)
+
+    monkeypatch.setattr(PredictionOutput, "keep_counts", record_counts)
+    monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     workers = [threading.Thread(target=run, args=(keyed, tmp_path / "keyed", out, rank, replicas)) for rank in range(replicas)]
     for worker in workers:
         worker.start()
@@ -202,6 +218,7 @@ def test_a_record_s_key_is_its_number_in_the_input(make_request: MakeRequest, tm
     damaged = [(2.0 * x, 100 + x) for x in range(20)]
     assert rows == [*first, *((y, 50 + x) for y, x in first), *damaged, (2.0, 7), *((y, 122 + x) for y, x in first)]
     assert errors(out) == [("c", 21)]
+    assert sorted(counted) == (list(range(replicas)) if replicas > 1 else []), "one replica counts as it predicts"
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -247,6 +264,66 @@ def test_a_record_of_eight_bytes_is_not_mistaken_for_a_header(tmp_path: Path, by
             writer.write(8 * byte)
     file = inputs.inspect_file(str(path))
     assert [record for shard in cut([file], 5) for record in inputs.InputReader().read(file, shard)] == [8 * byte] * 9
+
+
+class FakeReader:
+    """A reader of records that finds damage at every place."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+
+    def read(self, place: int) -> tuple[bytes, int]:
+        self.places.append(place)
+        raise tf.errors.DataLossError(None, None, "corrupted record")
+
+
+@pytest.mark.parametrize("block", [1, 5, 13, 1000])
+def test_the_first_record_behind_a_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """A file is searched in blocks, and a head may be in two of them."""
+    monkeypatch.setattr(inputs, "_BLOCK", block)
+    path, record = tmp_path / "file", tfrecords(tmp_path / "scratch", range(1))
+    for before in range(2, 30):
+        path.write_bytes(b"\xff" * before + record)
+        file, reader = InputFile(str(path), before + len(record), records=True), FakeReader()
+        random_reader = tensorflow().record_io.RandomRecordReader(str(path))
+        assert inputs._first(file, random_reader, 2) == before
+        assert inputs._first(file, reader, 2) == file.size, "no whole record"
+        assert set(reader.places) == {before}
+        reader.places.clear()
+        assert inputs._first(file, reader, before + 1) == file.size
+        assert reader.places == []
+
+
+def test_a_head_whose_record_would_end_behind_the_file_is_not_read(tmp_path: Path) -> None:
+    """Reading it could take all memory: a length has eight bytes."""
+    path, record = tmp_path / "file", tfrecords(tmp_path / "scratch", range(1))
+    for size, places in ((len(record) + 2, [2]), (len(record) + 1, [])):
+        path.write_bytes((b"\xff\xff" + record)[:size])
+        reader = FakeReader()
+        assert inputs._first(InputFile(str(path), size, records=True), reader, 1) == size
+        assert reader.places == places
+
+
+_BROKEN = "cannot be read from here on: is broken: Error -3 while decompressing data: unknown compression method"
+
+
+@pytest.mark.parametrize(
+    ("content", "size", "records", "packed", "damage"),
+    [
+        (b"", 0, False, False, ""),
+        (b"1\n", 2, False, False, ""),
+        (bytes(9), 9, True, False, ""),
+        (b"\x1f\x8b", 2, False, True, ""),
+        (gzip.compress(b"1\n", mtime=0), 2, False, True, ""),
+        (gzip.compress(bytes(9), mtime=0), 9, True, True, ""),
+        (gzip.compress(b"1\n" * 99, mtime=0)[:-4] + b"\xff" * 4, 25 * 1032, False, True, ""),
+        (b"\x1f\x8b\xff\xff", 0, False, False, _BROKEN),
+    ],
+    ids=["empty", "line", "record", "two bytes", "gzip", "gzip of a record", "wrong size", "damaged"],
+)
+def test_a_file_is_inspected(tmp_path: Path, content: bytes, size: int, records: bool, packed: bool, damage: str) -> None:
+    (path := tmp_path / "file").write_bytes(content)
+    assert inputs.inspect_file(str(path)) == InputFile(str(path), size, records, packed, damage)
 
 
 class KilledError(BaseException):
@@ -308,6 +385,14 @@ def test_a_damaged_file_yields_the_records_before_the_damage(make_request: MakeR
     run(request, model, out)
     assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
     assert errors(out) == [("a", 8), ("b", 1)]
+
+
+def test_a_batch_without_readable_input_names_the_first_error(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
+    request, out = make_request(a=b"", b=b"\x1f\x8b\xff\xff", c=b"\x1f\x8b\xff\xff"), tmp_path / "out"
+    with pytest.raises(BatchError) as caught:
+        run(request, model, out)
+    assert str(caught.value) == f"nothing could be read: {request.inputs[1]} {_BROKEN}"
+    assert errors(out) == [("b", 1), ("c", 1)]
 
 
 Fail = Callable[[Exception, int, int], list[float]]
@@ -466,6 +551,28 @@ def test_the_command_line(
     monkeypatch.setattr(Request, "of_package", lambda: make_request(a=b""))
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
+    arguments = ["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "third"), "--signature", "other"]
+    monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
+    assert task.main(arguments) == 2
+    assert capsys.readouterr().err == "error: there is no signature 'other'; there are serving_default\n"
+
+
+def test_a_wrong_command_line_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("JOB_DIR", raising=False)
+    for arguments, message in (
+        ([], "the following arguments are required: --data, --model"),
+        (["--data", "a", "--model", "m"], "--job-dir is missing"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            task.main(arguments)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err.endswith(f"python -m hosts.batch.task: error: {message}\n")
+
+
+def test_a_request_is_a_readable_file() -> None:
+    content = b'{\n "inputs": [\n  "gs://b/a"\n ],\n "files": {\n  "saved_model.pb": "00"\n }\n}'
+    request = Request(("gs://b/a",), {"saved_model.pb": "00"})
+    assert (request.to_json(), Request.from_json(content)) == (content, request)
 
 
 def test_a_batch_imports_only_a_part_of_tensorflow(make_request: MakeRequest, model: Path, tmp_path: Path) -> None:
@@ -498,6 +605,10 @@ def test_text_inputs_and_outputs_of_a_model(tmp_path: Path) -> None:
         {"word": Tensor(None, (None,))}, {"said": Tensor(None, (None,)), "bytes": Tensor("int32", (None,))}
     )
     saved.warm_up()  # text inputs have no zeros to warm up with
+    (huge,) = saved.examples("shout", [{"n": [2**63, -(2**63)]}])["word"]
+    assert tf.train.Example.FromString(huge).features.feature["n"].float_list.value == [2.0**63, -(2.0**63)]
+    (limits,) = saved.examples("shout", [{"n": [2**63 - 1, -(2**63)]}])["word"]
+    assert tf.train.Example.FromString(limits).features.feature["n"].int64_list.value == [2**63 - 1, -(2**63)]
     (serialized,) = saved.examples("shout", [{"word": "a", "n": [1, 2], "x": 0.5}])["word"]
     features = tf.train.Example.FromString(serialized).features.feature
     assert features["word"].bytes_list.value == [b"a"]
@@ -508,6 +619,28 @@ def test_text_inputs_and_outputs_of_a_model(tmp_path: Path) -> None:
     assert {name: array.tolist() for name, array in outputs.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
     with pytest.raises(RestError, match="the model refuses the input"):
         saved.run("shout", {"word": np.zeros((2, 2), np.float32)})
+
+
+def test_a_model_is_warmed_up_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tf.Module()
+    types = [tf.TensorSpec([None, 2], tf.float32, "x"), tf.TensorSpec([None], tf.int64, "key")]
+    module.serve = tf.function(lambda x, key: {"y": 2 * x, "key": key}, input_signature=types)
+    module.any = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec(None, tf.float32, "x")])
+    tf.saved_model.save(module, str(tmp_path), signatures={"any": module.any, "serve": module.serve})
+    saved, calls = SavedModel(tmp_path), list[tuple[str, Any]]()
+    monkeypatch.setattr(saved, "run", lambda name, arrays: calls.append((name, arrays)))
+    saved.warm_up()
+    ((name, arrays),) = calls
+    assert name == "serve"
+    assert {key: (array.tolist(), array.dtype) for key, array in arrays.items()} == {
+        "x": ([[0.0, 0.0]], np.float32),
+        "key": ([0], np.int64),
+    }
+
+
+def test_the_examples_of_a_model_of_numbers_are_instances(model: Path) -> None:
+    saved = SavedModel(model)
+    assert saved.examples(DEFAULT, [{"x": 0.5}, {"x": 1}])["x"].tolist() == [0.5, 1.0]
 
 
 def test_a_refused_input_has_the_model_s_reason(tmp_path: Path) -> None:
