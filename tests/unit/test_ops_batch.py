@@ -18,7 +18,7 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
-from ops.models.batch import BatchOptions, check_flags, count_replicas, match_files, prepare
+from ops.models.batch import BatchOptions, batch, check_flags, count_replicas, match_files, prepare
 from ops.models.lookup import catalog_of
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
@@ -148,6 +148,8 @@ def test_the_hosts_that_predict(
     assert replicas_of(cluster) == ["master-0"]
     assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
     assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
+    assert replicas_of(cluster, "1") == ["master-0"]
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr("ops.models.batch._BYTES_PER_REPLICA", 1)
     cluster.inventory = replace(cluster.inventory, shared_cpus=2)
     capsys.readouterr()
@@ -178,6 +180,25 @@ def test_the_hosts_that_predict(
 def test_a_pattern_matches_files_of_the_bucket(cluster: ClusterClient, pattern: str, names: list[str]) -> None:
     bucket = cluster.inventory.bucket
     assert match_files(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
+
+
+def test_another_bucket_of_google_is_searched(cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_other(url: str) -> FolderBucket:
+        assert url == "gs://other"
+        return FolderBucket(tmp_path / "bucket")
+
+    monkeypatch.setattr("ops.models.batch.open_bucket", open_other)
+    cluster.inventory = replace(cluster.inventory, bucket="gs://mine")
+    assert match_files(cluster, "gs://other/data/in/a*") == {"gs://other/data/in/a.json": 2}
+    assert match_files(cluster, "gs://mine/data/in/a*") == {"gs://mine/data/in/a.json": 2}
+
+
+def test_a_batch_waits_for_hosts(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("ops.models.batch.run_submission", lambda _, prepare, *rest: calls.append((prepare(), *rest)) or 3)
+    assert batch(cluster, make_options(cluster, job_id="batch1"), follow=False, as_json=True) == 3
+    ((submission, *rest),) = calls
+    assert (submission.job.id, rest) == ("batch1", [True, False, True, False])
 
 
 def test_conflicting_flags_are_refused() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import shlex
+import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +17,15 @@ from opsdata import put_job, refuse_packages_as_records
 
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
+from jobs.folder import FolderBucket
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.study import Trial
 from ops.cluster.cluster import ClusterClient
+from ops.cluster.ledger import existing_job
 from ops.errors import OpsError, UsageError
 from ops.models import export as module
-from ops.package import package
+from ops.package import package, push
 
 # A SavedModel in protocol buffers: one graph, the signature that initializes it, and one that serves.
 _FLOAT = b"\x10\x01" + b"\x1a\x12" + b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x03\x08\x90\x06"
@@ -120,6 +127,60 @@ def test_any_saved_model_is_exported_to_an_empty_directory(cluster: ClusterClien
         module.export(cluster, "job01", "file", as_json=False)
 
 
+def test_a_model_is_shown_as_tables(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:
+    put_output(cluster.inventory, "saved_model.pb", saved_model())
+    assert module.export(cluster, None, None, as_json=False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "export/job01/model",
+        "",
+        "serve   TENSOR  SHAPE",
+        "input   x       float32 [?, 784]",
+        "output  y       string of any shape",
+    ]
+
+
+def test_the_best_trials_model_is_fetched(
+    cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "best_trial", lambda *_: Trial(2, {"units": "32"}, "master-0"))
+    put_output(cluster.inventory, "2/export/Servo/1/saved_model.pb", saved_model())
+    assert module.export(cluster, "job01", "here", as_json=True) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["source"] == "/bucket/jobs/job01/output/2/export/Servo/1"
+    assert output.err == "job01 tuned hyperparameters; trial 2 is the best: --units=32\n"
+
+
+def test_the_newest_model_is_that_of_the_largest_number(cluster: ClusterClient) -> None:
+    for files, newest in (
+        (["1/saved_model.pb", "z/saved_model.pb", "2/other.pb"], "1"),
+        (["b/9/saved_model.pb", "a/10/saved_model.pb"], "a/10"),
+        (["a/temp-9/saved_model.pb"], None),
+        ([], None),
+    ):
+        output = SimpleNamespace(files=dict.fromkeys(files, 1))
+        assert module.newest_model(output) == newest  # type: ignore[arg-type]
+
+
+def test_a_bucket_of_google_needs_the_lender_of_credentials(
+    cluster: ClusterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[tuple[str, str, bytes]] = []
+    monkeypatch.setattr(cluster.fleet, "must", lambda name, command, _, stdin: streams.append((name, command, stdin)) or "")
+    monkeypatch.setattr("ops.cluster.output.open_bucket", lambda _: FolderBucket(tmp_path / "bucket/jobs/job01/output"))
+    put_output(cluster.inventory, "model-7.index", b"")
+    put_job(cluster.ledger, replace(existing_job(cluster.ledger, "job01"), trainingInput={"jobDir": "gs://other/out"}))
+    cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack(DECLARES))
+    with pytest.raises(OpsError, match=r"^mine.saved of job job01 left no SavedModel in gs://other/out$"):
+        module.export(cluster, "job01", None, as_json=False)
+    (host, install, stream), (_, run, archive) = streams
+    assert (host, install) == ("master-0", push.install_command(push.code(module.HERE)[1]))
+    assert archive == package.pack(DECLARES)
+    assert shlex.split(run)[-2:] == ["--job-dir", "gs://other/out"]
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
+        names = {Path(name).name for name in tar.getnames()}
+    assert {"token_broker.py", "launcher_client.py"} <= names, "the agent's code"
+
+
 def test_an_invalid_model_is_one_line(cluster: ClusterClient) -> None:
     put_output(cluster.inventory, "export/Servo/1/saved_model.pb", b"\xff")
     with pytest.raises(OpsError, match=r"^export/job01/1/saved_model.pb: not a SavedModel"):
@@ -138,6 +199,13 @@ def test_checkpoints_are_exported_by_the_jobs_package(
     with pytest.raises(OpsError, match=message):
         module.export(cluster, "job01", None, as_json=False)
     cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack(DECLARES))
+    Path("taken").touch()
+    with pytest.raises(UsageError, match=r"^taken is there already"):
+        module.export(cluster, "job01", "taken", as_json=False)
+    put_job(cluster.ledger, replace(existing_job(cluster.ledger, "job01"), manifest={}))
+    with pytest.raises(OpsError, match=message):
+        module.export(cluster, "job01", None, as_json=False)
+    put_job(cluster.ledger, replace(existing_job(cluster.ledger, "job01"), manifest=MINE))
     assert run_export(cluster, capsys)["path"] == "export/job01/1800000000"
     ((host, command),) = cluster.fleet.commands
     assert host == "master-0"

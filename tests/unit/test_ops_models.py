@@ -22,6 +22,8 @@ from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.study import Trial
+from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError, UsageError
@@ -120,7 +122,7 @@ def make_cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-def deploy(cluster: ClusterClient, version: str = "v1", **flags: Any) -> int:
+def deploy(cluster: ClusterClient, version: str | None = "v1", **flags: Any) -> int:
     flags_with_defaults = {"job_id": "job01", "origin": None, **flags}
     return deploying.deploy(cluster, "mnist", version, flags_with_defaults["job_id"], flags_with_defaults["origin"])
 
@@ -178,6 +180,8 @@ def read_stream(stream: bytes) -> tuple[set[str], str]:
         ({"job_id": "empty"}, "job empty (SUCCEEDED) has no SavedModel in"),
         ({"job_id": "bad"}, "saved_model.pb: not a SavedModel"),
         ({"job_id": "mute"}, "has no signature: export it with one"),
+        ({"job_id": "runs"}, "job runs is RUNNING, and has no SavedModel in {bucket}/jobs/runs/output yet: fab wait runs"),
+        ({"version": None}, "--version is missing: fab deploy --job ID --model mnist --version v1"),
     ],
 )
 def test_an_invalid_deployment_changes_nothing(
@@ -190,7 +194,8 @@ def test_an_invalid_deployment_changes_nothing(
             file = tmp_path / f"bucket/jobs/{name}/output/1/saved_model.pb"
             file.parent.mkdir(parents=True)
             file.write_bytes(content)
-    with pytest.raises(UsageError, match=re.escape(message)):
+    put_job(cluster.ledger, JobRecord("runs", JobState.RUNNING))
+    with pytest.raises(UsageError, match=re.escape(message.replace("{bucket}", str(tmp_path / "bucket")))):
         deploy(cluster, **flags)
     assert lookup.catalog_of(cluster).models() == ([], [])
     assert not (tmp_path / "bucket/models").exists(), "nothing was changed"
@@ -201,8 +206,84 @@ def test_a_model_larger_than_its_hosts_memory_is_refused(make_cluster: MakeClust
     cluster, _ = make_cluster()
     small = tuple(replace(host, memory_bytes=1_000_000_005) for host in cluster.inventory.hosts)
     cluster.inventory = replace(cluster.inventory, hosts=small)
-    with pytest.raises(UsageError, match="the model has 26 B, and the server on master-0 has room for 2 B more"):
+    message = "the model has 26 B, and the server on master-0 has room for {} more: fab undeploy what is not needed, or give"
+    with pytest.raises(UsageError, match=f"^{message.format('2 B')} the master a larger machine type$"):
         deploy(cluster)
+
+    def set_memory(size: int) -> None:
+        hosts = tuple(replace(host, memory_bytes=size) for host in cluster.inventory.hosts)
+        cluster.inventory = replace(cluster.inventory, hosts=hosts)
+
+    set_memory(1_000_000_065)  # 26 B are free
+    assert deploy(cluster) == 0
+    set_memory(1_000_000_125)  # 50 B are free without that version
+    with pytest.raises(UsageError, match=f"^{message.format('24 B')}"):
+        deploy(cluster, "v2")
+    set_memory(1_000_000_000)
+    with pytest.raises(UsageError, match=f"^{message.format('0 B')}"):
+        deploy(cluster, "v2")
+
+
+def test_a_local_folder_is_deployed(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster, _ = make_cluster()
+    (tmp_path / "mine/assets").mkdir(parents=True)
+    (tmp_path / "mine/saved_model.pb").write_bytes(MODEL_PB)
+    (tmp_path / "mine/assets/words.txt").write_text("a b")
+    assert deploy(cluster, job_id=None, origin=f"{tmp_path}/mine/../mine") == 0
+    version = stored_version(cluster)
+    assert (version.origin, version.jobId, version.size, version.manifest) == (f"{tmp_path}/mine", "", len(MODEL_PB) + 3, {})
+    assert sorted(version.files) == ["assets/words.txt", "saved_model.pb"]
+    assert (tmp_path / "bucket/models/mnist/versions/v1/assets/words.txt").read_text() == "a b"
+
+
+def test_the_best_trials_model_is_deployed(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, _ = make_cluster()
+    model = tmp_path / "bucket/jobs/job01/output/2/export/Servo/1/saved_model.pb"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(MODEL_PB)
+    monkeypatch.setattr(deploying, "best_trial", lambda *_: Trial(2, {"units": "32"}, "master-0"))
+    assert deploy(cluster) == 0
+    assert stored_version(cluster).origin == str(model.parent)
+    assert "job01 tuned hyperparameters; trial 2 is the best: --units=32\n" in capsys.readouterr().err
+
+
+def test_a_version_that_was_deleted_during_its_upload_leaves_no_files(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, _ = make_cluster()
+    deploy(cluster, "v0")
+    upload = FolderBucket.upload
+
+    def upload_and_delete(bucket: FolderBucket, name: str, *args: Any) -> None:
+        upload(bucket, name, *args)
+        if name.endswith(".index"):
+            lookup.change_model(lookup.catalog_of(cluster), "mnist", lambda record: record.delete("v1"))
+
+    monkeypatch.setattr(FolderBucket, "upload", upload_and_delete)
+    with pytest.raises(UsageError, match="model mnist has no version 'v1'"):
+        deploy(cluster)
+    assert not (tmp_path / "bucket/models/mnist/versions/v1").exists()
+    assert "FAILED" not in capsys.readouterr().err
+
+
+def test_a_deployment_that_another_one_replaced_is_left_to_that(
+    make_cluster: MakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, fake = make_cluster()
+
+    def replace_and_fail(*_: Any) -> Any:
+        catalog, token = lookup.catalog_of(cluster), stored_version(cluster).token
+        lookup.change_model(catalog, "mnist", lambda record: record.mark_failed("v1", token, "why"))
+        lookup.change_model(catalog, "mnist", lambda record: record.redeploy("v1", "other"))
+        raise KeyboardInterrupt
+
+    fake.request_from = replace_and_fail  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        deploy(cluster)
+    assert (stored_version(cluster).state, stored_version(cluster).token) == ("CREATING", "other")
+    assert "FAILED" not in capsys.readouterr().err
 
 
 def test_a_used_version_name_is_refused_before_the_copy(make_cluster: MakeCluster, tmp_path: Path) -> None:
@@ -246,14 +327,18 @@ def test_an_interrupted_deployment_records_its_error(make_cluster: MakeCluster) 
 
 
 def test_a_version_is_undeployed_and_deployed_again(make_cluster: MakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster, _ = make_cluster()
+    cluster, fake = make_cluster()
     deploy(cluster)
     deploy(cluster, "v2")
     with pytest.raises(UsageError, match="version v1 is the default of model mnist: fab set-default mnist v2 first"):
         versions.undeploy(cluster, "mnist", "v1")
-    versions.set_default(cluster, None, "v2")
-    versions.undeploy(cluster, "mnist", "v1")
-    assert "version v1 of model mnist is UNDEPLOYED; the default is v2" in capsys.readouterr().out
+    capsys.readouterr()
+    assert versions.set_default(cluster, None, "v2") == 0
+    assert capsys.readouterr().out == "version v2 of model mnist is READY; the default is v2\n"
+    fake.requests.clear()
+    assert versions.undeploy(cluster, "mnist", "v1") == 0
+    assert capsys.readouterr().out == "version v1 of model mnist is UNDEPLOYED; the default is v2\n"
+    assert fake.requests[0] == ("GET", "/v1/models/mnist/versions/v1", None), "it is unloaded"
     assert deploy(cluster, job_id=None) == 0
     assert stored_version(cluster).state is VersionState.READY
     with pytest.raises(UsageError, match="and a name is used once"):
@@ -311,9 +396,24 @@ def test_a_version_is_deleted_with_its_files(
         versions.delete_version(cluster, "mnist", "v1", sure=True)
     with pytest.raises(UsageError, match=r"\(it was deleted\), and a name is used once"):
         deploy(cluster)
+    late = tmp_path / "bucket/models/mnist/versions/v1/late"
+    late.parent.mkdir(parents=True)
+    late.touch()
+    with pytest.raises(UsageError, match="there is no model 'mnist'"):
+        versions.delete_version(cluster, "mnist", "v1", sure=True)
+    assert not late.exists(), "what an upload left that ended later"
+    with pytest.raises(UsageError, match=r"there is no model '\.\./x'"):
+        versions.delete_version(cluster, "../x", "v1", sure=True)
+    for version in ("v2", "v3"):
+        deploy(cluster, version)
+    with pytest.raises(UsageError, match="version v2 is the default of model mnist: fab set-default mnist v3 first"):
+        versions.delete_version(cluster, "mnist", "v2", sure=False)
+    with pytest.raises(UsageError, match="has no version 'v9'"):
+        versions.delete_version(cluster, "mnist", "v9", sure=True)
+    assert (tmp_path / "bucket/models/mnist/versions/v2/saved_model.pb").exists()
 
 
-def test_models_and_versions_are_listed(make_cluster: MakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_and_versions_are_listed(make_cluster: MakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, _ = make_cluster()
     assert versions.models(cluster, as_json=False) == 0
     assert "no model is deployed yet: fab deploy --job ID" in capsys.readouterr().err
@@ -329,18 +429,42 @@ def test_models_and_versions_are_listed(make_cluster: MakeCluster, capsys: pytes
         *("model", "version", "state", "isDefault", "origin", "jobId"),
         *("createTime", "createdBy", "size", "errorMessage", "manifest", "servers"),
     }
-    versions.versions(cluster, "mnist", as_json=False)
-    header, row = capsys.readouterr().out.splitlines()
-    assert (header.split(), row.split()[:4]) == (
-        ["VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"],
-        ["v1", "READY", "default", "1"],
-    )
+    created = terminal.local_time(stored_version(cluster).createTime)
+    assert versions.versions(cluster, "mnist", as_json=False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "VERSION  STATE  DEFAULT  SERVERS  ORIGIN  SIZE  CREATED",
+        f"v1       READY  default  1 of 1   job01   26 B  {created}",
+    ]
+    (tmp_path / "bucket/models/bad").mkdir()
+    (tmp_path / "bucket/models/bad/model.json").write_text("{")
+    record = lookup.catalog_of(cluster).model("mnist")
+    assert record
+    assert versions.models(cluster, as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "MODEL  DEFAULT  SERVERS  VERSIONS  CREATED",
+        f"mnist  v1       1 of 1          1  {terminal.local_time(record.createTime)}",
+    ]
+    assert err.startswith("bad: ")
+    assert err.count("\n") == 1
+    lookup.catalog_of(cluster).change("mnist", lambda record: record.add_version(Version("v2", origin="/x", token="t")))
+    lookup.catalog_of(cluster).change("mnist", lambda record: record.mark_failed("v2", "t", "it broke"))
+    assert versions.versions(cluster, None, as_json=False) == 0
+    out, err = capsys.readouterr()
+    created = terminal.local_time(stored_version(cluster, "v2").createTime)
+    assert out.splitlines()[2] == f"v2       FAILED  -        -        /x      -     {created}"
+    assert err == "v2: it broke\n"
     with pytest.raises(UsageError, match=r"there is no model 'mnits'; did you mean mnist\?; there are mnist"):
         versions.versions(cluster, "mnits", False)
-    with pytest.raises(UsageError, match=r"model mnist has no version 'v11'; there are v1; did you mean v1\?"):
+    with pytest.raises(UsageError, match=r"model mnist has no version 'v11'; there are v1, v2; did you mean v1\?"):
         versions.undeploy(cluster, "mnist", "v11")
-    with pytest.raises(UsageError, match=r"which version of model mnist\? There are v1"):
+    with pytest.raises(UsageError, match=r"^which version of model mnist\? There are v1, v2$"):
         versions.undeploy(cluster, "mnist", None)
+    with pytest.raises(UsageError, match=r"^there is no model 'nobody'$"):
+        lookup.change_model(lookup.catalog_of(cluster), "nobody", lambda record: record.add_version(Version("v1")))
+    lookup.change_model(lookup.catalog_of(cluster), "more", lambda record: record.add_version(Version("v1")), create=True)
+    with pytest.raises(UsageError, match=r"^which model\? There are mnist, more$"):
+        versions.versions(cluster, None, False)
 
 
 def version_status(version: str, state: str, error_message: str = "") -> tuple[int, Any]:
@@ -474,6 +598,40 @@ def test_servers_are_not_queried_if_no_version_is_served(make_cluster: MakeClust
     assert fake.requests == []
 
 
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds or 1.0
+
+
+def test_a_server_that_ended_is_started_again(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, started = Clock(), list[tuple[float, list[str]]]()
+    monkeypatch.setattr(server_status, "time", clock)
+    silent = (client.NO_SERVER, {"error": "nobody"})
+    cluster, fake = make_cluster(*[silent] * 9, (503, {"error": "loading"}), *[silent] * 7, (200, AVAILABLE))
+    fake.token = lambda _: "t"
+    monkeypatch.setattr(server, "start", lambda _, names: started.append((clock.now - 1000, names)))
+    version, outcome = Version("v1", token="t"), Outcome({"master-0": ""}, {})
+    server_status.wait_loaded(cluster, "mnist", version, outcome)
+    assert started == [(6.0, ["master-0"]), (15.0, ["master-0"])], "5 s after its last answer or start"
+    cluster, _ = make_cluster(silent)
+    with pytest.raises(HostError, match="master-0 has no model server that answers"):
+        server_status.wait_loaded(cluster, "mnist", version, outcome)
+    assert clock.now == 1000 + 17 + 121
+    cluster, _ = make_cluster((503, {"error": "loading"}))
+    message = "the model server on master-0 has not loaded mnist v1 in 180 s: fab shell master-0 -- journalctl -u"
+    with pytest.raises(OpsError, match=message):
+        server_status.wait_loaded(cluster, "mnist", version, outcome)
+    assert clock.now == 1000 + 17 + 121 + 181
+
+
 @pytest.fixture
 def instances(tmp_path: Path) -> str:
     (tmp_path / "request.json").write_text('{"x": 1}\n\n{"x": 2}\n')
@@ -520,6 +678,22 @@ def test_a_class_equal_to_its_key_is_shown(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  3        3  [0.5]\n"
 
 
+def test_a_request_is_as_large_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "_MOST_BYTES", 10)
+    assert [*predicting.request_bodies([11, 22, 333, 4, "much too long", 5], {})] == [
+        b'{"instances": [11,22]}',  # 2 of 8 bytes are those of no more keys
+        b'{"instances": [333,4]}',
+        b'{"instances": ["much too long"]}',
+        b'{"instances": [5]}',
+    ]
+    monkeypatch.setattr(predicting, "_MOST_BYTES", 22)
+    assert [*predicting.request_bodies([11, 22, 3], {"signature": "x"})] == [
+        b'{"instances": [11], "signature": "x"}',
+        b'{"instances": [22], "signature": "x"}',
+        b'{"instances": [3], "signature": "x"}',
+    ]
+
+
 @given(st.lists(st.text(max_size=40), min_size=1), st.sampled_from([{}, {"signature_name": "other"}]))
 def test_large_requests_are_split(values: list[str], more: dict[str, str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -539,9 +713,12 @@ def test_split_requests_use_one_version(
     deploy(cluster)
     cluster, fake = make_cluster((200, {"predictions": [1]}), (200, {"predictions": [2]}))
     monkeypatch.setattr(predicting, "_MOST_BYTES", 1)
+    counts: list[object] = []
+    monkeypatch.setattr(predicting.terminal, "counter", lambda _, total: counts.append(total) or counts.append)  # type: ignore[func-returns-value]
     capsys.readouterr()
     assert predicting.predict(cluster, None, None, instances, None, True) == 0
     assert json.loads(capsys.readouterr().out) == {"predictions": [1, 2]}
+    assert counts == [2, b'{"instances": [{"x": 1}]}', b'{"instances": [{"x": 2}]}'], "the progress"
     path = "/v1/models/mnist/versions/v1:predict"
     assert fake.requests[-2:] == [("POST", path, {"instances": [{"x": 1}]}), ("POST", path, {"instances": [{"x": 2}]})]
 
@@ -568,6 +745,7 @@ def test_a_servers_error_is_one_error(
         (b"", "has no instance: give a JSON value on each line"),
         (b'{"x": 1}\n{"x": NaN}\n', "line 2 is no JSON: NaN is no number of JSON"),
         (b"{", "line 1 is no JSON"),
+        (b'[{"x": 1e999}]', "line 1 has a number that is too large; each line is a JSON value of its own"),
         (b"[1, 1e999]", "line 1 has a number that is too large; each line is a JSON value of its own"),
         (b"\xff", "cannot be read (it is no text)"),
         (None, "cannot be read (No such file or directory)"),
@@ -577,7 +755,8 @@ def test_invalid_instances_are_refused(tmp_path: Path, content: bytes | None, me
     file = tmp_path / "request.json"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(UsageError, match=re.escape(message)):
+    before = "" if "cannot" in message else " " if message.startswith("has") else ", "
+    with pytest.raises(UsageError, match=f"^{re.escape(str(file))}{before or ' '}{re.escape(message)}"):
         predicting.read_instances(str(file))
     with pytest.raises(UsageError, match="--json-instances is missing"):
         predicting.read_instances(None)
@@ -592,6 +771,17 @@ def test_instances_may_be_lines_a_list_or_a_request(tmp_path: Path, text: str) -
     assert predicting.read_instances(str(tmp_path / "request.json")) == [{"x": 1}, {"x": 2}]
     (tmp_path / "list.json").write_text("[1, 2]\n")
     assert predicting.read_instances(str(tmp_path / "list.json")) == [[1, 2]], "a list may be one instance"
+    for one in ("[]", '{"x": 1}', '{"instances": 7}', "[{}, 1]"):
+        (tmp_path / "one.json").write_text(one)
+        assert predicting.read_instances(str(tmp_path / "one.json")) == [json.loads(one)]
+
+
+def test_instances_are_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n")))
+    assert predicting.read_instances("-") == [1, 2]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1\n{\n")))
+    with pytest.raises(UsageError, match=r"^stdin, line 2 is no JSON: "):
+        predicting.read_instances("-")
 
 
 def test_predictions_of_any_shape_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,36 @@ def test_a_failed_start_gives_its_reason(cluster: ClusterClient, fleet: FakeFlee
         servers.request("POST", PREDICT)
 
 
+def test_one_new_server_is_enough(
+    cluster: ClusterClient, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "_LISTEN_SECONDS", 60.0)
+    servers = FakeServers(cluster, serving_0=NOT_RUNNING, serving_1=NOT_RUNNING)
+    requested = threading.Event()
+    request_from = servers.request_from
+
+    def count(name: str, method: str, path: str, body: bytes | None = None) -> Answer:
+        answer = request_from(name, method, path, body)
+        if (name, path) == ("serving-1", PREDICT):
+            requested.set()
+        return answer
+
+    def start_one(name: str) -> None:
+        assert requested.wait(60)
+        if name == "serving-0":
+            raise HostError(name, "is gone")
+        servers.answers[name] = DONE
+
+    monkeypatch.setattr(servers, "request_from", count)
+    fleet.on_command = start_one
+    servers.start()
+    assert servers.request("POST", PREDICT) == DONE
+    fleet.on_command = lambda _: None
+    servers.finish_start()
+    assert capsys.readouterr().err == "serving-0 is gone\n"
+    assert fleet.commands[-1] == ("master-0", False)
+
+
 def test_an_unreachable_host_is_named(cluster: ClusterClient, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
     servers = FakeServers(cluster, serving_0=DONE, serving_1=HostError("serving-1", "does not answer"))
     servers.start()
@@ -303,6 +333,44 @@ def test_serve_holds_while_a_host_is_reachable(cluster: ClusterClient, monkeypat
     assert finished_starts == [0]
     assert servers.requests[:2] == [("serving-0", HEALTH), ("serving-1", HEALTH)]
     assert servers._order() == ["serving-1", "serving-0"], "the next request begins with a server that answers"
+
+
+def test_serve_prints_the_address_of_a_local_port(
+    cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = FakeServers(cluster, serving_0=UNKNOWN, serving_1=(200, {}))
+    forwards = []
+
+    class FakeForward(contextlib.AbstractContextManager["FakeForward"]):
+        def __init__(self, opener: ServingClient, loopback: str, ports: range) -> None:
+            assert (opener, loopback, ports) == (servers, "127.0.0.1", range(1234, 1235))
+            self.port, self.port_there = 1234, 0
+            forwards.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            self.port = 0
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    started: list[int] = []
+    monkeypatch.setattr(servers, "start", lambda: started.append(len(servers.requests)))
+    monkeypatch.setattr(serve, "ServingClient", lambda _: servers)
+    monkeypatch.setattr(serve, "Forward", FakeForward)
+    monkeypatch.setattr(serve, "catalog_of", lambda _: None)
+    monkeypatch.setattr(serve, "served_model", lambda *_: SimpleNamespace(name="m"))
+    monkeypatch.setattr(serve.time, "sleep", interrupt)
+    assert serve.serve(cluster, "m", "1234") == 0
+    output = capsys.readouterr()
+    url = "http://127.0.0.1:1234/v1/models/m"
+    assert output.out == f"{url}\n"
+    assert output.err == f"curl -d '{{\"instances\": […]}}' {url}:predict; Ctrl-C ends it\n"
+    assert started == [0], "before the first request"
+    assert servers.requests == [("serving-0", "/v1/models/m"), ("serving-1", "/v1/models/m"), ("serving-1", HEALTH)]
+    assert [(forward.port, forward.port_there) for forward in forwards] == [(0, 8501)]
+    servers.answers = dict.fromkeys(servers.names, NOT_RUNNING)
+    with pytest.raises(OpsError, match=r"^no model server answers on serving-0, serving-1: fab deploy starts it$"):
+        serve.serve(cluster, "m", "1234")
 
 
 def test_the_names_of_servers(inventory: Inventory, served: Inventory) -> None:

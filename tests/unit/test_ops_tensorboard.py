@@ -36,7 +36,7 @@ class FakeChannel:
     """A channel that returns these pieces (None for a timeout) and then ends."""
 
     def __init__(self, *pieces: bytes | None, exited: int = 1, error: Exception | None = None, connected: bool = False) -> None:
-        self.pieces, self.sent, self.exit_code = list(pieces), b"", exited
+        self.pieces, self.sent, self.exit_code, self.timeouts = list(pieces), b"", exited, list[float]()
         self.transport = SimpleNamespace(saved_exception=error, is_active=lambda: connected)
 
     def get_transport(self) -> SimpleNamespace:
@@ -46,7 +46,7 @@ class FakeChannel:
         return self.exit_code
 
     def settimeout(self, seconds: float) -> None:
-        assert seconds > 0
+        self.timeouts.append(seconds)
 
     def recv(self, size: int) -> bytes:
         piece = self.pieces.pop(0) if self.pieces else b""
@@ -140,9 +140,10 @@ def test_the_remote_process_stays_while_keepalives_arrive() -> None:
 
 def test_the_port_is_read_from_tensorboards_output() -> None:
     output = b"\nTensorBoard 2.21.0 at http://127.0.0.1:43", b"210/ (Press CTRL+C to quit)\n"
-    channel = FakeChannel(None, *output)
+    channel = FakeChannel(None, *(bytes([byte]) for byte in b"".join(output)))
     assert module._Server("master-0", channel).await_port() == 43210
-    assert channel.sent, "the host gets a keepalive"
+    assert channel.sent == b"\n" * len(channel.timeouts), "the host gets keepalives"
+    assert set(channel.timeouts) == {1.0}
 
 
 def test_an_end_is_an_error_with_its_last_line() -> None:
@@ -225,6 +226,29 @@ def test_a_broken_connection_restarts_tensorboard_on_the_same_port(
 )
 def test_other_ends_are_errors(cluster: ClusterClient, channels: list[FakeChannel], message: str) -> None:
     assert last_error(cluster, *channels).startswith(message)
+
+
+def test_ctrl_c_ends_it_and_connections_reach_the_chief(
+    cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    channel = serving_channel(1001)
+    fleet: Any = FakeFleet(channel)
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Server, "await_end", interrupt)
+    assert module.tensorboard(ClusterClient(cluster.inventory, fleet), None, every_job=True, port=None) == 0
+    assert capsys.readouterr().err.splitlines() == ["TensorBoard on master-0 shows /bucket/jobs; Ctrl-C ends it"]
+    transport = FakeTransport()
+    fleet.connection = lambda _: SimpleNamespace(transport=transport)
+    chief = module._Chief(fleet, "master-0")
+    with chief.open_channel("direct-tcpip", ("127.0.0.1", 6006), ("127.0.0.1", 1), 1.0) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b"", "the host has ended it, too"
+    assert transport.opened == [("direct-tcpip", ("127.0.0.1", 6006))]
+    with pytest.raises(paramiko.SSHException, match="master-0 does not answer"):
+        module._Chief(FakeFleet(), "master-0").open_channel("direct-tcpip", ("", 1), ("", 1), 1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
