@@ -1,7 +1,8 @@
 """Measure what the tests catch: `python tests/mutants.py` changes one line at a time and runs the tests of that line.
 
 The changes are drawn by a seed from the code of the packages below, in copies of the working tree. A mutant is caught if a test
-that runs its line, or that names its module, fails, or mypy does: both are part of `make test`. The others are listed.
+that runs its line, or that names its module, fails, or mypy does, or a test that runs its package as a process: all are part of
+`make test`. The others are listed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "mutants"
 PACKAGES = ("infra", "jobs", "ops", "hosts", "scaletier")
 PATHS = ("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes")
+# Tests start these as processes of their own, of which no coverage is recorded.
+SPAWNED = ("scaletier/", "hosts/agent/")
 # Negated, not shifted by one: at a moment in time, `<` and `<=` are the same.
 _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -236,8 +239,12 @@ def main() -> int:
         tree = trees.get()
         try:
             tests = tests_of(mutant, data)
-            pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full", *tests]
-            outcome = judge(tree, mutant, [*([pytest] if tests else []), [str(BIN / "mypy")]])  # quick commands first
+            pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full"]
+            commands = [[*pytest, *tests]] if tests else []  # quick commands first
+            commands.append([str(BIN / "mypy")])
+            if mutant.path.startswith(SPAWNED):
+                commands.append([*pytest, "tests/processes"])
+            outcome = judge(tree, mutant, commands)
         finally:
             trees.put(tree)
         print(f"{outcome:<8} {len(tests):>4} tests  {mutant}", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import scaletier
-from scaletier.flags import Flags, flags_of, parser
+from scaletier.flags import Flags, flags_of, parser, share
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +48,18 @@ def test_a_sync_period_is_a_number_or_measured() -> None:
     assert flags_of(["--sync-period=7"]).sync_period == 7
 
 
+def test_the_seed_is_a_number_of_32_bits() -> None:
+    assert flags_of([f"--seed={2**32 - 1}"]).seed == 2**32 - 1
+    with pytest.raises(SystemExit):
+        flags_of([f"--seed={2**32}"])
+
+
+@pytest.mark.parametrize(("text", "valid"), [("0", True), ("0.99", True), ("1", False), ("-0.1", False), ("nan", False)])
+def test_a_share_is_from_0_to_below_1(text: str, valid: bool) -> None:
+    with contextlib.nullcontext() if valid else pytest.raises(argparse.ArgumentTypeError, match="from 0 to below 1"):
+        assert share(text) == float(text)
+
+
 def test_the_minimum_of_each_flag() -> None:
     names = ["max-steps", "eval-steps", "checkpoint-steps", "keep-checkpoints", "sync-period", "microbatches"]
     parsed = vars(flags_of([*(f"--{flag}=1" for flag in names), "--seed=0"]))
@@ -69,6 +83,7 @@ def test_a_program_adds_its_own_flags() -> None:
         (["--strategy", "mirrored"], "invalid choice: 'mirrored' (choose from 'async', 'sync', 'model-parallel')"),
         (["--max-steps", "many"], "--max-steps: 'many' is not a whole number"),
         (["--max-steps", "0"], "--max-steps: 0 is too low; it must be at least 1"),
+        (["--seed", str(2**32)], "--seed: 4294967296 is too high; it must be at most 4294967295"),
         (["--seed", "-1"], "--seed: -1 is too low; it must be at least 0"),
         (["--eval-interval", "soon"], "--eval-interval: 'soon' is not a number"),
         (["--checkpoint-seconds", "inf"], "--checkpoint-seconds: inf must be above 0"),

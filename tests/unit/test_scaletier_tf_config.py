@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 
 import pytest
 
-from scaletier.cluster import Cluster, ClusterError, await_peers, parse, unfit
+from scaletier.cluster import Cluster, ClusterError, _accepts, await_peers, parse, unfit
 from scaletier.flags import STRATEGIES
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
@@ -38,7 +39,9 @@ def test_the_chief_may_be_called_master(key: str) -> None:
 def test_a_worker_knows_its_address_and_its_peers() -> None:
     cluster = parse(config("worker", 1))
     assert cluster.address == "c:2222"
+    assert cluster.name == "worker/1"
     assert cluster.peers("ps", "worker") == {"ps/0": "a:2222", "worker/0": "b:2222", "worker/1": "c:2222"}
+    assert (Cluster().name, Cluster().peers("ps")) == ("chief/0", {})
 
 
 def test_the_evaluator_is_outside_the_cluster() -> None:
@@ -72,6 +75,20 @@ def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("time.monotonic", iter(range(0, 100, 4)).__next__)
     await_peers({"ps/0": "a:2222", "worker/0": "b:2222"}, reports.append)
     assert reports == ["Waiting for worker/0"]
+
+
+def test_a_peer_that_listens_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[object] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        addresses.append(address)
+        if address[1] == 2223:
+            raise ConnectionRefusedError
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert [_accepts(address) for address in ("10.0.0.2:2222", "[fd00::2]:2222", "10.0.0.2:2223")] == [True, True, False]
+    assert addresses == [("10.0.0.2", 2222), ("fd00::2", 2222), ("10.0.0.2", 2223)]
 
 
 @pytest.mark.parametrize(
