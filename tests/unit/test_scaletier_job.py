@@ -618,6 +618,17 @@ def test_a_model_with_a_lookup_is_refused_on_several_hosts(
     assert line.startswith("error: the model words looks words up in a table, which no other host can be given: ")
 
 
+def test_a_loss_that_is_no_mean_is_refused_on_parts_of_a_model(
+    main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+    assert main(job(loss=total), "--strategy=model-parallel") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: the loss total is invalid with --strategy model-parallel: its reduction is sum. Valid: ")
+
+
 def test_a_model_with_a_lookup_is_exported_with_its_vocabulary(main: Main, tmp_path: Path) -> None:
     assert main(job(model=make_words, data=dataset(INPUT_WORDS, TARGETS))) == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
