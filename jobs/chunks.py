@@ -150,7 +150,7 @@ class ChunkFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sizes: dict[str, int] = {}
-        self._changed = 0
+        self._changed: int | None = None
 
     def sizes(self) -> Mapping[str, int]:
         """Return the size of each chunk in bytes, by name.
@@ -163,11 +163,11 @@ class ChunkFolder:
             if changed != self._changed or not growing:
                 self._list(growing)
                 # Two changes within a tick of the kernel's clock have one time.
-                self._changed = changed if time.time_ns() - changed > _TICK_NANOSECONDS else 0
+                self._changed = changed if time.time_ns() - changed > _TICK_NANOSECONDS else None
             else:
                 self._sizes[growing] = (self._path / growing).stat().st_size
         except OSError:
-            self._changed = 0
+            self._changed = None
             return {}
         return self._sizes
 

@@ -91,13 +91,13 @@ def in_thread(work: Callable[[], None]) -> None:
 
 @dataclass
 class _HostRequest:
-    """The request for one host: when it is due again, the answer, and how often that came in a row."""
+    """The request for one host: when it is due again, and the last two answers."""
 
     due: float
     times: int = 0
     pending: bool = False
     answer: str | None = None
-    same_answers: int = 0
+    previous_answer: str | None = None
     reported: str | None = None
 
 
@@ -131,9 +131,7 @@ class HostStarter:
 
     def _send_request(self, host: str, request: _HostRequest) -> None:
         try:
-            answer = self._start(host)
-            request.same_answers = request.same_answers + 1 if answer == request.answer else 1
-            request.answer = answer
+            request.previous_answer, request.answer = request.answer, self._start(host)
         finally:
             request.pending = False
 
@@ -144,7 +142,7 @@ def _new_line(host: str, request: _HostRequest) -> str:
     A refusal counts when it comes twice: a host must be off to be started.
     """
     answer = request.answer
-    if answer is None or answer == request.reported or (answer and request.same_answers < 2):
+    if answer is None or answer == request.reported or (answer and answer != request.previous_answer):
         return ""
     request.reported = answer
     return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"

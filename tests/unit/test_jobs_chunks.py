@@ -103,6 +103,16 @@ def test_a_position_yields_all_later_lines_once(log: list[bytes], at: int) -> No
     assert lines_of(ChunkReader(source, position).entries()) == (log[at + 1 :] if at < len(every) else log)
 
 
+@pytest.mark.parametrize("block", [1, 2, 7, 20])
+def test_a_log_is_read_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "_BLOCK", block)
+    monkeypatch.setattr(chunks, "_FROM_THE_END", block)
+    log = [b"", b"one", b"longer than a block", b"x" * 20, b""]
+    source = ChunksInMemory(log, [4, 1], b"half")
+    assert lines_of(ChunkReader(source).entries()) == lines_of(newest(source, LogFilter(9))[0]) == log
+    assert newest(source, LogFilter(1))[1] == list(ChunkReader(source).entries())[-1].position
+
+
 def test_another_host_s_log_follows_the_earlier_one() -> None:
     source = ChunksInMemory([b"one", b"two"], [2])
     reader = ChunkReader(source)

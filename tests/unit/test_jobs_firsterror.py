@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hosts.agent.lines import Messages
-from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
+from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest, is_continuation
 from ops.logs.lines import FIRST, Format, LogLine
 from ops.screen.logs import FirstErrorDetector
 
@@ -51,10 +51,36 @@ def test_the_first_error(texts: list[str], expected: str | None) -> None:
     assert (error and error.message) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", True), (" ", True), (" x", True), ("\tx", True), ("x", False), ("x y", False), ("x ", False)]
+)
+def test_a_continuation_is_indented_or_empty(text: str, expected: bool) -> None:
+    assert is_continuation(text) is expected
+
+
+def test_the_lines_that_belong_to_the_first_error() -> None:
+    finder, results = ErrorFinder(), list[tuple[bool, str | None]]()
+    message = ["it failed", *TRACE, "more", "Traceback (most recent call last):", "KeyError: 'x'"]
+    for severity, text in [("INFO", "before"), *(("ERROR", line) for line in message), ("INFO", "after"), ("ERROR", "again")]:
+        belongs = finder.add_line(7, severity, text, "shown")
+        results.append((belongs, finder.error.message if finder.error else None))
+    assert results == [
+        (False, None),
+        (True, "it failed"),
+        *[(False, "it failed")] * 3,
+        (True, "ValueError: bad shape"),
+        *[(False, "ValueError: bad shape")] * 2,
+        *[(True, "KeyError: 'x'"), (False, "KeyError: 'x'"), (False, "KeyError: 'x'")],
+    ]
+    assert finder.error == FirstError("shown", "KeyError: 'x'")
+    assert ErrorFinder().add_line(7, "CRITICAL", TRACE[0], "shown") is False, "its last line is the error"
+
+
 def test_the_earliest_error_of_several_replicas() -> None:
     late, early = FirstError("2", "late"), FirstError("1", "early")
     assert earliest([("a", late), ("b", None), ("c", early)]) == ("c", early)
     assert earliest([("a", None)]) is None
+    assert earliest([("b", early), ("a", early)]) == ("a", early)
 
 
 def test_the_first_error_s_line_is_marked_once() -> None:

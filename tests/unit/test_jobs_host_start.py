@@ -136,11 +136,13 @@ class Site:
     def __init__(self) -> None:
         self.clock, self.answer = Clock(), ""
         self.requests: list[str] = []
+        self.times: list[float] = []
         self.work: list[Callable[[], None]] = []
         self.starter = HostStarter(self.start, ["worker-0", "worker-1"], self.clock, self.work.append)
 
     def start(self, host: str) -> str:
         self.requests.append(host)
+        self.times.append(self.clock() - 1000.0)
         return self.answer
 
     def request_hosts(self, *hosts: str, seconds: int = 1) -> list[str]:
@@ -157,7 +159,8 @@ class Site:
 def test_a_start_request_is_repeated_with_backoff_and_logged_once() -> None:
     site = Site()
     assert site.request_hosts("worker-0", "ps-0", seconds=180) == ["worker-0 is being started"]
-    assert site.requests == ["worker-0"] * 5, "at 0, 10, 30, 60 and 120 s"
+    assert site.requests == ["worker-0"] * 5
+    assert site.times == [0.0, 10.0, 30.0, 60.0, 120.0]
     assert site.request_hosts(seconds=5) == []
     assert site.request_hosts("worker-0", seconds=2) == ["worker-0 is being started"], "it has stopped again"
 
@@ -175,7 +178,10 @@ def test_a_refusal_is_logged_the_second_time_and_when_it_changes() -> None:
     assert site.request_hosts("worker-0", seconds=5) == []
     site.answer = "HTTP 403"
     report = "worker-0 is not started: HTTP 403; it is asked for again"
-    assert site.request_hosts("worker-0", seconds=60) == [report]
+    assert site.request_hosts("worker-0", seconds=26) == []
+    assert site.times == [0.0, 10.0, 30.0]
+    assert site.request_hosts("worker-0", seconds=34) == [report]
+    assert site.times == [0.0, 10.0, 30.0, 60.0]
     site.answer = ""
     assert site.request_hosts("worker-0", seconds=70) == ["worker-0 is being started"]
 

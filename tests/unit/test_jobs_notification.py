@@ -17,6 +17,9 @@ from jobs.notification import check_target, shown
         ("./done.sh --token 'a b'", "command ./done.sh …"),
         ("mail", "command mail"),
         ("curl http://example.com/${JOB_ID}", "command curl …"),
+        ("http://example.com/" + "a" * 2029, "POST http://example.com/…"),
+        ("https://example.com//", "POST https://example.com/"),
+        ("http://[64:ff9b::808:808]/x", "POST http://[64:ff9b::808:808]/…"),
     ],
 )
 def test_targets_and_their_form_without_secrets(target: str, expected: str) -> None:
@@ -40,7 +43,8 @@ def test_targets_and_their_form_without_secrets(target: str, expected: str) -> N
         ("http://example.com/é", "it holds a space or a character that is not ASCII"),
         ("http://example.com/\r\nX: y", "it holds a control character"),
         ("http://[1::", "Invalid IPv6 URL"),
-        ("http://" + "a" * 3000, "it has 3007 characters"),
+        ("http://example.com/" + "a" * 2030, "it has 2049 characters, and 2048 are allowed"),
+        ("http://@example.com/", "it names a user"),
         ("./done.sh 'a", "it cannot be split into words (No closing quotation)"),
         ("http://metadata.google.internal/computeMetadata/v1/", "is the metadata server"),
         ("http://METADATA.google.internal./", "is the metadata server"),

@@ -233,6 +233,15 @@ def test_a_long_value_is_shortened_in_an_error(size: int, shown: str) -> None:
     assert str(error.value) == f'loss is "{shown}. Valid: a finite number'
 
 
+def test_most_lines_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder, parsed = ProgressFinder(), list[str]()
+    monkeypatch.setattr(progress, "read_report", lambda line: parsed.append(line))
+    lines = ["step 3 of 9, loss: 0.5", "Exchange every 8 steps", "Train [", "Eval, step", "Final metrics", REPORT_KEY]
+    assert [finder.add_line(line, 0.0, "t") for line in lines] == [""] * 6
+    assert parsed[0] == "Train ["
+    assert set(parsed) == set(lines[2:])
+
+
 def rates(*reports: tuple[float, int]) -> list[float | None]:
     """Return the steps/s after each report at a time."""
     finder, found = ProgressFinder(), list[float | None]()

@@ -55,6 +55,17 @@ def test_no_job_takes_hosts_that_a_waiting_job_needs() -> None:
     assert held_jobs(queue.added(QueueEntry("urgent", ["w"], priority=1))) == ["a", "urgent"]
 
 
+def test_the_hosts_that_a_job_can_use_and_those_that_it_needs() -> None:
+    waits = QueueEntry("a", [], candidates={"master-0": ["m", "w"], "worker-0": ["w"], "ps-0": ["p"]})
+    assert (waits.usable_hosts(), waits.required_hosts(), waits.placement) == ({"m", "w", "p"}, {"w", "p"}, {})
+    held = replace(waits, hosts=["m", "w", "p"], held=True)
+    assert held.usable_hosts() == held.required_hosts() == {"m", "w", "p"}
+    assert held.placement == {"master-0": "m", "worker-0": "w", "ps-0": "p"}
+    assert [held.replica_on(host) for host in "mwpx"] == ["master-0", "worker-0", "ps-0", ""]
+    old = QueueEntry("a", ["m", "w"])
+    assert old.usable_hosts() == old.required_hosts() == {"m", "w"}
+
+
 def test_another_submission_of_the_same_id_is_not_removed() -> None:
     queue = Queue().added(QueueEntry("a", ["m"], token="mine"))
     assert queue.without(QueueEntry("a", ["m"], token="other")) == queue
