@@ -28,6 +28,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.logs.lines import LogLine
 from ops.report.report import TrialRow, TunedParameter, Tuning
 from ops.submit import train, tuning
+from ops.submit.config import JobFlags
 from ops.submit.trials import TuningResult
 
 ROOT = DOCS.parents[1]
@@ -117,18 +118,37 @@ def test_a_followed_job_is_printed_at_its_end(
     put_job(ledger, JobRecord("job01"))
     submission = SimpleNamespace(job=SimpleNamespace(id="job01"))
 
-    def run(*_: Any) -> int:
+    def run(*args: Any) -> int:
         print("as it goes")
-        return 0
+        followed.append(args[1:])
+        return 7
+
+    followed: list[Any] = []
 
     monkeypatch.setattr(train, "run", run)
     cluster = ClusterClient(inventory, ledger=ledger)
-    assert train.run_submission(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
+    assert train.run_submission(cluster, lambda: submission, True, True, as_json, False) == 7  # type: ignore[arg-type,return-value]
+    assert followed == [(submission, True, True, as_json)], "a screen would not be JSON"
     output = capsys.readouterr()
     if as_json:
         assert (json.loads(output.out)["jobId"], output.err) == ("job01", "as it goes\n")
     else:
         assert output.out == "as it goes\n"
+
+
+def test_train_runs_the_job_of_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_submission(cluster: Any, prepare: Any, *how: bool) -> int:
+        calls.append((prepare(), *how))
+        return 5
+
+    calls: list[Any] = []
+    monkeypatch.setattr(train, "prepare_job", lambda *args: args)
+    monkeypatch.setattr(train, "run_submission", run_submission)
+    cluster: Any = object()
+    assert train.train(cluster, JobFlags("j"), "mine", True, False, False) == 5
+    assert train.train(cluster, JobFlags("j"), "mine", False, True, True, False) == 5
+    job = (cluster, JobFlags("j"), "mine")
+    assert calls == [(job, True, False, False, True), (job, False, True, True, False)]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,15 @@ from hypothesis import strategies as st
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
+from infra.validation import Section
 from jobs import records
+from ops.checks import Count, Positive, Truth, validate
 from ops.errors import UsageError
 from ops.package.trainer_config import FILE, read
+from ops.submit import environment
 from ops.submit.config import JobFlags, JobSpec, build_job, check_job_dir, split_args, split_labels
 from ops.submit.render import plan
+from ops.submit.schema import TrainingInput
 
 DECLARES = {
     f"mine/{FILE}": b"""
@@ -495,6 +501,88 @@ def test_a_strategy_needs_its_required_roles(inventory: Inventory) -> None:
     other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {requiredRoles: [worker]}, alone: }}"}
     assert build_job(JobFlags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
     assert build_job(JobFlags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
+
+
+class Kinds(Section):
+    """One key of each kind."""
+
+    old_names: ClassVar[Mapping[str, str]] = {"many": "lots"}
+
+    many: Count | None = None
+    some: Positive | None = None
+    sure: Truth | None = None
+
+
+def test_kinds_of_values(capsys: pytest.CaptureFixture[str]) -> None:
+    least = validate(Kinds, {"many": "0", "some": 1, "sure": False}, "x.yaml")
+    assert least.given() == {"many": 0, "some": 1, "sure": False}
+    for key, value, message in (
+        ("many", -1, "must be at least 0, not -1"),
+        ("some", 0, "must be at least 1, not 0"),
+        ("some", True, "must be a number, not True"),
+        ("sure", 1, "must be true or false, not 1"),
+    ):
+        with pytest.raises(UsageError, match=f"^x.yaml: {key} {message}"):
+            validate(Kinds, {key: value}, "x.yaml")
+        with pytest.raises(UsageError, match=f"^x.yaml: a.{key} {message}"):
+            validate(Kinds, {key: value}, "x.yaml: a")
+    assert validate(Kinds, {"lots": 2}, "x.yaml").many == 2
+    assert capsys.readouterr().err == ""
+    assert validate(Kinds, {"lots": 2}, "x.yaml", report_old_keys=True).many == 2
+    note = "x.yaml: the key lots is called many now: rename it, as the next release reads that alone\n"
+    assert capsys.readouterr().err == note
+
+
+def test_the_valid_keys_of_a_job() -> None:
+    assert TrainingInput.valid_keys() == [name for name in TrainingInput.model_fields if name != "packageUris"]
+
+
+def test_reserved_names_and_spaces_in_files_of_variables(inventory: Inventory, tmp_path: Path) -> None:
+    (file := tmp_path / "vars").write_text(" A = b \nRANK=1\n")
+    message = "RANK is set by the cluster, and cannot be changed; nor can TF_CONFIG, "
+    with pytest.raises(UsageError, match=f"^--env-file {file}:2: {message}"):
+        environment.merge_environment({}, str(file), [], "config.yaml")
+    with pytest.raises(UsageError, match=f"^--secret-file {file}:2: {message}"):
+        environment.read_secrets([], str(file), {})
+    file.write_text(" A = b \n")
+    assert environment.merge_environment({"A": "c"}, str(file), [], "config.yaml") == {"A": " b "}
+    file.write_bytes(b"A=\xff")
+    with pytest.raises(UsageError, match=f"^--env-file {file} cannot be read: it is no text$"):
+        environment.merge_environment({}, str(file), [], "config.yaml")
+    file.write_text("A=1\nexport B=2\n")
+    with pytest.raises(
+        UsageError, match=f"^--env-file {file}:2: 'export B' is no name of a variable: letters, digits and _, and"
+    ):
+        environment.merge_environment({}, str(file), [], "config.yaml")
+    for value, problem in (("", "is empty, and NAME=VALUE is the form"), ("a\0b", "holds a NUL character")):
+        with pytest.raises(UsageError, match=f"^a secret {problem}$"):
+            environment.read_secrets(["TOKEN"], None, {"TOKEN": value})
+    with pytest.raises(UsageError, match=r"^the environment's A holds a NUL character, which no program can receive$"):
+        environment.merge_environment({"A": "\0"}, None, [], "config.yaml")
+
+
+def test_the_variables_of_a_gpu_host(inventory: Inventory) -> None:
+    host = replace(inventory.host("worker-1"), accelerator={"type": "nvidia-tesla-t4", "count": 2})
+    hosts = tuple(host if each.name == host.name else each for each in inventory.hosts)
+    variables = environment.task_variables(replace(inventory, hosts=hosts), host, "j", "/out", "/data")
+    assert variables == {
+        "TYPE": "worker",
+        "INDEX": "1",
+        "JOB_ID": "j",
+        "JOB_DIR": "/out",
+        "SCALETIER_DATA": "/data",
+        "SCALETIER_ACCELERATOR": "2 nvidia-tesla-t4",
+        "MASTER_ADDR": "10.0.0.2",
+        "MASTER_PORT": "2222",
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "2",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.2:2223",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": "2",
+    }
 
 
 def test_a_missing_config_file_is_refused(inventory: Inventory) -> None:

@@ -23,7 +23,9 @@ TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 def test_the_manifest_has_all_inputs_of_a_job(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", more_args=["--a", "\udcff"], labels=["owner=ann"]), inventory, "tiny")
     built = package.build(TINY, "tiny.task")
-    full = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
+    content = manifest.manifest(inventory, job, built)
+    assert manifest.to_json(content) == json.dumps(content, indent=1).encode() + b"\n"
+    full = json.loads(manifest.to_json(content))
     assert (full["job"], full["module"], full["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
     assert full["package"]["sha256"] == built.sha256
     assert full["package"]["dependencies"] == []
@@ -43,7 +45,25 @@ def test_the_manifest_has_all_inputs_of_a_job(inventory: Inventory) -> None:
     }
     assert full["labels"] == {"owner": "ann"}
     assert set(full["versions"]) == {"scaletier"}
-    assert "reproduces" not in full
+    again = manifest.manifest(inventory, replace(job, reproduces="job00", environment={"A": "b"}), built)
+    assert again == {**content, "reproduces": "job00", "environment": {"A": "b"}}
+    config = {key: value for key, value in job.training_input.items() if key not in manifest._OWN_KEYS}
+    assert content == {
+        "job": "job01",
+        "package": full["package"],
+        "module": "tiny.task",
+        "command": [],
+        "folder": "",
+        "args": ["--a", "\udcff"],
+        "jobDir": "/bucket/jobs/job01/output",
+        "labels": {"owner": "ann"},
+        "environment": {},
+        "secrets": [],
+        "config": config,
+        "cluster": full["cluster"],
+        "versions": full["versions"],
+    }
+    assert config == {}
 
 
 def test_config_keeps_keys_that_the_manifest_lacks(inventory: Inventory, tmp_path: Path) -> None:
@@ -71,6 +91,8 @@ def test_a_record_has_the_short_form_and_formats_it(inventory: Inventory) -> Non
         "data": "sha256:abababababababab (2 files, 58.9 MB)",
     }
     assert manifest.format_lines({"data": {"notHashed": "gone"}})["data"] == "not hashed: gone"
+    assert manifest.versions_line({"versions": {"python": "3.11", "tensorflow": None}}) == "python 3.11, tensorflow none"
+    assert manifest.summarize({**full, "data": data, "reproduces": "job00"}) == {**short, "data": data, "reproduces": "job00"}
 
 
 def test_a_record_of_an_older_version_is_read() -> None:
@@ -100,6 +122,18 @@ def test_data_paths_are_read_from_arguments(inventory: Inventory, args: list[str
 def test_output_folders_are_redirected() -> None:
     args = ["--job-dir", "/bucket/x", "--steps=3", "--output_path=/bucket/y", "--job-dir"]
     assert arguments.redirect_output(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
+
+
+def test_flags_with_a_value_are_read() -> None:
+    args = ["--a", "-b", "--c=", "--d=e=f", "x", "--g=h", "y", "--last"]
+    assert list(arguments.flags(args)) == [("--a", "-b"), ("--c", ""), ("--d", "e=f"), ("--g", "h")]
+    assert list(arguments.flags(["--only"])) == list(arguments.flags([])) == []
+    assert [arguments.has_output_flag([arg]) for arg in ("--job-dir=/x", "--output-path", "--job", "job-dir")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_run_flags_are_dropped_with_their_values() -> None:

@@ -19,10 +19,12 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from infra.inventory import Inventory
+from jobs.chunks import LogFilter
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.output import JobOutput
+from ops.errors import HostError
 from ops.submit import metrics
 
 Log = list[str]
@@ -35,6 +37,7 @@ class OneHost:
         return SimpleNamespace(original_host="master-0")
 
     def must(self, name: str, command: str, what: str) -> str:
+        assert (name, what) == ("master-0", "could not read summaries, it ended")
         words = shlex.split(command)
         program = [word.replace("$$", "$") for word in words[words.index("--") + 1 :]]  # escaped for systemd-run
         return subprocess.run(program, capture_output=True, text=True, check=True).stdout
@@ -91,6 +94,38 @@ def test_several_runs_and_tensorflow_1_scalars_are_read(read_metrics: Callable[[
 def test_a_file_without_metrics_is_ignored(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path, text: str) -> None:
     (tmp_path / "jobs/job01/output/metrics.json").write_text(text)
     assert read_metrics([]) == {}
+
+
+def test_results_that_cannot_be_read_are_noted(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[object] = []
+
+    def read_logs(_: object, record: JobRecord, *what: object) -> Any:
+        calls.append(what)
+        raise HostError("master-0", "does not answer")
+
+    monkeypatch.setattr(metrics, "read_logs", read_logs)
+    cluster = ClusterClient(inventory, OneHost())  # type: ignore[arg-type]
+    assert metrics.final_metrics(cluster, JobRecord("job01")) == {}
+    assert calls == []
+    assert metrics.final_metrics(cluster, JobRecord("job01", hosts=["master-0", "worker-0"])) == {}
+    assert calls == [(["master-0"], LogFilter())]
+    assert capsys.readouterr().err == "the results of job01 cannot be read: master-0 does not answer\n"
+
+
+@pytest.mark.parametrize("printed", ["", "no JSON"])
+def test_a_host_that_prints_no_scalars_has_none(inventory: Inventory, printed: str) -> None:
+    class Silent(OneHost):
+        def must(self, name: str, command: str, what: str) -> str:
+            assert shlex.split(command)[-2:] == ["/bucket/jobs/job01/output", "7"]
+            return printed
+
+    output = JobOutput(JobRecord("job01"), "/bucket/jobs/job01/output", {"events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
+    cluster = ClusterClient(inventory, Silent())  # type: ignore[arg-type]
+    assert metrics.scalars(cluster, output, 7) == {}
+    printed = 'a warning\n{"loss": [[1.0, 2.5], [2, 3]], "none": []}\n'
+    assert metrics.scalars(cluster, output, 7) == {"loss": [(1, 2.5), (2, 3)]}
 
 
 def test_damaged_summaries_are_ignored(read_metrics: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:

@@ -109,6 +109,32 @@ def test_a_single_file_runs_in_a_folder_of_its_name(
     assert start_of(make_plan(inventory, job_program)) == (Path("package/run"), ["./run.sh", "x"])
 
 
+def test_the_default_is_the_folder_trainer_or_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program.find(None, None, None, None) == program.find(str(program.SHIPPED), None, None, None)
+    note = "there is no package trainer in this folder: it is the shipped one that runs\n"
+    assert capsys.readouterr().err == note
+    for name in ("trainer", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    assert list(program.find(None, None, None, None).source.files) == ["trainer/__init__.py"]
+    (tmp_path / "trainer/__init__.py").unlink()
+    (tmp_path / "trainer").rmdir()
+    assert list(program.find("mine", "mine.task", None, None).source.files) == ["mine/__init__.py"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_program_of_hosts_precedes_a_file_of_its_name(folder: Path) -> None:
+    (folder / "ls").write_text("")
+    assert program.find(str(folder), None, None, "ls -l").command == ("ls", "-l")
+    assert program.find(str(folder), None, None, "parts").command == ("parts",)
+    assert program.find(str(folder), None, None, str(folder / "helper.py")).command == (str(folder / "helper.py"),)
+    (folder / "tool").write_text("#!/usr/bin/env python3\n")
+    assert program.find(str(folder), None, "tool", None).command == ("python", "tool")
+
+
 def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> None:
     job_program = program.find(str(folder), None, None, "./run.sh")
     job_plan = make_plan(inventory, job_program, job_dir="/bucket/there")
@@ -201,8 +227,9 @@ def test_a_console_script_of_a_project_is_refused_with_its_module(folder: Path, 
     (folder / file).write_text(content)
     with pytest.raises(UsageError) as error:
         program.find(str(folder), None, None, "tool --x 1")
-    assert str(error.value).startswith(
-        f"--command tool is a script of {file}, which only an installed project has: --module mine.cli builds and runs it"
+    assert str(error.value) == (
+        f"--command tool is a script of {file}, which only an installed project has: --module mine.cli builds and runs it, "
+        "if mine.cli calls main() as __main__"
     )
     assert program.find(str(folder), None, None, "ool").command == ("ool",)
 

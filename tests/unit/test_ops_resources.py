@@ -77,7 +77,7 @@ def test_all_or_none_roles_are_requested_together(inventory: Inventory) -> None:
     files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {allOrNone: [ps, worker]}}}"}
     for replicas in ("master", "worker=1,ps=1"):
         assert build_job(JobFlags("j", replicas=replicas), inventory, "mine", files).counts
-    with pytest.raises(UsageError, match="--strategy s needs a ps where it has a worker: --replicas worker,ps"):
+    with pytest.raises(UsageError, match=r"^--strategy s needs a ps where it has a worker: --replicas worker,ps$"):
         build_job(JobFlags("j", replicas="worker"), inventory, "mine", files)
 
 
@@ -98,7 +98,8 @@ def test_all_or_none_roles_are_requested_together(inventory: Inventory) -> None:
         ({"scale_tier": "STANDARD_1"}, "--scale-tier STANDARD_1 needs 3 ps, and stack test (CUSTOM) has 1: run pulumi config"),
         ({"scale_tier": "BASIC_GPU"}, "--scale-tier BASIC_GPU needs a GPU, and the master of stack test has none: run pulumi"),
         ({"scale_tier": "HUGE"}, "scaleTier 'HUGE' is unknown; valid are BASIC, "),
-        ({"replicas": "ps", "strategy": "peers"}, "--strategy peers needs a worker, and the job asks for none: --replicas"),
+        ({"replicas": "ps", "strategy": "peers"},
+         "--strategy peers needs a worker, and the job asks for none: --replicas master,worker does"),
     ],
 )  # fmt: skip
 def test_an_invalid_request_is_refused(inventory: Inventory, flags: dict[str, str], message: str) -> None:
@@ -113,6 +114,73 @@ def test_a_role_that_the_cluster_lacks_is_refused(inventory: Inventory) -> None:
         build(master_only, replicas="evaluator")
     with pytest.raises(UsageError, match=r"--scale-tier CUSTOM does not say how many"):
         build(replace(master_only, scale_tier="BASIC"), scale_tier="custom")
+
+
+def test_a_role_that_the_cluster_lacks_may_be_named_for_none(inventory: Inventory, tmp_path: Path) -> None:
+    master_only = inventory.subset({Role.MASTER: 1})
+    assert counts_of(build(master_only, replicas="evaluator=0")) == {"master": 1}
+    (config := tmp_path / "config.yaml").write_text("trainingInput: {workerType: n1-highmem-8, workerCount: 0}")
+    assert counts_of(build(master_only, str(config))) == {"master": 1}
+    for key, count, needs in (
+        ("workerCount", 1, "1 worker"),
+        ("parameterServerCount", 2, "2 ps"),
+        ("evaluatorCount", 3, "3 evaluators"),
+    ):
+        config.write_text(f"trainingInput: {{{key}: {count}}}")
+        fix = f"run pulumi config set {key} {count} && pulumi up, or take no more than it has"
+        with pytest.raises(UsageError) as error:
+            build(master_only, str(config))
+        problem = f"{config}: trainingInput.{key} needs {needs}, and stack test (CUSTOM) has none"
+        assert str(error.value) == f"{problem}: {fix}"
+
+
+@pytest.mark.parametrize(
+    ("text", "tier", "message"),
+    [
+        (
+            "{scaleTier: CUSTOM}",
+            "CUSTOM",
+            "masterType is missing: scaleTier CUSTOM needs it, stack test has n1-highcpu-8; leave scaleTier and the types out, "
+            "and the counts alone take hosts of it",
+        ),
+        (
+            "{workerType: n1-highmem-8}",
+            "CUSTOM",
+            "workerType is n1-highmem-8, but stack test has n1-highcpu-8: run pulumi config set workerType n1-highmem-8 && "
+            "pulumi up, or leave scaleTier and the types out, and the counts alone take hosts of it",
+        ),
+        (
+            "{workerType: n1-highmem-8}",
+            "STANDARD_1",
+            "workerType is n1-highmem-8, but stack test has n1-highcpu-8: leave scaleTier and the types out, and the counts "
+            "alone take hosts of it",
+        ),
+        (
+            "{scaleTier: BASIC, workerCount: 4, evaluatorCount: 1}",
+            "CUSTOM",
+            "workerCount goes with scaleTier CUSTOM only, and this is BASIC: take it out",
+        ),
+    ],
+)
+def test_a_refused_shape_is_one_line(inventory: Inventory, tmp_path: Path, text: str, tier: str, message: str) -> None:
+    (config := tmp_path / "config.yaml").write_text(f"trainingInput: {text}")
+    with pytest.raises(UsageError) as error:
+        build(replace(inventory, scale_tier=tier), str(config))
+    assert str(error.value) == f"{config}: trainingInput.{message}"
+
+
+def test_a_gpu_decides_between_basic_tiers(inventory: Inventory) -> None:
+    gpu = {"type": "nvidia-tesla-k80", "count": 1}
+    hosts = tuple(replace(host, accelerator=gpu) if host.role is Role.MASTER else host for host in inventory.hosts)
+    with_gpu = replace(inventory, hosts=hosts)
+    assert build(with_gpu, replicas="master").training_input["scaleTier"] == "BASIC_GPU"
+    assert build(inventory, replicas="master").training_input["scaleTier"] == "BASIC"
+    assert counts_of(build(with_gpu, scale_tier="BASIC_GPU")) == {"master": 1}
+    assert counts_of(build(with_gpu, scale_tier="BASIC")) == {"master": 1}
+    fix = "run pulumi config set scaleTier BASIC_GPU && pulumi up"
+    message = f"--scale-tier BASIC_GPU needs a GPU, and the master of stack test has none: {fix}"
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        build(inventory, scale_tier="BASIC_GPU")
 
 
 def test_the_training_input_has_cloud_mls_names(inventory: Inventory) -> None:
@@ -144,6 +212,8 @@ def test_candidate_hosts_of_each_replica(inventory: Inventory) -> None:
         "master-0": ["master-0", "worker-0", "worker-1"],
         "worker-0": ["worker-0", "worker-1"],
     }
+    one_worker = inventory.subset({Role.MASTER: 1, Role.WORKER: 1})
+    assert candidates(one_worker, master=1) == {"master-0": ["master-0", "worker-0"]}
     assert candidates(inventory, master=1, worker=2) == {"master-0": ["master-0"], **{n: [n] for n in ("worker-0", "worker-1")}}
     for changes in ({"machine_type": "n1-highmem-8"}, {"hourly_cost": 0.01}, {"accelerator": {"type": "t4", "count": 1}}):
         cheaper = tuple(replace(host, **changes) if host.role is Role.WORKER else host for host in inventory.hosts)  # type: ignore[arg-type]

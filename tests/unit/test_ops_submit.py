@@ -27,26 +27,28 @@ from jobs import paths
 from jobs.bucket import Bucket, BucketError, Item, RecordStore
 from jobs.folder import FolderBucket, open_bucket
 from jobs.ledger import Ledger
+from jobs.notification import Notification
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER
-from jobs.records import HostFile, JobRecord
+from jobs.records import HostFile, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
+from jobs.study import Measurement, Parameter, ParameterType, PriorTrial, Study, Trial, TrialState
 from ops.cluster import start_hosts
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
-from ops.cluster.ledger import newest_job
-from ops.cluster.remote import CommandResult
+from ops.cluster.ledger import current_user, newest_job
+from ops.cluster.remote import ADVICE, CommandResult
 from ops.errors import HostError, HostsError, OpsError, UsageError, explain
 from ops.package import package, push
 from ops.package.trainer_config import Data, TrainerConfig
-from ops.submit import render, train
+from ops.submit import manifest, render, train
 from ops.submit import submit as module
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
 from ops.submit.submit import Submission, submit
-from ops.submit.submitter import Submitter
+from ops.submit.submitter import OvertakenError, Submitter
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -193,6 +195,33 @@ def test_every_host_gets_one_command(submission: Submission, ledger: Ledger, buc
     assert len({id(shared) for shared, _ in with_package}) == 1, "the package is in memory once for all hosts"
 
 
+def test_the_first_record_has_all_of_the_job(submission: Submission, inventory: Inventory) -> None:
+    priced = replace(submission.inventory, hosts=tuple(replace(host, hourly_cost=0.5) for host in inventory.hosts))
+    args, labels = ["--max-steps", "7", "\udcff"], ["owner=ann"]
+    flags = JobFlags("job01", more_args=args, labels=labels, notify="./done.sh x", priority="2", replicas="worker=1")
+    job = build_job(flags, priced, "tiny")
+    full = replace(submission, inventory=priced, job=job, excluded=frozenset({"worker-0"}))
+    record = full.record()
+    assert record == JobRecord(
+        "job01",
+        candidates={"master-0": ["master-0", "worker-1"], "worker-0": ["worker-1"]},
+        priority=2,
+        hourlyCost=1.0,
+        submittedBy=current_user(),
+        createTime=record.createTime,
+        labels={"owner": "ann"},
+        trainingInput={**job.training_input, "args": ["--max-steps", "7", "\ufffd"]},
+        steps=7,
+        notification=Notification("command ./done.sh …"),
+        manifest=manifest.summarize(full.manifest()),
+    )
+    plain = submission.record()
+    assert (plain.steps, plain.notification, plain.hourlyCost) == (None, None, None)
+    tuned = replace(full, job=replace(job, study=Study([])))
+    assert tuned.record().steps is None
+    assert module.replace_invalid_utf8({"a": ["\udcff", 1, {"b": "x"}]}) == {"a": ["\ufffd", 1, {"b": "x"}]}
+
+
 def test_the_order_of_writes(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the plan before a host may start, and hand over once all files that replicas fetch are uploaded."""
     monkeypatch.setattr(module, "_RENEW_SECONDS", limit())  # no renewal in between
@@ -247,7 +276,7 @@ def test_old_shards_of_the_data_are_deleted(submission: Submission, ledger: Ledg
     assert bucket.sizes("data/digits") == {new: 5, **kept}
 
 
-def test_a_failing_host_fails_the_job(submission: Submission, ledger: Ledger) -> None:
+def test_a_failing_host_fails_the_job(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(name: str, command: str) -> CommandResult | None:
         return CommandResult(name, 2, "noise\nfailed: No space left\n") if name == "worker-1" and "take-in" in command else None
 
@@ -259,6 +288,7 @@ def test_a_failing_host_fails_the_job(submission: Submission, ledger: Ledger) ->
     assert state_and_error(ledger)[0] == JobState.FAILED
     assert "No space left" in state_and_error(ledger)[1]
     assert ledger.queue().entries == []
+    assert "job01 is FAILED" not in capsys.readouterr().err, "the error says so"
 
 
 class InterruptedFleet(FakeFleet):
@@ -285,8 +315,83 @@ def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: 
     with pytest.raises(KeyboardInterrupt):
         submit(make_cluster(InterruptedFleet(submission.inventory), ledger), submission, may_wait=True)
     assert state_and_error(ledger) == ("CANCELLED", "fab train was stopped before the job was handed over")
-    assert "job01 is CANCELLED, and nothing runs" in capsys.readouterr().err
+    assert capsys.readouterr().err == "job01 is CANCELLED, and nothing runs; the next job needs another id\n"
     assert ledger.queue().entries == []
+
+
+def test_a_failed_cleanup_is_noted_once(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(message: str) -> Callable[..., None]:
+        def give_up(*_: object) -> None:
+            raise BucketError(message)
+
+        return give_up
+
+    class FullFleet(FakeFleet):
+        def each(self, *_: Any) -> Any:
+            raise BucketError("no space")
+
+    monkeypatch.setattr(Submitter, "give_up", fail("gone"))
+    with pytest.raises(BucketError, match="no space"):
+        submit(make_cluster(FullFleet(submission.inventory), ledger), submission, may_wait=True)
+    note = "job job01 could not be ended (gone): within two minutes its hosts find out by themselves\n"
+    assert capsys.readouterr().err == note
+    monkeypatch.setattr(Submitter, "give_up", fail("no space"))
+    with pytest.raises(BucketError, match="no space"):
+        submit(make_cluster(FullFleet(submission.inventory), ledger), with_id(submission, "job02"), may_wait=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_job_that_was_handed_over_continues(
+    submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class LostAnswer(FolderBucket):
+        def replace(self, name: str, content: bytes, version: str) -> str:
+            written = super().replace(name, content, version)
+            if name == paths.job("job01") and JobRecord.from_json(content).lease.free:
+                raise BucketError("the answer is lost")
+            return written
+
+    store = LostAnswer(Path(submission.inventory.operator_bucket))
+    with pytest.raises(BucketError, match="the answer is lost"):
+        submit(make_cluster(FakeFleet(submission.inventory), Ledger(store)), submission, may_wait=True)
+    assert capsys.readouterr().err.endswith("job01 is PREPARING, and it continues: fab cancel job01 ends it\n")
+    assert (state_and_error(ledger), [entry.jobId for entry in ledger.queue().entries]) == (("PREPARING", ""), ["job01"])
+
+
+def test_the_end_of_a_renewal_waits_for_the_last_one() -> None:
+    started, proceed, renewals = threading.Event(), threading.Event(), list[str]()
+
+    class Slow:
+        def renew(self) -> None:
+            started.set()
+            assert proceed.wait(limit())
+            renewals.append("done")
+
+    renewal = module._Renewal(Slow())  # type: ignore[arg-type]
+    renewal.end()
+    renewal = module._Renewal(Slow())  # type: ignore[arg-type]
+    renewal.begin()
+    assert started.wait(limit())
+    assert renewal._thread.daemon, "a process that ends does not wait for it"
+    threading.Timer(0.02, proceed.set).start()
+    renewal.end()
+    assert renewals == ["done"]
+
+
+def test_holders_and_takers_of_hosts_are_described(submission: Submission, ledger: Ledger) -> None:
+    entry = QueueEntry("job00", [], submittedBy="ann@x", createTime="2026-01-31T12:00:00Z")
+    assert module._describe_holders(make_cluster(FakeFleet(submission.inventory), ledger), [entry]) == (
+        "hosts that it needs are job job00's, which is being submitted (started by ann@x at 2026-01-31T12:00:00Z): "
+        "follow it with fab logs all --job job00 --follow"
+    )
+    gone = "the record of job job01 is gone from the bucket: start it again under another id"
+    assert str(module._overtaken_error("job01", OvertakenError(None))) == gone
+    assert str(OvertakenError(None)) == "the job is gone"
+    ended = JobRecord("job01").ended("why\nmore")
+    continued = "job job01 continued without this fab train, and is FAILED: why"
+    assert str(module._overtaken_error("job01", OvertakenError(ended))) == continued
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -387,6 +492,23 @@ def test_a_job_cancelled_during_its_submission_ends(
         submit(make_cluster(FakeFleet(submission.inventory, answer), ledger), submission, may_wait=True)
     assert state_and_error(ledger) == ("CANCELLED", "")
     assert ledger.queue().entries == []
+
+
+@pytest.mark.usefixtures("renew_often")
+def test_no_host_is_informed_of_a_job_cancelled_before(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_write(name: str, _: bytes) -> None:
+        if name == paths.plan("job01"):
+            ledger.request_cancel("job01", b"{}")
+            assert renewal_ended.wait(limit()), "the renewal did not end"
+
+    renewal_ended, run = threading.Event(), module._Renewal._run
+    monkeypatch.setattr(module._Renewal, "_run", lambda renewal: (run(renewal), renewal_ended.set()))
+    fleet = FakeFleet(submission.inventory)
+    with pytest.raises(OpsError, match=r"^job job01 was cancelled while it was being submitted$"):
+        submit(make_cluster(fleet, Ledger(WatchedStore(ledger.store, on_write))), submission, may_wait=True)
+    assert (fleet.commands, state_and_error(ledger)) == ([], ("CANCELLED", ""))
 
 
 @pytest.mark.parametrize("renewed", [True, False])
@@ -611,11 +733,21 @@ def test_hosts_are_checked_before_any_change(submission: Submission, ledger: Led
     fleet = FakeFleet(submission.inventory, ready_answer(10**10))
     train.check_hosts(make_cluster(fleet), submission)
     assert bucket.walk("") == {}
+    needed = 100_000_000 + 5 * len(submission.package.archive)
+    train._check_host("ps-0", {"/bucket": needed}, [], submission.package)
+    with pytest.raises(
+        UsageError, match=r"^ps-0 has only 100\.0 MB free in /bucket, .*: make room \(fab shell ps-0\), or give"
+    ):
+        train._check_host("ps-0", {"/": 10**12, "/bucket": needed - 1}, [], submission.package)
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, ready_answer(50_000_000))), submission)
     with_import = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
         train.check_hosts(make_cluster(FakeFleet(submission.inventory, ready_answer(10**10, "pandas"))), with_import)
+    fleet.commands.clear()
+    train.check_hosts(make_cluster(fleet), with_import)
+    asked = [name for name, command in fleet.commands if "pandas" in command]
+    assert asked == ["ps-0"], "one host imports the modules"
     put_job(ledger, submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
         train.check_hosts(make_cluster(fleet), submission)
@@ -703,6 +835,19 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
     with_start = replace(startable, job=replace(submission.job, start_hosts=True))
     assert train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
+    stopped_hosts.update(("ps-0", "worker-1", "evaluator-0"))
+    only_two = tuple(replace(host, start="" if host.name == "evaluator-0" else host.start) for host in hosts)
+    partly = replace(inventory, hosts=only_two)
+    monkeypatch.setattr(train, "start_and_wait", lambda _, names: {name: HostError(name, "is slow") for name in names[1:]})
+    with pytest.raises(HostsError) as error:
+        train.check_hosts(make_cluster(FakeFleet(partly, answer), ledger), replace(with_start, inventory=partly))
+    assert {name: str(reason) for name, reason in error.value.failures.items()} == {
+        "worker-1": "worker-1 is slow",
+        "evaluator-0": "evaluator-0 does not answer",
+    }
+    assert error.value.advice == ADVICE
+    monkeypatch.setattr(train, "start_and_wait", start_hosts.start_and_wait)
+    stopped_hosts.clear()
     stopped_hosts.add("ps-0")
     put_job(ledger, JobRecord(with_start.job.id))
     with pytest.raises(UsageError, match="was used before"):
@@ -726,6 +871,70 @@ def test_two_running_jobs_cannot_share_an_output(submission: Submission, ledger:
     train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
     # A job that needs the same host runs after it, and may continue in its output.
     train.check_hosts(make_cluster(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlaps"),
+    [
+        ("/b/x", "/b/x/", True),
+        ("/b/x", "/b/x/y", True),
+        ("/b/x/y", "/b//x", True),
+        ("/b/x", "/b/xy", False),
+        ("/b/x", "/b/y", False),
+        ("", "", False),
+        (".", "", False),
+        ("", ".", False),
+    ],
+)
+def test_folders_overlap_if_one_is_in_the_other(one: str, other: str, overlaps: bool) -> None:
+    assert train.overlap(one, other) is overlaps
+
+
+def test_trials_need_an_empty_output(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
+    submission = replace(submission, job=build_job(JobFlags("job01", job_dir="/bucket/mine"), submission.inventory, "tiny"))
+    tuned = replace(submission, job=replace(submission.job, study=Study([])))
+    cluster = make_cluster(FakeFleet(submission.inventory, ready_answer(10**10)), ledger)
+    train.check_hosts(cluster, tuned)
+    bucket.upload("mine/1/model", b"1")
+    train.check_hosts(cluster, submission)
+    message = "--job-dir /bucket/mine is not empty, and trials must find nothing of others: give another"
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        train.check_hosts(cluster, tuned)
+
+
+def test_a_tuning_job_resumes_from_another_ones_trials(submission: Submission, ledger: Ledger) -> None:
+    cluster = make_cluster(FakeFleet(submission.inventory), ledger)
+    parameter = Parameter("x", ParameterType.INTEGER, 1, 9)
+    for study in (None, Study([parameter])):
+        same = replace(submission, job=replace(submission.job, study=study))
+        assert train.add_prior_trials(cluster, same) is same
+    put_job(ledger, JobRecord("old").ended("why"))
+    resuming = Study([parameter], resumePreviousJobId="old", maxTrials=3)
+    tuned = replace(submission, job=replace(submission.job, study=resuming))
+    with pytest.raises(UsageError, match="resumePreviousJobId old tuned no hyperparameters"):
+        train.add_prior_trials(cluster, tuned)
+    ledger.create_plan(Plan("old", ["master-0"], "m", [], {}, study=Study([parameter])))
+    trial = Trial(1, {"x": "3"}, "master-0", state=TrialState.SUCCEEDED, finalMetric=Measurement(5, 0.5))
+    ledger.create_trial("old", trial)
+    resumed = train.add_prior_trials(cluster, tuned)
+    assert resumed == replace(tuned, job=replace(tuned.job, study=replace(resuming, earlier=[PriorTrial({"x": "3"}, 0.5)])))
+
+
+def test_a_started_job_is_noted_or_followed(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = replace(submission, job=replace(submission.job, notes=("region is ignored", "more")))
+    followed: list[tuple[str, bool]] = []
+    monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
+    monkeypatch.setattr(train, "submit", lambda *_: [])
+    monkeypatch.setattr(train, "watch", lambda _, job, plain: followed.append((job.jobId, plain)) or 7)
+    cluster: Any = SimpleNamespace(inventory=submission.inventory)
+    assert train.run(cluster, noted, may_wait=True, follow=False) == 0
+    line = "job01 is started: fab logs all --job job01 --follow, fab describe job01\n"
+    assert capsys.readouterr() == (line, "region is ignored\nmore\n")
+    assert train.run(cluster, submission, may_wait=True, follow=True) == 7
+    assert train.run(cluster, submission, may_wait=True, follow=True, plain=False) == 7
+    assert followed == [("job01", True), ("job01", False)]
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -762,11 +971,13 @@ def test_the_exit_code_of_a_followed_job(
     from ops.screen import logs
 
     final_record = JobRecord("job01", JobState(final_state), errorMessage="worker-1 ran out of memory.\nmore")
-    monkeypatch.setattr(logs, "follow_plain", lambda *_: final_record)
+    plain_lines: list[bool] = []
+    monkeypatch.setattr(logs, "follow_job", lambda *args: plain_lines.append(args[-1]) or final_record)
     monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
     monkeypatch.setattr(train.outcome, "read_unsaved", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == (0 if final_state == "SUCCEEDED" else 1)
+    assert plain_lines == [True]
     first, following = capsys.readouterr().err.split("\n", 1)
     first_line = f"{first}\n"
     assert following == "what is beside it\n"
@@ -775,6 +986,14 @@ def test_the_exit_code_of_a_followed_job(
     else:
         hint = "; fab bundle job01 collects the evidence in one file" if final_state == "FAILED" else ""
         assert first_line == f"error: job01 {final_state}: worker-1 ran out of memory (fab describe job01{hint})\n"
+    monkeypatch.setattr(train.outcome, "read", lambda *_: [])
+    timed = {"startTime": "2026-01-31T12:00:00.000Z", "endTime": "2026-01-31T12:00:02.500Z"}
+    train._report_end(cluster, replace(final_record, errorMessage="", **timed))  # type: ignore[arg-type]
+    err = capsys.readouterr().err.splitlines()[0]
+    assert err.removeprefix("error: ").partition(" (")[0] == f"job01 {final_state} after 2.5 s"
+    monkeypatch.setattr(logs, "follow_job", lambda *_: None)
+    with pytest.raises(OpsError, match=r"^nothing is known of job job01 any more: fab describe job01$"):
+        train.watch(cluster, submission.record())
 
 
 def test_ctrl_c_leaves_the_job_running(
@@ -788,4 +1007,5 @@ def test_ctrl_c_leaves_the_job_running(
     monkeypatch.setattr(logs, "follow_plain", follow)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == 130
-    assert "job01 continues, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err
+    hint = "fab logs all --job job01 --follow comes back to it, fab cancel job01 stops it"
+    assert capsys.readouterr().err == f"\njob01 continues, or waits for its turn: {hint}\n"

@@ -97,6 +97,10 @@ def test_a_submission_from_claim_to_hand_over(bucket: Bucket) -> None:
     assert (bucket.job().state, bucket.job().lease.holder) == ("PREPARING", "fab 1")
     submitter.hand_over()
     assert (bucket.job().state, bucket.job().lease) == ("PREPARING", Lease("", 2))
+    assert submitter.give_up("too late") == bucket.job()
+    assert (bucket.job().state, bucket.queue()) == ("PREPARING", [("job01", True)])
+    bucket.ledger.change_queue(lambda queue: replace(queue, entries=[]))
+    assert submitter.ahead() == []
 
 
 def test_a_used_id_changes_nothing(bucket: Bucket) -> None:

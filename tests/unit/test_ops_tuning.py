@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
@@ -35,6 +36,7 @@ from ops.errors import OpsError, UsageError
 from ops.submit import trials, tuning
 from ops.submit.config import JobFlags, build_job
 from ops.submit.render import plan
+from ops.submit.schema import Hyperparameters
 from ops.submit.trials import TuningResult
 
 PARAMS: list[dict[str, Any]] = [
@@ -112,6 +114,26 @@ def test_each_trial_has_its_own_tf_config(standard: Inventory, tmp_path: Path) -
         assert (task.environment["TYPE"], task.environment["INDEX"], task.environment["RANK"]) == ("master", "0", "0")
         assert task.environment["MASTER_ADDR"] == standard.host(host).address
         assert task.environment["WORLD_SIZE"] == "1"
+
+
+def test_defaults_and_limits_of_hyperparameters(standard: Inventory, tmp_path: Path) -> None:
+    assert Hyperparameters(params=[ONE]).given().keys() == {"params"}  # type: ignore[list-item]
+    assert Hyperparameters(params=[ONE], maxTrials=1, maxFailedTrials=1).given()["maxFailedTrials"] == 1  # type: ignore[list-item]
+    with pytest.raises(ValidationError, match="2 is more than there are trials, maxTrials 1"):
+        Hyperparameters(params=[ONE], maxFailedTrials=2)  # type: ignore[list-item]
+    assert study_of(tmp_path, standard, maxTrials=1000, maxFailedTrials=1000).maxFailedTrials == 1000
+    assert study_of(tmp_path, standard, maxTrials=16).maxFailedTrials == 4
+    odd = [
+        {"parameterName": "a", "type": "DISCRETE", "discreteValues": [1, 2], "scaleType": "UNIT_LOG_SCALE"},
+        {"parameterName": "b", "type": "DOUBLE", "minValue": -1, "maxValue": 1e300},
+        {"parameterName": "c", "type": "INTEGER", "minValue": -(2**53), "maxValue": 2**53, "scaleType": "UNIT_LINEAR_SCALE"},
+    ]
+    study = study_of(tmp_path, standard, params=odd)
+    assert [(each.minValue, each.scaleType) for each in study.params] == [
+        (None, ScaleType.UNIT_LOG_SCALE),
+        (-1, ScaleType.NONE),
+        (-(2**53), ScaleType.UNIT_LINEAR_SCALE),
+    ]
 
 
 def test_each_job_has_its_own_seed(standard: Inventory, tmp_path: Path) -> None:
