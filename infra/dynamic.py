@@ -52,7 +52,6 @@ class ModuleProvider(ResourceProvider):
     """
 
     def __init__(self, module: str) -> None:
-        super().__init__()
         self.module = module
 
     def _member(self, name: str, default: Any = None) -> Any:

@@ -29,7 +29,7 @@ class Finding:
     severity: Severity
     what: str
     remedy: str = ""
-    fix: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+    fix: Callable[[], object] | None = field(default=None, compare=False)
     check: str = ""
     fixed: bool = False
 

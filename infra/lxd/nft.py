@@ -33,7 +33,7 @@ def load(script: str) -> None:
     """
     result = _nft("-f", "-", script=script)
     if result.returncode:
-        reason = " ".join(result.stderr.split("^", 1)[0].split())
+        reason = " ".join(result.stderr.partition("^")[0].split())
         hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
         raise LxdError(f"nft refused the firewall: {reason}{hint}")
 

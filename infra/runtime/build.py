@@ -105,7 +105,7 @@ def _pack(venv: Path, part: Path) -> None:
     with tarfile.open(part, "w:gz", compresslevel=_COMPRESSION) as tar:
         for file in sorted(venv.rglob("*")):
             if file.is_symlink() or file.is_file():
-                tar.add(file, file.relative_to(venv).as_posix(), recursive=False, filter=_roots)
+                tar.add(file, file.relative_to(venv).as_posix(), filter=_roots)
 
 
 def _roots(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -156,6 +156,24 @@ def test_packets_with_a_spoofed_address_are_dropped() -> None:
     assert {row[0] for row in reachable} == {None, Role.EVALUATOR}, "the port's own role"
 
 
+def test_the_table_has_the_rows_of_the_operator_of_peers_and_of_predictions() -> None:
+    jobs = (Role.PS, Role.MASTER, Role.WORKER, Role.EVALUATOR)
+    peers = ((1024, 8500), (8502, 65535))
+    rows = [(row.source, row.destination, row.ports, row.peers) for row in FIREWALL]
+    assert rows == [
+        *((None, role, ((22, 22),), False) for role in Role),
+        *((source, end, peers, True) for source in jobs for end in jobs if (source, end) != (Role.MASTER, Role.MASTER)),
+        *((role, Role.SERVING, ((8501, 8501),), False) for role in (Role.PS, Role.MASTER, Role.WORKER)),
+    ]
+    assert [row.ranges for row in FIREWALL[4:6]] == [["22"], ["1024-8500", "8502-65535"]]
+    spec = ClusterConfig.parse({"scaleTier": "BASIC", "servingCount": "1"}).spec()
+    assert [(row.source, row.destination) for row in allowed(spec)] == [
+        (None, Role.MASTER),
+        (None, Role.SERVING),
+        (Role.MASTER, Role.SERVING),
+    ]
+
+
 def test_only_the_operators_address_reaches_hosts(program: Program) -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
     assert not {row for row in reach_by_host_rules(spec, operator="10.77.1.1") if row[0] is None}

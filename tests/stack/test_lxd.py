@@ -153,6 +153,8 @@ def test_the_default_tier_is_standard_1(program: Program) -> None:
 def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> None:
     stack = program("lxd", scaleTier="BASIC")
     assert "hourlyCost" not in stack.exports
+    assert stack.exports["inventory"] == json.dumps(stack.inventory, indent=1) + "\n"
+    assert stack.one("Bucket").inputs["size"] == 2**34
     (host,) = stack.inventory["hosts"]
     assert (host["hourlyCost"], host["createTime"]) == (None, "created-master-0")
     assert not [item for item in stack.resources if item.type.startswith("gcp:")]

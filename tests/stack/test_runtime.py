@@ -56,6 +56,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (site / "mine" / "__init__.py").write_text("def f(): raise ValueError\n")
         (site / "mine" / "tool").write_text("")
         (site / "mine" / "tool").chmod(0o755)
+        (site / "mine" / "template.py").write_text("{{ not Python }}!\n")
 
     monkeypatch.setattr(build, "KEPT", tmp_path)
     monkeypatch.setattr(build, "_install", install)
@@ -81,6 +82,80 @@ def test_other_users_can_read_it_under_any_umask(cache: Path) -> None:
     folders = (".", "bin", "lib", "lib/python3.11", "lib/python3.11/site-packages")
     assert {(built / folder).stat().st_mode & 0o777 for folder in folders} == {0o755}
     assert (built / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
+    assert (built / "lib/python3.11/site-packages/mine/tool").stat().st_mode & 0o777 == 0o755
+    assert (built / "pyvenv.cfg").read_text() == "home = /usr/bin\ninclude-system-site-packages = false\n"
+
+
+def test_what_uv_prints_is_shown_on_request(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+
+    def install(_: Recipe, site: Path, print_output: bool) -> None:
+        shown.append(print_output)
+
+    monkeypatch.setattr(build, "_install", install)
+    recipes = [dataclasses.replace(SMALL, requirements=(name,)) for name in "abc"]
+    build.folder(recipes[0])
+    build.folder(recipes[1], print_output=True)
+    build.archive(recipes[2])
+    assert shown == [False, True, False]
+
+
+def test_a_runtime_for_a_python_that_is_not_here_is_not_compiled(cache: Path) -> None:
+    site = build.folder(dataclasses.replace(SMALL, python="3.99")) / "lib/python3.99/site-packages"
+    assert sorted(path.name for path in (site / "mine").iterdir()) == ["__init__.py", "template.py", "tool"]
+
+
+def test_a_folder_that_does_not_exist_gets_its_parents(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b" / "c"
+    (tmp_path / "a").mkdir()
+    for _ in range(2):
+        with atomic_dir.making(target, build.BuildError) as part:
+            part.mkdir()
+            (part / "x").touch()
+        assert [path.name for path in target.iterdir()] == ["x"]
+    (target.parent / ".making-x-99999999").touch()  # no folder
+    atomic_dir.remove(target)
+    assert [path.name for path in target.parent.iterdir()] == [".making-x-99999999"]
+    with atomic_dir.beside(target) as part:
+        assert part.parent == target.parent
+    assert not target.exists()
+
+
+def test_uvs_output_without_an_error_is_its_reason() -> None:
+    assert [uv.reason(text) for text in ("no\nspace\n", "", "warning: x\nerror: y\n  cause: z\nhint: w")] == [
+        "no space",
+        "it printed nothing",
+        "y z w",
+    ]
+
+
+def test_uv_gets_the_lines_and_the_constraints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    program = 'cat; echo "[$PYTHONPATH] $COLUMNS $PWD"; cat "$1"; touch .lock'
+
+    def command(target: Path, python: str, *options: str) -> list[str]:
+        assert (python, options[-2]) == ("3.11", "--only-binary=:all:")
+        return ["sh", "-c", program, "sh", options[-1].removeprefix("--constraints=")]
+
+    monkeypatch.setattr(uv, "command", command)
+    printed: list[str] = []
+    options = ("--only-binary=:all:", f"--constraints={__file__}")
+    result = uv.install(tmp_path, "3.11", ["a==1", "b"], options, tmp_path, printed.append)
+    lines = result.stdout.splitlines()
+    assert lines[:3] == printed[:3] == ["a==1", "b", f"[] 10000 {tmp_path}"]
+    assert lines[3] == Path(__file__).read_text().splitlines()[0]
+    assert result.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+    calls: list[tuple[Any, str]] = []
+
+    def install(*arguments: Any, **_: object) -> Any:
+        calls.append((arguments, Path(arguments[3][1].removeprefix("--constraints=")).read_text()))
+        return result
+
+    monkeypatch.setattr(uv, "install", install)
+    build._install(Recipe("3.11", ("a==1",), ("b==2", "c==3")), tmp_path, False)
+    ((arguments, constraints),) = calls
+    assert (arguments[:3], arguments[3][0], constraints) == ((tmp_path, "3.11", ("a==1",)), "--only-binary=:all:", "b==2\nc==3")
 
 
 def test_the_archive_is_a_read_only_venv(cache: Path) -> None:

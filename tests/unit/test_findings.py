@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.findings import Finding, Severity, fail, look, ok, warning
+from infra.findings import Finding, Severity, fail, look, ok, one_line, warning
 
 TEXT = st.text(max_size=20)
 
@@ -48,6 +48,8 @@ def test_a_hanging_check_is_named_and_its_findings_are_kept() -> None:
 
     try:
         findings = [(each.check, each.what) for each in look({"hangs": hangs, "b": lambda: [ok("well")]}, 0.5)]
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "hangs"]
+        assert thread.daemon, "the program ends without it"
     finally:
         released.set()
     assert sorted(findings) == [("b", "well"), ("hangs", "half"), ("hangs", "no answer within 0 s")]
@@ -73,3 +75,8 @@ def test_errors_are_fixed_only_with_fix() -> None:
 def test_a_finding_keeps_its_own_check_name() -> None:
     finding = Finding(Severity.OK, "well", check="firewall")
     assert list(look({"infra": lambda: [finding]}, 30)) == [finding]
+
+
+def test_an_error_without_a_message_is_its_name() -> None:
+    assert [one_line(error) for error in (ValueError("a\n b"), KeyError())] == ["a b", "KeyError"]
+    assert ok("well").to_dict() == {"check": "", "severity": "ok", "what": "well", "remedy": None, "fixed": False}

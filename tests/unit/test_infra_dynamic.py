@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import importlib
+import logging
 import pickle
 import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
+from pulumi.dynamic import Config, ConfigureRequest
 from pulumi.dynamic.dynamic import serialize_provider
 
 from infra import dynamic
@@ -89,3 +91,18 @@ def test_a_state_may_name_a_module_by_its_old_name() -> None:
         == new.diff("it", {"name": "a"}, {"name": "b"}).replaces
         == ["name"]
     )
+
+
+def test_the_configuration_is_that_of_the_engines_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "_configuration", {})
+    assert dynamic.configuration("gcp:project") is None
+    ModuleProvider("x").configure(ConfigureRequest(Config({"gcp:project": "p"}, "scaletier")))
+    assert (dynamic.configuration("gcp:project"), dynamic.configuration("gcp:zone")) == ("p", None)
+
+
+def test_properties_are_whole_and_without_the_engines_own() -> None:
+    given = {"a": 1.0, "b": {"c": [2.0, 2.5]}, "d": "1.0", "e": True, "__provider": "x", "f__": None}
+    expected = {"a": 1, "b": {"c": [2, 2.5]}, "d": "1.0", "e": True, "f__": None}
+    assert repr(dynamic.plain(given)) == repr(expected)
+    assert dynamic.changes({"a": 1, "b": 2, "gone": 3}, {"a": 1, "b": 3, "new": 4}) == {"b", "new"}
+    assert logging.getLogger("grpc").level == logging.CRITICAL, "a traceback is no error line"

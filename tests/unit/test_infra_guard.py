@@ -67,7 +67,7 @@ class Files:
 def test_affected_jobs(files: Files, continues: bool) -> None:
     assert guard.affected_jobs(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.contents.get) == [
         AffectedJob("peers", "job peers has worker-0, worker-1", continues),
-        AffectedJob("large", "job large waits for more hosts than remain"),
+        AffectedJob("large", "job large waits for more hosts than remain", continues=False),
     ]
     assert guard.affected_jobs(queue(), Change(["evaluator-0"]), files.contents.get) == []
     files.contents[paths.plan("peers")] = b"{"
@@ -95,7 +95,9 @@ def test_a_preview_warns_an_update_refuses_and_disrupt_jobs_cancels(warnings: li
 
 def test_a_replaced_host_affects_its_job_but_no_waiting_job(warnings: list[str]) -> None:
     files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
-    assert guard.affected_jobs(queue(), change, files.contents.get) == [AffectedJob("peers", "job peers has worker-0")]
+    assert guard.affected_jobs(queue(), change, files.contents.get) == [
+        AffectedJob("peers", "job peers has worker-0", continues=False)
+    ]
     guard.check(change, files.contents.get, files.create, preview=True, allowed=False)
     assert warnings.pop().startswith(
         "this removes evaluator-0 and replaces worker-0, ps-0, and job peers has worker-0: pulumi up"

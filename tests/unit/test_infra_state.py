@@ -13,15 +13,23 @@ from infra.scale_tiers import TargetError
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
+
+
+@pytest.fixture
+def calls(pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     queries: list[str] = []
-    monkeypatch.setattr(state, "_PAUSES", (0.0,) * 3)
     for attribute, name in {"organization": "acme", "project": "scaletier", "stack": "dev"}.items():
         monkeypatch.setattr(pulumi, f"get_{attribute}", lambda name=name: name)
     return queries
 
 
-def test_a_state_that_is_being_written_is_reread(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_being_written_is_reread(
+    calls: list[str], pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def invoke(token: str, args: dict[str, Any]) -> Any:
         calls.append(args["stackName"])
         if len(calls) < 3:
@@ -30,7 +38,7 @@ def test_a_state_that_is_being_written_is_reread(calls: list[str], monkeypatch: 
 
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
     assert state.before().of("lxd:Host") == {"x": {"name": "master-0"}}
-    assert calls == ["acme/scaletier/dev"] * 3
+    assert (calls, pauses) == (["acme/scaletier/dev"] * 3, [0.0, 0.05, 0.1])
 
 
 def test_an_unreadable_state_is_an_error_after_the_retries(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +49,21 @@ def test_an_unreadable_state_is_an_error_after_the_retries(calls: list[str], mon
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
     with pytest.raises(TargetError, match=r"^the stack's state cannot be read: access denied$"):
         state.before()
-    assert len(calls) == 3
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("value", [None, {}, {"outputs": None}])
+def test_a_new_stack_has_an_empty_state(calls: list[str], monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(pulumi.runtime, "invoke", lambda *_: SimpleNamespace(value=value))
+    before = state.before()
+    assert (before.resources, before.target, before.hosts) == ({}, None, [])
+
+
+def test_a_stack_s_outputs_name_its_target_and_hosts() -> None:
+    def read(outputs: dict[str, Any]) -> state.StackState:
+        return state.StackState({"urn::a::dev": {"type": "pulumi:pulumi:Stack", "outputs": outputs}})
+
+    up = read({"target": "gcp", "hosts": {"ps-0": "10.0.0.1", "master-0": "10.0.0.2"}})
+    assert (up.target, up.hosts) == ("gcp", ["ps-0", "master-0"])
+    assert (read({"hosts": None}).target, read({"hosts": None}).hosts) == (None, [])
+    assert up.of("lxd:Host") == {}

@@ -24,19 +24,20 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sys" / "b").mkdir()
     (tmp_path / "sys" / "b" / "label").write_text("other\n")
     program = tmp_path / "btrfs"
-    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho 0 >{groups}/inconsistent\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho 0 >{groups}/inconsistent; echo done; exit 1\n')
     program.chmod(0o755)
     monkeypatch.setattr(quotas, "_argv", lambda pool: [str(program), pool])
     return tmp_path / "sys"
 
 
-def test_stopped_quota_accounting_is_restarted(kernel: Path, tmp_path: Path) -> None:
+def test_stopped_quota_accounting_is_restarted(kernel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not quotas.counted("scaletier", kernel)
     quotas.count("scaletier", kernel)
     assert quotas.counted("scaletier", kernel)
     assert (kernel / "a/qgroups/drop_subtree_threshold").read_text() == "8"
     quotas.count("scaletier", kernel)
     assert (tmp_path / "calls").read_text() == "scaletier\n", "working accounting is not restarted"
+    assert capfd.readouterr() == ("", "")
 
 
 def test_other_pools_and_pools_without_limits_are_unchanged(kernel: Path, tmp_path: Path) -> None:

@@ -52,6 +52,19 @@ def test_pip_settings_become_uv_settings() -> None:
     assert settings.translate(options, environment)["UV_INDEX"] == "https://mine.example", "a uv setting stays"
 
 
+@pytest.mark.parametrize(("no_index", "options"), [("1", ["--no-index"]), ("True", ["--no-index"]), ("0", []), (None, [])])
+def test_pips_no_index_is_an_option_of_uv(no_index: str | None, options: list[str]) -> None:
+    assert settings.options({} if no_index is None else {"no-index": no_index}) == options
+
+
+def test_pips_settings_are_listed_by_pip_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\n[ \"$*\" = '-m pip config list' ] && echo \"global.cert='a'\"; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert settings.of_pip() == {"cert": "a"}
+
+
 def test_a_setting_that_uv_lacks_is_named() -> None:
     assert settings.lacking({"require-hashes": "true", "index-url": "https://one.example", "quiet": "1"}) == ["require-hashes"]
 
