@@ -24,14 +24,13 @@ class Work:
     """The measured needs of one process.
 
     `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges are `period` local steps; one
-    with the parameter servers moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits. The
-    defaults are TensorFlow's own way.
+    with the parameter servers moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits.
     """
 
     cpu_seconds: float
     parameters: float
-    period: int = 1
-    share: float = 1.0
+    period: int
+    share: float
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,18 @@ import pytest
 from opsdata import put_job
 
 from infra.inventory import Inventory
-from infra.scale_tiers import SpecError
+from infra.scale_tiers import ScaleTier, SpecError
 from jobs.folder import open_bucket
 from jobs.ledger import Ledger
+from jobs.progress import MetricPoint
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.package import build
 from ops.package.trainer_config import Exchange, TrainerConfig, read
-from ops.plan import plan, planned, show
+from ops.plan import plan, planned, runs, show
 from ops.plan.plan import PlanRequest
-from ops.plan.scaling import PlannedMachine, Shape, Work, asynchronous, synchronous
-from ops.plan.time_to_target import AccuracyTarget
+from ops.plan.scaling import PlannedMachine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.time_to_target import AccuracyTarget, Crossing, TargetModel
 from ops.submit import manifest
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
@@ -69,14 +70,15 @@ plan: {steps: --stop-at, period: --meet-every, evaluate: --look-every,
   defaultSyncPeriod: 5, parameterBits: 16, defaultSteps: 400}
 """
 NO_FLEET: Any = object()  # the bucket needs no host
+VCPUS_PER_CPU = plan.vcpus_per_cpu
 LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"
 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
+    monkeypatch.setattr(plan, "PLANS", tmp_path / "cache" / "plans")
     monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
-    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(plan.os, "sched_getaffinity", {0: {0, 1}}.__getitem__)
     monkeypatch.setenv("TF_CONFIG", "{}")
 
 
@@ -103,10 +105,12 @@ def test_a_plan_is_measured_printed_and_stored(package_folder: Path, capsys: pyt
     asynchronous = stored_plan["predictions"]["STANDARD_1"]["apart"]
     assert asynchronous["alone"] == pytest.approx(20)
     assert asynchronous["stepsPerSecond"] == pytest.approx(5 * 8 / (8 * 0.05 + 2 * 20e6 / 2e9), rel=0.01)
-    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()).items() >= stored_plan.items()
+    text = next(plan.PLANS.glob("mine.task-*.json")).read_text()
+    assert json.loads(text).items() >= stored_plan.items()
+    assert text == json.dumps(json.loads(text), indent=1) + "\n"
     assert plan.plan(make_request(package_folder, "--meet-every 8 --strategy together"), False) == DONE
     out = capsys.readouterr().out
-    assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, counted as" in out
+    assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, counted as whole cores\n" in out
     assert "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
     assert [row[:4] for row in rows] == [
@@ -147,7 +151,13 @@ def test_config_sets_module_and_args(package_folder: Path, tmp_path: Path, capsy
         3,
     )
     plan.plan(make_request(package_folder, "--more", config=str(tmp_path / "config.yaml")), True)
-    assert json.loads(capsys.readouterr().out)["args"] == ["--more"]
+    output = capsys.readouterr()
+    assert json.loads(output.out)["args"] == ["--more"]
+    assert "ignored" not in output.err
+    (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, runtime: requirements.txt}")
+    plan.plan(make_request(package_folder, "", config=str(tmp_path / "config.yaml")), True)
+    note = f"runtime in {tmp_path}/config.yaml: ignored, a plan is made with the Python that is here"
+    assert note in capsys.readouterr().err.splitlines()
 
 
 UNTIL = plan.parse_target_flags("accuracy=0.5", "1,2,4", "20")
@@ -202,6 +212,105 @@ def test_time_to_a_target_is_shown_for_the_measured_strategy(
         False,
     )
     assert re.findall("(\\w+) would take", capsys.readouterr().err) == ["PREMIUM_1"]
+
+
+def test_the_printed_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, slow = Prediction(100.0, 25.0, 5, "compute"), Prediction(60.0, 25.0, 5, "compute")
+    predicted = {
+        ScaleTier.STANDARD_1: {"apart": fast, "together": slow},
+        ScaleTier.BASIC: {"apart": Prediction(5, 5, 1, "compute")},
+    }
+    until = {
+        "metric": "f1",
+        "value": 0.5,
+        "strategy": "apart",
+        "leastSteps": 100.4,
+        "noiseSteps": 200.4,
+        "errorPercent": 1.6,
+        "jobSteps": 703,
+        "runs": [{"replicas": 1, "steps": 300.8, "lateSteps": 0}, {"replicas": 4, "steps": 602.0, "lateSteps": 151}],
+    }
+    show.show(Work(0.1, 40e6, 8, 0.5), 1, predicted, TargetModel.of(until))
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        "one process here: 20.0 steps/s, 50.0 ms a step on 2 cpus, counted as hyperthreads",
+        "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps",
+        "steps of all replicas to f1=0.5, by apart: 301 with 1, 602 with 4",
+        "model: 100 of each replica, and 200 shared by all; off by 2 % at most",
+        "",
+        "TIER        STRATEGY  REPLICAS  PS  STEPS/S  MASTER ALONE  SPEED-UP  EFFICIENCY  BOUND BY  TO f1=0.5  SPEED-UP TO IT",
+        "STANDARD_1  apart            5   3    100.0          25.0      4.00        0.80  compute   7.0 s                1.71",
+        "STANDARD_1  together         5   3     60.0          25.0      2.40        0.48  compute   -                       -",
+        "BASIC       apart            1   0      5.0           5.0      1.00        1.00  compute   1 min 0 s            1.00",
+    ]
+    assert output.err.splitlines() == [
+        "of 4 replicas the last one began at step 151: a target that takes more steps is measured better",
+        "STANDARD_1 has more replicas than the 4 that were tried: extrapolated",
+        "a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)",
+    ]
+    show.show(Work(0.1, 40e6, 1, 1.0), 2, predicted, TargetModel.of({**until, "runs": until["runs"][:1], "jobSteps": 701}))
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "STANDARD_1 has more replicas than the 1 that were tried: extrapolated",
+        "STANDARD_1 would take 702 steps to f1=0.5, and the job has 701",
+    ]
+    show.show(Work(0.1, 40e6, 1, 1.0), 2, {ScaleTier.BASIC: predicted[ScaleTier.BASIC]}, None)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step",
+        "",
+        "TIER   STRATEGY  REPLICAS  PS  STEPS/S  MASTER ALONE  SPEED-UP  EFFICIENCY  BOUND BY",
+        "BASIC  apart            1   0      5.0           5.0      1.00        1.00  compute",
+    ]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(None, 25), (8000, 100), (400, 5), (79, 1)])
+def test_a_run_has_about_eighty_evaluations(
+    package_folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, every: int
+) -> None:
+    courses: list[tuple[runs.RunSetup, int]] = []
+
+    def run(course: runs.RunSetup, replicas: int, folder: Path) -> runs.TrialRun:
+        assert (folder / "mine/task.py").exists()
+        courses.append((course, replicas))
+        points = [MetricPoint(step, {"accuracy": value}) for step, value in ((100, 0.4), (200, 0.6))]
+        return runs.TrialRun(replicas, Crossing(150.0 * replicas, *points), 7)
+
+    monkeypatch.setattr(runs, "run", run)
+    if steps is None:
+        (package_folder / "scaletier.yaml").write_text(DECLARES.replace(", defaultSteps: 400", ""))
+    built = build(package_folder, "mine.task")
+    args = ["--strategy", "together", *(["--stop-at", str(steps)] if steps else [])]
+    assert UNTIL
+    measured = plan.measure_steps_to_target(built, read(built.files, "mine"), "mine.task", args, UNTIL)
+    expected = ["--look-every", str(every)]
+    assert [course.argv[-2:] == expected for course, _ in courses] == [True] * 3
+    assert [("together" in course.argv, course.servers, replicas) for course, replicas in courses] == [
+        (False, False, 1),
+        (True, False, 2),
+        (True, False, 4),
+    ]
+    first, second = {"step": 100, "value": 0.4}, {"step": 200, "value": 0.6}
+    assert measured == {
+        "metric": "accuracy",
+        "value": 0.5,
+        "strategy": "together",
+        "jobSteps": steps,
+        "runs": [
+            {"replicas": count, "steps": 150.0 * count, "before": first, "after": second, "lateSteps": 7} for count in (1, 2, 4)
+        ],
+        "leastSteps": pytest.approx(150),
+        "noiseSteps": pytest.approx(0, abs=1e-6),
+        "errorPercent": 0.0,
+    }
+
+
+@pytest.mark.parametrize(("siblings", "count"), [("0,4\n", 1), ("0-1\n", 1), ("0\n", 2), (None, 1)])
+def test_a_processor_is_a_vcpu_if_it_has_siblings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: str | None, count: int
+) -> None:
+    monkeypatch.setattr(plan, "_TOPOLOGY", tmp_path / "siblings")
+    if siblings is not None:
+        (tmp_path / "siblings").write_text(siblings)
+    assert VCPUS_PER_CPU() == count
 
 
 def test_times_below_a_second_have_two_digits() -> None:
@@ -273,7 +382,7 @@ def test_missing_data_is_refused_before_any_run(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "inf", "nan"])
 def test_numbers_must_be_positive(text: str) -> None:
-    assert plan.number("1.5", "--seconds") == 1.5
+    assert [plan.number(number, "--seconds") for number in ("1.5", "0.5")] == [1.5, 0.5]
     with pytest.raises(UsageError, match=f"--seconds '{text}' is no number above 0"):
         plan.number(text, "--seconds")
 
@@ -330,12 +439,31 @@ def test_a_job_is_compared_with_its_plan(
     assert planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", True) == DONE
     output = json.loads(capsys.readouterr().out)
     # One process reached 10 steps/s on the two CPUs, and so do three that share them; the job reached 9.
-    assert output["measured"] == 9
-    assert output["predicted"]["stepsPerSecond"] == pytest.approx(10)
-    assert output["predicted"]["bound"] == "shared cpus"
-    assert output["errorPercent"] == pytest.approx(11.1)
-    planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
-    assert "\n\njob01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
+    assert output == {
+        "job": "job01",
+        "plan": {key: json.loads(next(plan.PLANS.iterdir()).read_text())[key] for key in ("createTime", "package", "work")},
+        "predicted": {
+            "stepsPerSecond": 10.0,
+            "alone": 5.0,
+            "speedUp": 2.0,
+            "efficiency": 0.667,
+            "replicas": 3,
+            "bound": "shared cpus",
+            "untilSeconds": None,
+            "untilSpeedUp": None,
+        },
+        "measured": 9.0,
+        "errorPercent": 11.1,
+        "untilSeconds": None,
+    }
+    assert planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False) == DONE
+    assert capsys.readouterr().out.splitlines() == [
+        "           STEPS/S  SPEED-UP  EFFICIENCY",
+        "predicted     10.0      2.00        0.67",
+        "measured       9.0      1.80        0.60",
+        "",
+        "job01: the prediction is 11 % too high, bound by shared cpus",
+    ]
 
 
 EVAL = "Eval, step {}: loss: 1, accuracy: {}"
@@ -359,7 +487,7 @@ def test_the_time_to_a_target_is_compared_too(
     data = json.loads(capsys.readouterr().out)
     # Three replicas take 500 steps, at 10 steps/s; the job reached the target after 150 + 2/3 * 40 steps at 25 steps/s.
     assert data["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
-    assert data["untilSeconds"] == pytest.approx((150 + 40 * 2 / 3) / 25, rel=0.01)
+    assert data["untilSeconds"] == 7.07  # (150 + 40 * 2 / 3) / 25
     planned.check(ClusterClient(local_inventory, NO_FLEET), "job01", False)
     output = capsys.readouterr().out
     assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", output, re.MULTILINE)
@@ -409,11 +537,11 @@ def test_an_impossible_comparison_is_one_line(
         planned.check(ClusterClient(replace(local_inventory, hosts=fewer), NO_FLEET), "job01", False)
     declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
     with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
-        planned.predict(Work(1, 1), local_inventory, "layers", 1, declared)
+        planned.predict(Work(1, 1, 1, 1.0), local_inventory, "layers", 1, declared)
 
 
 def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
-    declared, work = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"), Work(1, 1e9)
+    declared, work = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"), Work(1, 1e9, 1, 1.0)
     apart, together = (model(work, planned.shape(inventory, 1)) for model in (asynchronous, synchronous))
     assert apart != together
     for strategy, expected in ((None, apart), ("apart", apart), ("together", together)):
@@ -430,6 +558,9 @@ def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
         '{"trainer": {}, "until": {"runs": []}}',
         '{"trainer": {}, "work": {"x": 1}}',
         '{"trainer": {"x": 1}}',
+        '{"trainer": {}, "work": {"cpu_seconds": 1, "parameters": 1, "period": 1, "share": 1}, "until": null, "args": []}',
+        '{"trainer": {}, "work": {"cpu_seconds": 1, "parameters": 1, "period": 1, "share": 1}, "until": {"runs": []}, '
+        '"args": [], "createTime": "", "package": "", "vcpusPerCpu": 1}',
     ],
 )
 def test_an_invalid_plan_is_one_line(package_folder: Path, invalid: str) -> None:

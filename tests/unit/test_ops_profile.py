@@ -45,6 +45,9 @@ def test_step_seconds_is_a_median_and_mean_rate_includes_pauses() -> None:
     ]  # an evaluation took most of the last second
     assert profile.step_seconds(points) == pytest.approx(0.05)
     assert profile.mean_rate(points) == pytest.approx(15)
+    slow = [TrainPoint(0, 0.0), TrainPoint(1, 4.0), TrainPoint(2, 8.0)]
+    assert (profile.step_seconds(slow), profile.mean_rate(slow)) == (4.0, 0.25)
+    assert profile.step_seconds([TrainPoint(1, 1.0), TrainPoint(1, 2.0)]) is None, "it came no further"
     for too_few in ([], [TrainPoint(1, 1.0)], [TrainPoint(1, 1.0), TrainPoint(1, 1.0)]):
         assert profile.step_seconds(too_few) is None
         assert profile.mean_rate(too_few) is None
@@ -118,6 +121,7 @@ def test_a_job_that_ends_by_itself_is_measured(tmp_path: Path) -> None:
     [
         ("raise ValueError('bad shape')", 0.0, OpsError, "mine ended with 1 after .* here: ValueError: bad shape"),
         ("raise SystemExit(3)", 0.0, OpsError, "mine ended with 3 after .* here: it printed nothing"),
+        (PRINTS_SIX_LINES.replace("6", "1"), 0.0, UsageError, "^mine printed 1 line of the form .*: give it more steps$"),
         (
             "import time; time.sleep(600)",
             0.5,
@@ -147,6 +151,26 @@ def test_a_missing_or_unreadable_checkpoint_asks_for_parameters_mb(tmp_path: Pat
     (tmp_path / "model-1.index").write_bytes(b"x")
     with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read \(it is no table\): give --parameters-mb"):
         profile.parameter_bytes(tmp_path)
+
+
+def test_parameters_are_counted_in_the_newest_checkpoint_that_is_no_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replace TensorFlow with a module that ends the count and says which checkpoint was read."""
+    (tmp_path / "tensorflow.py").write_text(
+        "import sys\nprint(40)\nraise SystemExit(sys.argv[1] if 'bad' in sys.argv[1] else 0)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for place, name in enumerate(("model-2", "bad-1", "export/variables/variables")):
+        file = tmp_path / f"{name}.index"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (1000 + place, 1000 + place))
+    (tmp_path / "export/saved_model.pb").touch()
+    with pytest.raises(OpsError, match=rf"cannot be read \({tmp_path}/bad-1\)"):
+        profile.parameter_bytes(tmp_path)
+    os.utime(tmp_path / "model-2.index", (1003, 1003))
+    assert profile.parameter_bytes(tmp_path) == 40
 
 
 def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from waiting import limit, wait_for
@@ -228,4 +230,50 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         lines = running.lines(lambda: time.monotonic() + limit())
         pids = [int(next(lines)), int(next(lines))]
         assert all(map(is_alive, pids))
-    assert not any(map(is_alive, pids))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "their exit codes are read"
+
+
+def test_a_process_may_save_when_it_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "saving.py").write_text(
+        "import pathlib, signal, time\n"
+        "def save(*_):\n    pathlib.Path('saved').touch()\n    raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('up')\ntime.sleep(600)\n"
+    )
+    with processes.start_processes([ProcessStart("a", ["saving"], dict(os.environ))], tmp_path, limit()) as running:
+        assert next(running.lines(lambda: time.monotonic() + limit())) == "up"
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "lines", "late"),
+    [
+        (1, ["Train [master/0], step 7: x (0.1 sec) y"], 0),
+        (2, [], 0),
+        (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [worker/0], step 7: x (0.1 sec) y"], 7),
+        (2, ["Train [master/0], step 2: x (0.1 sec) y", "Train [master/0], step 9: x (0.1 sec) y"], 2),
+    ],
+)
+def test_the_last_replica_is_late_by_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int, lines: list[str], late: int
+) -> None:
+    evaluations = [f"Eval, step {step}: accuracy: {step / 100}" for step in (10, 20)]
+    group = SimpleNamespace(lines=lambda _: iter([*lines, *evaluations, "too late"]))
+    monkeypatch.setattr(runs, "start_processes", lambda *_: nullcontext(group))
+    run_result = runs.run(make_setup(tmp_path, AccuracyTarget("accuracy", 0.15)), replicas, tmp_path)
+    assert (run_result.replicas, run_result.crossing.step, run_result.late) == (replicas, pytest.approx(15), late)
+
+
+def test_the_environment_of_each_replica(tmp_path: Path) -> None:
+    setup = make_setup(tmp_path, AccuracyTarget("loss", 1), "--a", servers=True)
+    starts = runs.replica_commands(setup, 3)
+    tasks = [json.loads(start.env["TF_CONFIG"])["task"] for start in starts]
+    assert [(start.name, start.env["TYPE"], start.env["INDEX"], task) for start, task in zip(starts, tasks, strict=True)] == [
+        ("master/0", "master", "0", {"type": "chief", "index": 0}),
+        ("worker/0", "worker", "0", {"type": "worker", "index": 0}),
+        ("worker/1", "worker", "1", {"type": "worker", "index": 1}),
+        ("ps/0", "ps", "0", {"type": "ps", "index": 0}),
+    ]
+    assert [start.argv for start in starts] == [["mine", "--a"]] * 4
+    (alone,) = runs.replica_commands(setup, 1)
+    assert (alone.name, alone.env["TYPE"], alone.env["INDEX"], "TF_CONFIG" in alone.env) == ("master/0", "master", "0", False)
+    assert alone.env["PATH"] == os.environ["PATH"]

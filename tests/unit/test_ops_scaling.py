@@ -15,7 +15,7 @@ from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, PlannedMachine, Predicti
 
 Model = Callable[[Work, Shape], Prediction]
 MODELS = pytest.mark.parametrize("model", [asynchronous, synchronous])
-works = some.builds(Work, some.floats(1e-4, 100), some.floats(1, 1e10), some.integers(1, 1000))
+works = some.builds(Work, some.floats(1e-4, 100), some.floats(1, 1e10), some.integers(1, 1000), some.just(1.0))
 machines = some.builds(PlannedMachine.of, some.integers(1, 96), some.floats(0.1, 100))
 counts = some.integers(1, 30)
 shared = some.none() | some.floats(1, 64)
@@ -83,7 +83,7 @@ def test_the_bound_of_a_prediction() -> None:
     assert crowded.bound == "the ps' network"
     assert crowded.rate == pytest.approx(4 * 2e9 / 0.5e9)  # 4 steps for each half GB that a ps sends at 16 Gbit/s
     assert synchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5)).bound == "a worker's network"
-    assert asynchronous(Work(1, 0.0), Shape([PlannedMachine(2)] * 3, [], 2)).bound == "shared cpus"
+    assert asynchronous(Work(1, 0.0, 1, 1.0), Shape([PlannedMachine(2)] * 3, [], 2)).bound == "shared cpus"
 
 
 def test_predictions_agree_with_a_calculation_by_hand() -> None:

@@ -163,6 +163,18 @@ def test_the_fit_is_the_best_nonnegative_model(replicas: list[int], steps: list[
     assert squares(np.array([fitted.least, fitted.noise])) == pytest.approx(squares(expected), rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.parametrize(("least", "noise"), [(0.5, 10.0), (10.0, 0.5), (0.0, 0.5), (0.5, 0.0)])
+def test_a_model_of_less_than_a_step_is_recovered(least: float, noise: float) -> None:
+    fitted = time_to_target.fit([(count, least * count + noise) for count in (1, 2, 5)])
+    assert (fitted.least, fitted.noise) == (pytest.approx(least, abs=1e-9), pytest.approx(noise, abs=1e-9))
+
+
+def test_a_model_has_no_negative_number() -> None:
+    # Half as many steps with twice the replicas, and three times as many.
+    assert time_to_target.fit([(1, 200.0), (2, 100.0)]) == StepsModel(0.0, pytest.approx(120.0))
+    assert time_to_target.fit([(1, 100.0), (2, 300.0)]) == StepsModel(pytest.approx(1500 / 13), 0.0)
+
+
 def test_the_largest_error_of_a_model() -> None:
     assert time_to_target.largest_error(StepsModel(10, 100), [(1, 100.0), (5, 300.0)]) == pytest.approx(50)
 
