@@ -202,16 +202,19 @@ def test_a_full_buffer_wakes_its_writer_when_a_line_is_taken(monkeypatch: pytest
     monkeypatch.setattr(follow, "MAX_BYTES", 10)
     lines: Merge[TimedLine, str] = Merge(["a"], window=0.0)
     waits: list[int] = []
+    wakes: list[str] = []
 
     def wait() -> None:
         waits.append(lines._sizes[0])
+        wakes.clear()
         lines._due(0.0)
 
     monkeypatch.setattr(lines._condition, "wait", wait)
+    monkeypatch.setattr(lines._condition, "notify_all", lambda: wakes.append("x"))
     lines.put("a", [(4, line_at(1)), (5, line_at(2))])
     assert waits == [], "it is not full"
     lines.put("a", [(1, line_at(3))])
-    assert (waits, lines._sizes) == ([10], [0])
+    assert (waits, lines._sizes, len(wakes)) == ([10], [0], 1)
     monkeypatch.setattr(follow, "_BATCH_LINES", 2)
     lines.put("a", [(1, line_at(n)) for n in range(4, 9)])
     assert [lines.take(0) for _ in range(3)] == [[line_at(n) for n in part] for part in ((4, 5), (6, 7), (8,))]
@@ -360,6 +363,19 @@ def test_the_hosts_of_a_queued_job_are_awaited(world: World, monkeypatch: pytest
     ]
     assert (runs, placed, follower._placed.is_set()) == ([100.0, 101.0, 102.0, 103.0], [False], True)
     assert follower._placement == {"master-0": "master-0"}
+
+
+def test_a_log_is_read_once_its_replica_has_a_host(world: World) -> None:
+    follower = world.follower(JobRecord("job01", candidates={"master-0": ["worker-0"]}))
+    assert not follower._placed.is_set()
+    follower._end()
+    assert follower._placed.is_set(), "at the end, no thread waits any longer"
+    follower._placed = FakeEvent(world.clock)
+    follower._placed.steps = [lambda: setattr(follower, "_placement", {"master-0": "worker-0"})]
+    world.streams = [FakeStream("worker-0")]
+    follower._tail("master-0")
+    assert world.commands == [("worker-0", follow_command("job01", LogFilter()))]
+    assert follower._merge.take(0) == []
 
 
 @pytest.mark.parametrize(

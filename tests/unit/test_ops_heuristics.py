@@ -24,6 +24,7 @@ from scaletier import loop
         ("loss: -0.25", Reading(loss="-0.25")),
         ("global_step/sec: 200", None),
         ("steps 5", None),
+        ("step 7 of Step STEP Epoch loss LOSS acc", Reading(7)),
         ("glossy: 1", None),
         ('{"scaletier.progress": {"step": 3, "totalSteps": 9, "loss": 0.25}}', Reading(3, 9, loss="0.25")),
         ('{"scaletier.progress": {"step": 3, "metrics": {"accuracy": 0.51234567}}}', Reading(3, accuracy="0.5123")),

@@ -247,7 +247,10 @@ def test_jobs_are_cut_before_hosts_down_to_a_third(
     assert (sum("-" in name for name in names), sum(name.startswith("job") for name in names)) == (hosts, jobs)
 
 
-def test_without_a_terminal_it_prints_once(inventory: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_it_prints_once(
+    inventory: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Screen", None)
     cluster = ClusterClient(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     assert top(cluster, once=False, as_json=False) == 0
     out = capsys.readouterr().out
@@ -255,6 +258,9 @@ def test_without_a_terminal_it_prints_once(inventory: Inventory, ledger: Ledger,
     assert "\x1b" not in out
     assert top(cluster, once=True, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["stack"] == "test"
+    monkeypatch.setattr(terminal, "supports_screen", lambda: True)
+    assert top(cluster, once=True, as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("HOST")
 
 
 def test_it_runs_until_ctrl_c_even_if_the_bucket_fails(
