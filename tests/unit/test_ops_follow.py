@@ -272,8 +272,10 @@ class World:
 
     def follower(self, record: JobRecord = JOB, ticks: bool = False, lines: int | None = None, *names: str) -> Any:
         follower: Any = Follower(self, self.ledger, record, names or ["master-0"], LogFilter(lines), ticks)  # type: ignore[arg-type]
-        for name in ("_ending", "_closed", "_poll_now"):
-            setattr(follower, name, FakeEvent(self.clock))
+        for name in ("_ending", "_closed", "_poll_now", "_placed"):
+            event = FakeEvent(self.clock)
+            event._set = getattr(follower, name).is_set()
+            setattr(follower, name, event)
         return follower
 
     def write(self, *records: ReplicaRecord) -> None:
@@ -367,10 +369,9 @@ def test_the_hosts_of_a_queued_job_are_awaited(world: World, monkeypatch: pytest
 
 def test_a_log_is_read_once_its_replica_has_a_host(world: World) -> None:
     follower = world.follower(JobRecord("job01", candidates={"master-0": ["worker-0"]}))
-    assert not follower._placed.is_set()
+    assert (follower._placed.is_set(), world.follower()._placed.is_set()) == (False, True)
     follower._end()
     assert follower._placed.is_set(), "at the end, no thread waits any longer"
-    follower._placed = FakeEvent(world.clock)
     follower._placed.steps = [lambda: setattr(follower, "_placement", {"master-0": "worker-0"})]
     world.streams = [FakeStream("worker-0")]
     follower._tail("master-0")
