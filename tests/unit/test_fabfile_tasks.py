@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import fabric
@@ -25,7 +29,7 @@ from infra.scale_tiers import SpecError
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
 from jobs.serialization import RecordError
-from ops.cli import commandline, task
+from ops.cli import commandline, start, task
 from ops.errors import DETACHED, HostError, OpsError, UsageError, explain
 from ops.models.batch import BatchOptions
 from ops.plan.plan import PlanRequest
@@ -88,6 +92,7 @@ def test_the_list_of_tasks(fab: Fab, argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["--nope", "jobs"], "error: there is no flag --nope before the task; fab --help lists the valid ones\n"),
         (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
         (["render", "job01"], "fab render was replaced by: fab train --dry-run"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
@@ -496,6 +501,78 @@ def test_errors_have_one_line_and_an_exit_code(
     with pytest.raises(SystemExit) as caught:
         body()
     assert (caught.value.code, capsys.readouterr().err) == (code, line)
+
+
+def test_a_signal_ends_a_command_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = list[Any]()
+
+    @task.command
+    def body() -> int:
+        handlers.extend(signal.getsignal(number) for number in numbers)
+        handlers[0](signal.SIGTERM, None)
+        return 0
+
+    try:
+        with pytest.raises(SystemExit) as caught:
+            body()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (caught.value.code, capsys.readouterr().err) == (DETACHED, "stopped\n")
+    assert handlers == [task._interrupt] * 2
+
+
+def test_with_debugging_an_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    @task.command
+    def body() -> int:
+        raise error
+
+    monkeypatch.setenv("SCALETIER_DEBUG", "1")
+    for error in (UsageError("bad"), SystemExit(7)):
+        with pytest.raises(type(error)) as caught:
+            body()
+        assert caught.value is error
+
+
+class Pipe(io.StringIO):
+    """A stdout whose reader has closed it."""
+
+    def fileno(self) -> int:
+        return 77
+
+
+@pytest.mark.parametrize("main", ["start", "task"])
+def test_a_command_ends_well_if_its_reader_is_gone(monkeypatch: pytest.MonkeyPatch, main: str) -> None:
+    opened, copied = list[tuple[object, ...]](), list[tuple[int, int]]()
+    threshold = gc.get_threshold()
+
+    def fail() -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("ops.cli.commandline.main", fail)
+    monkeypatch.setattr(sys, "stdout", Pipe())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", lambda *arguments: opened.append(arguments) or 5)
+        patched.setattr(os, "dup2", lambda *fds: copied.append(fds))
+        start.main() if main == "start" else task.command(fail)()
+    gc.set_threshold(*threshold)
+    assert (opened, copied) == ([(os.devnull, os.O_WRONLY)], [(5, 77)])
+
+
+def test_ctrl_c_during_the_imports_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    threshold, thresholds = gc.get_threshold(), list[int]()
+
+    def fail() -> None:
+        thresholds.append(gc.get_threshold()[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ops.cli.commandline.main", fail)
+    with pytest.raises(SystemExit) as caught:
+        start.main()
+    gc.set_threshold(*threshold)
+    assert (caught.value.code, capsys.readouterr(), thresholds) == (DETACHED, ("", "stopped\n"), [50_000])
 
 
 def test_an_error_of_a_fabric_group_names_each_host() -> None:
