@@ -273,9 +273,20 @@ def test_the_usage_shows_a_repeatable_argument(fab: Fab) -> None:
 def test_the_general_help(fab: Fab) -> None:
     result = fab("--help")
     assert result.returncode == 0
-    assert result.stdout.startswith("Usage: fab [--stack NAME] TASK")
+    assert result.stdout.startswith(
+        "Usage: fab [--stack NAME] TASK [WORDS] [--flags] [-- ARGUMENTS OF THE TRAINER]\n\nJobs:\n\n"
+    )
     assert [task for task in TASKS if f"  {task} " not in result.stdout] == []
-    assert "--hosts" not in result.stdout, "Fabric's own flags are hidden"
+    flags = result.stdout.partition("  fab TASK --help shows the rest. Before or after a task:\n\n")[2]
+    assert [line.split()[:2] for line in flags.splitlines() if line.startswith("  -")] == [
+        ["--debug", "Enable"],
+        ["-h,", "--help=NAME"],
+        ["-l,", "--list=NAME"],
+        ["-V,", "--version"],
+        ["--stack=NAME", "stack"],
+        ["--project=NAME", "checkout"],
+    ]
+    assert "Enable debug output." in flags
 
 
 def test_the_version_is_scaletier_s(fab: Fab) -> None:

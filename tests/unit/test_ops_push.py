@@ -95,6 +95,23 @@ def test_both_streams_unpack_as_one(tmp_path: Path) -> None:
     assert shared == push.shared_stream(code, package, "ab12")
 
 
+def test_the_parts_of_the_check_are_told_apart() -> None:
+    assert push.read_check("ready\n5\n7\n", ["/a", "/b"]) == ({"/a": 5, "/b": 7}, [])
+    assert push.read_check("ready\n5\none\ntwo three\n", ["/a"]) == ({"/a": 5}, ["one", "two", "three"])
+    with pytest.raises(ValueError, match=r"^df printed nothing of /a, /b$"):
+        push.read_check("ready\n5\n", ["/a", "/b"])
+    with pytest.raises(ValueError, match="invalid literal"):
+        push.read_check("ready\nx\n", ["/a"])
+
+
+def test_large_content_is_packed_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = list[int]()
+    monkeypatch.setattr(push.gzip, "compress", lambda data, level, mtime: bytes([levels.append(level) or mtime]) * len(data))
+    assert set(push.shared_stream({"a": b"x" * 20_000_000})) == {0}
+    shared, own = push.shared_stream({"a": b"x"}), push.host_stream([RemoteFile("/etc/a", "x")])
+    assert (len(shared), set(own), levels) == (1024, {0}, [1, 6, 1])
+
+
 def test_a_queued_job_sends_no_package() -> None:
     stream = push.shared_stream({"hosts/agent/__main__.py": b""}) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:

@@ -134,6 +134,67 @@ def test_a_folder_that_its_repository_ignores_is_still_sent(tmp_path: Path) -> N
     assert walk_paths(fill(tmp_path / "mine", "a.py", "b.bin"), *_BOTH) == ["a.py", "b.bin"]
 
 
+def test_the_files_of_a_folder_have_sizes_and_endings(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "a.pyc", "b.py", "pyc", "skipped/c.py", "sub/skipped", "sub/d.pyc/e.py", "none/x/y")
+    (root / "b.py").write_text("123")
+    walked = tree.walk(root, skipped={"skipped"}, endings=(".pyc",))
+    assert walked == tree.Tree(
+        {path: root / path for path in ("b.py", "none/x/y", "pyc", "sub/d.pyc/e.py", "sub/skipped")}, {}, ()
+    )
+    assert walked.sizes() == {"b.py": 3, "none/x/y": 0, "pyc": 0, "sub/d.pyc/e.py": 0, "sub/skipped": 0}
+    assert [*tree.walk(root).files] == ["a.pyc", "b.py", "none/x/y", "pyc", "skipped/c.py", "sub/d.pyc/e.py", "sub/skipped"]
+    file = tree.walk(root / "b.py")
+    assert (file, file.left_out) == (tree.Tree({"": root / "b.py"}), ())
+    (tmp_path / "empty").mkdir()
+    assert tree.walk(tmp_path / "empty", _BOTH) == tree.Tree({})
+    assert tree.Tree({}, {".b": ["y", "a/"], ".a": ["x"]}).left_out == ("a/", "x", "y")
+
+
+def test_at_most_five_reasons_are_named(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", *"abcdefg")
+    (root / tree.IGNORE_FILE).write_text("a\nb\n")
+    (root / tree.GIT_IGNORE_FILE).write_text("*\n")
+    with pytest.raises(UsageError) as error:
+        tree.walk(root, _BOTH)
+    reasons = ".gitignore (.gitignore, c, d, e, f) and .scaletierignore (a, b)"
+    message = f"{root} has no file left, as its ignore files leave out all of them: take lines out of {reasons}"
+    assert str(error.value) == message
+
+
+def test_the_deepest_and_last_line_of_an_ignore_file_counts(tmp_path: Path) -> None:
+    fill(tmp_path, ".git/HEAD")
+    (tmp_path / ".gitignore").write_text("*.log\n/repo/x.txt\n")
+    root = fill(tmp_path / "repo", "a.log", "sub/b.log", "sub/deep/b.log", "x.txt", "sub/x.txt", "subb/b.log")
+    (root / ".gitignore").write_text("!a.log\n/sub/x.txt\n")
+    (root / "sub/.gitignore").write_text("!b.log\nb.log\n!/deep/b.log\n")
+    walked = tree.walk(root, [tree.GIT_IGNORE_FILE])
+    assert [*walked.files] == [".gitignore", "a.log", "sub/.gitignore", "sub/deep/b.log"]
+    assert walked.left_out == ("sub/b.log", "sub/x.txt", "subb/b.log", "x.txt")
+
+
+def test_a_repository_lists_what_it_tracks(tmp_path: Path) -> None:
+    (root := fill(tmp_path / "repo", "a/b/c.py", "d.py", "e.py", "f é.py")).mkdir(exist_ok=True)
+    assert git.tracked(root) == frozenset()
+    run_git(root, "init", "--quiet")
+    assert git.find(root) is None, "it has no commit"
+    run_git(root, "add", "a", "d.py", "f é.py")
+    assert git.tracked(root) == {"a/b/c.py", "a/b", "a", ".", "d.py", "f é.py"}
+    assert git.tracked(root / "a") == {"b/c.py", "b", "."}
+    run_git(root, "commit", "--quiet", "-m", "first")
+    first = git.find(root / "a")
+    assert first is not None
+    assert first.top == root.resolve()
+    fill(root, "untracked")
+    assert git.find(root) == first
+    run_git(root, "tag", "v1")
+    tagged = git.find(root)
+    (root / "d.py").write_text("changed")
+    changed = git.find(root)
+    run_git(root, "commit", "--quiet", "--all", "-m", "second")
+    states = [state.state for state in (first, tagged, changed, git.find(root)) if state]
+    assert len({*states}) == 4
+
+
 def test_tracked_files_are_included_despite_gitignore(tmp_path: Path) -> None:
     root = fill(tmp_path / "repo/mine", "lib/deep/util.py", "lib/new.py", "model.h5", "far/x")
     (root / ".gitignore").write_text("lib/\n*.h5\nfar/\n")
