@@ -222,7 +222,7 @@ class CommandLine(Fab):  # type: ignore[misc]  # Fabric has no types
         help_task = help_topic(self.core.unparsed)
         if help_task is not None:
             self.core.unparsed[:] = []
-            self.args["help"].set_value(help_task, cast=False)
+            self.args["help"].set_value(help_task)
         with self._one_line_errors():
             self.core.unparsed[:] = expand_words(self.core.unparsed, words, valued)
             super().parse_tasks()

@@ -78,8 +78,6 @@ def fetch(
         UsageError: there are none that fit the hosts.
     """
     lines = hostpython.flat_lines(requirements)
-    if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
-        return {}
     present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)
     replaced = hostpython.find_replaced(lines, present, python)
     remaining = {name: version for name, version in present.items() if name not in replaced}

@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -260,6 +261,75 @@ def test_packages_that_hosts_have_are_not_fetched(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(dependencies, "install", fail_on_uv)
     lines = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
     assert package.build(make_trainer(tmp_path, lines), "mine.task").wheels == {}
+
+
+def test_options_alone_need_no_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
+    assert package.build(make_trainer(tmp_path, "--pre\n-f https://h/wheels\nnumpy\n"), "mine.task").wheels == {}
+    for line in ("-e ./lib", "--editable ./lib"):
+        with pytest.raises(AssertionError, match="uv is not needed"):
+            package.build(make_trainer(tmp_path, f"{line}\nnumpy\n"), "mine.task")
+
+
+def test_the_requirements_of_the_hosts_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "install", fail_on_uv)
+    (path := tmp_path / "requirements.txt").write_text(f"# mine\n{hostpython.REQUIREMENTS.read_text()}")
+    assert dependencies.fetch(path) == {}
+
+
+def test_dependencies_and_the_package_share_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "requirements.txt").write_text("far\n")
+    source = package.PackageSource("mine", {"mine/a": b"x" * 1_000_000, "mine/b": b"x" * 500_000}, path)
+    checks: list[Callable[[Mapping[str, int]], None]] = []
+
+    def fetch(*arguments: Any) -> dict[str, bytes]:
+        checks.append(arguments[3])
+        return {}
+
+    monkeypatch.setattr(dependencies, "fetch", fetch)
+    monkeypatch.setattr(package, "LIMIT", 4_000_000)
+    package.build(source, "")
+    checks[0]({"far": 1_500_000, "near": 1_000_000})
+    message = (
+        "mine and its dependencies have 4 MB, 4 MB at most; largest is far with 2 MB: a Python of the job's own has no limit"
+    )
+    with pytest.raises(UsageError, match=f"^{message}"):
+        checks[0]({"far": 1_500_001, "near": 1_000_000})
+
+
+@pytest.mark.parametrize(
+    ("here", "python", "options"),
+    [
+        (("3.11.7", "linux", "x86_64"), "3.11", []),
+        (("3.12.1", "linux", "x86_64"), "3.11", ["--only-binary=:all:"]),
+        (("3.11.7", "darwin", "x86_64"), "3.11", ["--only-binary=:all:"]),
+        (("3.11.7", "linux", "aarch64"), "3.11", ["--only-binary=:all:"]),
+    ],
+)
+def test_builds_need_a_machine_like_a_host(
+    monkeypatch: pytest.MonkeyPatch, here: tuple[str, str, str], python: str, options: list[str]
+) -> None:
+    version, system, machine = here
+    monkeypatch.setattr(install.platform, "python_version_tuple", lambda: tuple(version.split(".")))
+    monkeypatch.setattr(install.platform, "machine", lambda: machine)
+    monkeypatch.setattr(install.sys, "platform", system)
+    assert install.wheels_alone(python) == options
+
+
+@pytest.mark.parametrize("tag", ["cp311-cp311", "cp39-abi3", "py3-none"])
+def test_a_wheel_that_was_compiled_here_is_explained(tag: str) -> None:
+    wheel = f"far-1.0-{tag}-linux_x86_64.whl"
+    assert install.describe_unfit_wheel(wheel, "3.11") == (
+        f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
+    )
+
+
+@pytest.mark.parametrize("wheel", ["far-1.0-cp312-cp312-linux_x86_64.whl", "far-1.0-cp311-cp311-win_amd64.whl"])
+def test_a_wheel_for_another_machine_is_explained(wheel: str) -> None:
+    assert install.describe_unfit_wheel(wheel, "3.11") == (
+        f"{wheel} is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311, abi3 or py3, and for any "
+        "platform or manylinux"
+    )
 
 
 def test_another_version_of_a_host_package_is_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
     (root / ".git" / "HEAD").write_text("x")
     second = package.build(root, "mine.task")
     assert (first.archive, first.sha256) == (second.archive, second.sha256)
+    assert first.archive[4:8] == bytes(4), "gzip's time"
     with tarfile.open(fileobj=io.BytesIO(first.archive)) as tar:
         assert tar.getnames() == ["mine/__init__.py", "mine/data.json", "mine/sub/__init__.py", "mine/task.py"]
         assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}

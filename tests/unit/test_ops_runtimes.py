@@ -345,6 +345,7 @@ def test_scripts_start_with_the_path_on_hosts(inventory: Inventory, index: Path,
     runtimes.build(local_inventory, requested)
     first = (tmp_path / "link" / requested.key / "bin" / "far-tool").read_text().splitlines()[0]
     assert first == f"#!{HOSTS_SEE}/{requested.key}/bin/python"
+    assert not (tmp_path / "link" / requested.key / runtimes._SITE / "bin").exists()
 
 
 class _Ledger:
