@@ -104,12 +104,12 @@ def test_the_parts_of_the_check_are_told_apart() -> None:
         push.read_check("ready\nx\n", ["/a"])
 
 
-def test_large_content_is_packed_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels = list[int]()
-    monkeypatch.setattr(push.gzip, "compress", lambda data, level, mtime: bytes([levels.append(level) or mtime]) * len(data))
-    assert set(push.shared_stream({"a": b"x" * 20_000_000})) == {0}
+def test_content_is_compressed_by_its_size_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, sizes = list[tuple[int, int]](), list[int]()
+    monkeypatch.setattr(push.gzip, "compress", lambda data, level, mtime: calls.append((level, mtime)) or data)
+    monkeypatch.setattr(push, "compression", lambda size: sizes.append(size) or 7)
     shared, own = push.shared_stream({"a": b"x"}), push.host_stream([RemoteFile("/etc/a", "x")])
-    assert (len(shared), set(own), levels) == (1024, {0}, [1, 6, 1])
+    assert (len(shared), len(own), calls, sizes) == (1024, tarfile.RECORDSIZE, [(7, 0), (1, 0)], [1024])
 
 
 def test_a_queued_job_sends_no_package() -> None:
