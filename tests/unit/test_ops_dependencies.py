@@ -472,6 +472,28 @@ SILENT = """error: Request failed after 3 retries in 9.8s
             "  cause: A path (a/far-1.0-cp311-cp311-manylinux_2_17_aarch64.whl) dependency is incompatible with the current\n",
             "is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311",
         ),
+        (
+            "error: x\n  cause: Hash mismatch for `far==1.0`\n\nExpected:\n  sha256:11\n\nComputed:\n  sha256:22\n",
+            "far==1.0 does not match its hash in requirements.txt, what was fetched has sha256 22: export the file again, or "
+            "ask who changed it",
+        ),
+        (
+            "error: In `--require-hashes` mode, all requirements must have a hash, but none were provided for: near==1.0\n",
+            "near==1.0 has no version and hash in requirements.txt, as all that a file with hashes wants must: uv export and "
+            "pip-compile --generate-hashes do",
+        ),
+        (
+            "error: No solution found when resolving dependencies:\n  cause: Because far was not found, no way.\n",
+            "dependencies cannot be resolved for the hosts' Python 3.11 on Linux x86-64: ",
+        ),
+        (
+            "error: The build backend returned an error\n\n    [stderr]\n    ValueError: no\n",
+            "a build by setup.py or pyproject.toml failed: ValueError: no",
+        ),
+        (
+            "error: The build backend returned an error\n",
+            "a build by setup.py or pyproject.toml failed: error: The build backend returned an error",
+        ),
         (GIT, "a dependency cannot be fetched by git: fatal: unable to access 'https://h/x.git/': Failed to connect"),
         ("Using CPython\nerror: bad\n  cause: this\n  cause: that\n\nhint: try\n", "uv failed: bad this that try"),
         ("boom\n", "uv failed: boom"),

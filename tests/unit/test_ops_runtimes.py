@@ -147,6 +147,34 @@ def test_an_invalid_key_of_a_runtime_has_no_python(local_inventory: Inventory, i
     assert runtimes.python_of(local_inventory, {"runtime": {"key": "mine-1"}}) == f"{HOSTS_SEE}/mine-1/bin/python"
 
 
+def test_a_version_without_a_cpu_build_is_built_from_scratch(
+    local_inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = list[tuple[object, ...]]()
+
+    def install(site: Path, python: str, lines: tuple[str, ...], start: Path, *_: object) -> None:
+        (site / f"call{len(calls)}.py").write_text("")
+        calls.append((python, lines, start))
+        if lines[0] == "tensorflow-cpu==1.0":
+            raise UsageError("there is none")
+
+    def make_venv(folder: Path, python: str) -> Path:
+        (site := folder / runtimes._SITE).mkdir(parents=True)
+        (folder / "bin").mkdir()
+        return site
+
+    monkeypatch.setattr(runtimes, "install", install)
+    monkeypatch.setattr(runtimes, "make_venv", make_venv)
+    request = runtimes.from_file(write_requirements(tmp_path, "tensorflow==1.0\nnumpy\n"), "--runtime")
+    assert runtimes.build(local_inventory, request) == {}
+    assert calls == [("3.11", ("tensorflow-cpu==1.0", "numpy"), tmp_path), ("3.11", ("tensorflow==1.0", "numpy"), tmp_path)]
+    folder = tmp_path / "runtimes" / request.key
+    assert sorted(path.name for path in (folder / runtimes._SITE).iterdir()) == ["call1.py"]
+    assert runtimes.requested(folder) == ["tensorflow==1.0", "numpy"]
+    note = "no host has a GPU: tensorflow-cpu==1.0 is taken, its build for processors"
+    assert capsys.readouterr().err.splitlines()[0] == note
+
+
 @pytest.mark.usefixtures("unzipped")
 def test_leftovers_of_a_killed_build_are_deleted(local_inventory: Inventory, tmp_path: Path) -> None:
     dead, alive = tmp_path / "runtimes" / ".making-x-99999999", tmp_path / "runtimes" / ".making-x-1"
