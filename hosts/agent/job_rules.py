@@ -51,12 +51,20 @@ class View:
     cancel_requested: bool = False
     startable: Collection[str] = ()
 
+    def silent_for(self, name: str) -> float:
+        """Return the seconds since a replica's last new heartbeat."""
+        return self.silence.get(name, 0.0)
+
+    def exited_for(self, name: str) -> float:
+        """Return the seconds since a replica's exit was seen."""
+        return self.exited.get(name, 0.0)
+
     def lost(self, name: str) -> bool:
         """Return True for a replica whose host is preempted or unresponsive, unless its work is done."""
         record = self.replicas.get(name)
         if record is None or record.done:
             return False
-        return record.preempted or self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
+        return record.preempted or self.silent_for(name) >= self.plan.lostAfterSeconds
 
     def late(self, name: str) -> bool:
         """Return True for a replica that is lost, or may be, as it missed its heartbeat."""
@@ -70,10 +78,10 @@ class View:
             return False
         if record is not None and record.preempted:
             return self._is_late(name)  # until it is off it cannot be started
-        return self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
+        return self.silent_for(name) >= self.plan.lostAfterSeconds
 
     def _is_late(self, name: str) -> bool:
-        return self.silence.get(name, 0.0) >= _LATE_BEATS * self.plan.heartbeatSeconds
+        return self.silent_for(name) >= _LATE_BEATS * self.plan.heartbeatSeconds
 
     def of_attempt(self, job: JobRecord) -> Iterator[ReplicaRecord]:
         """Yield the records of this attempt, in the plan's order; earlier attempts are dealt with."""
@@ -108,7 +116,7 @@ def stopped(job: JobRecord, view: View) -> bool:
     """Return True once no trainer of the job runs, as far as unresponsive hosts let one know."""
     silent = 2 * view.plan.leaseSeconds if job.state is JobState.CANCELLING else view.plan.lostAfterSeconds
     records = view.replicas.values()
-    return all(r.state is ReplicaState.EXITED or view.silence.get(r.name, 0.0) >= silent for r in records)
+    return all(r.state is ReplicaState.EXITED or view.silent_for(r.name) >= silent for r in records)
 
 
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
@@ -200,7 +208,7 @@ def _passed_over(record: ReplicaRecord, plan: Plan) -> str:
 def _done_for(job: JobRecord, view: View) -> float | None:
     """Return the seconds since the last of the deciding replicas was done; None while one is not."""
     deciding = [name for name in view.plan.replicas if view.plan.decides(name)]
-    return min(view.exited.get(name, 0.0) for name in deciding) if all(_is_done(job, view, name) for name in deciding) else None
+    return min(view.exited_for(name) for name in deciding) if all(_is_done(job, view, name) for name in deciding) else None
 
 
 def _is_done(job: JobRecord, view: View, name: str) -> bool:
@@ -242,7 +250,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
     if not failed:
         return None
-    culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
+    culprit = max(failed, key=lambda r: view.exited_for(r.name))
     if killed_name := _find_cause(view, failed):
         record = view.replicas.get(killed_name)
         preempted = record is not None and record.terminationReason == PREEMPTED
@@ -254,7 +262,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
-    if max(view.exited.get(r.name, 0.0) for r in failed) < _verdict_seconds(view):
+    if max(view.exited_for(r.name) for r in failed) < _verdict_seconds(view):
         return None
     return _end(job, view, JobState.FAILED, _of_study(view.plan, culprit) or exit_message(culprit))
 
@@ -272,7 +280,7 @@ def _find_cause(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
     their result. So is a SIGTERM, even if seen up to VERDICT_SECONDS before them: our library sends it to itself if a peer is
     missing.
     """
-    since = max(view.exited.get(r.name, 0.0) for r in failed)
+    since = max(view.exited_for(r.name) for r in failed)
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
         ago = view.killed.get(name, math.inf)
@@ -329,7 +337,7 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
 def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
     """Fail the job if a needed replica has been lost for too long."""
     limit = view.plan.lostAfterSeconds + view.plan.maxWaitTime
-    missing = [name for name in view.needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
+    missing = [name for name in view.needed if view.lost(name) and view.silent_for(name) > limit]
     if missing:
         return _end(job, view, JobState.FAILED, f"{_names(missing)} lost: no heartbeat for {limit:g} s.")
     return None

@@ -117,7 +117,7 @@ class Splitter:
                 yield from self._cut(bar)
             rest = rest[len(before) + 1 :]
         if b"\b" in rest:
-            match = _BEGUN.search(rest, max(0, len(rest) - _LONGEST_BEGUN))
+            match = _BEGUN.search(rest, len(rest) - _LONGEST_BEGUN)
             whole = match.start() if match else len(rest)
             rest = _apply_backspaces(rest[:whole]) + rest[whole:]
         while len(rest) > LONGEST_LINE:
@@ -259,7 +259,7 @@ def severity_of(text: str) -> str | None:
 
 def is_quiet(environment: Mapping[str, str]) -> bool:
     """Return True if a trainer's environment disables TensorFlow's remarks."""
-    return environment.get(_TF_LEVEL, _TF_VERBOSE[0]) not in _TF_VERBOSE
+    return environment.get(_TF_LEVEL, "0") not in _TF_VERBOSE
 
 
 def is_remark(line: str) -> bool:
@@ -290,7 +290,7 @@ def _apply_backspaces(line: bytes) -> bytes:
     for token in _CELL.findall(line[begin:]):
         if token == b"\b":
             cursor = max(0, cursor - 1)
-        elif len(token) > 1 and token.startswith(b"\x1b"):
+        elif token.startswith(b"\x1b["):
             style += token
         else:
             cells[cursor : cursor + 1] = [style + token]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hosts.agent.job_rules import PREEMPTED, View, decide, stopped, termination_reason, to_start
+from hosts.agent.job_rules import PREEMPTED, View, decide, exit_message, stopped, termination_reason, to_start
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study
@@ -46,8 +46,12 @@ def advance(before: JobRecord, snapshot: View) -> JobRecord:
 
 
 def test_a_job_prepares_and_runs_once_all_replicas_are_up() -> None:
-    assert View(PLAN, {}, NOW) == View(PLAN, {}, NOW, {}, {}, {}, 0.0, 0.0, False, ())
-    assert advance(job(JobState.QUEUED), View(PLAN, {}, NOW)).state == "PREPARING"
+    empty = View(PLAN, {}, NOW)
+    assert empty == View(PLAN, {}, NOW, {}, {}, {}, 0.0, 0.0, False, ())
+    assert (empty.silent_for("ps-0"), empty.exited_for("ps-0")) == (0.0, 0.0)
+    for plan, hosts in ((PLAN, ["h0"]), (replace(PLAN, hosts={"master-0": "h1", "ps-0": "h2"}), ["h1", "h2"])):
+        prepared = advance(job(JobState.QUEUED, hosts=["h0"]), View(plan, {}, NOW))
+        assert (prepared.state, prepared.hosts) == ("PREPARING", hosts)
     assert decide(job(JobState.PREPARING), view(record("ps-0", "PREPARING"))) is None
     assert decide(job(JobState.PREPARING), view(record("ps-0", attempt=-1))) is None  # of an earlier attempt
     running = advance(job(JobState.PREPARING), view(record("ps-0", "EXITED", 0)))
@@ -172,6 +176,8 @@ def test_success_in_an_earlier_attempt_counts_unless_all_restart(policy: str, st
     others = [record(name, "EXITED", 0, attempt=1) for name in ("worker-0", "worker-1")]
     after = decide(job(attempt=1), view(CHIEF_DONE, *others, plan=plan))
     assert (after.state if after else "RUNNING") == state
+    chief = replace(CHIEF_DONE, attempt=1)
+    assert advance(job(attempt=1), view(chief, *others, plan=plan)).state == "SUCCEEDED"
 
 
 # An exit
@@ -211,7 +217,7 @@ def test_an_exit_soon_after_a_kill_is_attributed_to_it(exited: float, killed: fl
     snapshot = view(failed, restarted, plan=plan, exited={"worker-0": exited}, killed={"ps-0": killed})
     new = advance(job(), snapshot)
     if again:
-        assert (new.state, new.attempt, new.restartsUsed) == ("RUNNING", 1, 1)
+        assert (new.state, new.attempt, new.restartsUsed, new.faults) == ("RUNNING", 1, 1, 0)
         assert new.events == [Event(NOW, "ps 0 was killed, and the others could not continue without it")]
     else:
         assert new.state == "FAILED"
@@ -406,6 +412,19 @@ def test_a_crash_loop_fails_the_job() -> None:
 )
 def test_the_termination_reason(code: int, memory: bool, reason: str) -> None:
     assert termination_reason(record("ps-0", "EXITED", code, outOfMemory=memory)) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "hint"),
+    [
+        ("ps-0", 2_000_000_000, "2.0 GB are too little: pulumi config has parameterServerType, and memory.ps for local hosts."),
+        ("worker-0", None, "its memory is too little: pulumi config has workerType, and memory.worker for local hosts."),
+    ],
+)
+def test_a_trainer_out_of_memory_has_a_remedy(name: str, limit: int | None, hint: str) -> None:
+    ended = record(name, "EXITED", 1, outOfMemory=True, memoryLimit=limit, errorMessage="sh: 1: ffmpeg: not found")
+    sentence = f"The replica {name.replace('-', ' ')} exited with a non-zero status of 1, so. For this trainer {hint}"
+    assert exit_message(ended, ", so") == f"{sentence}\nsh: 1: ffmpeg: not found"
 
 
 # A lost host, silence, and limits

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replicahosts import Make
 
+from hosts.agent import lines as lines_module
 from hosts.agent.lines import LONGEST_LINE, Messages, Splitter, is_quiet, is_remark, severity_of
 
 
@@ -82,6 +83,7 @@ def test_a_long_keras_bar_yields_a_line_every_few_seconds() -> None:
         ("né\b\b━\n".encode(), "━é"),
         (b"\x1b[31mab\x1b[0m\b\bc\n", "\x1b[0mcb"),
         (b"\b\b\bx\n", "x"),
+        (b"\bab\bc\n", "ac"),
         (b"gone\b \b\b \b\b \b\b \b\n", ""),
         (b"100%\b\b\b\b\r\n", "100%"),
     ],
@@ -119,9 +121,9 @@ def test_nested_bars_do_not_hide_other_lines(leave: bool, printed: str) -> None:
     written = b"".join(nested_bars(3, 4, leave, printed))
     for size in (*range(1, 14), 99):
         lines = split(*(written[at : at + size] for at in range(0, len(written), size)))
-        assert len([line for line in lines if "loss 0.5" in line]) == 3, size
-        assert {line for line in lines if line.startswith("inner")} == ({"inner  4"} if leave else set()), size
-        assert lines[-2:] == ["outer  3", "done"], size
+        inner = ["inner  4"] * 2 * leave
+        steps = [[f"outer {step:2}", *inner, printed.strip()] for step in range(3)]
+        assert lines == [*(line for step in steps for line in step), "outer  3", "done"], size
 
 
 def test_a_row_that_is_no_longer_redrawn_becomes_a_line() -> None:
@@ -132,6 +134,18 @@ def test_a_row_that_is_no_longer_redrawn_becomes_a_line() -> None:
     assert splitter.due(15.0) is None
     assert not list(splitter.feed(b"\x1b[99999999999999A\rtop\x1b[A" * 1000, 16.0))
     assert list(splitter.end()) == ["top"]
+
+
+def test_rows_are_lines_from_the_top_without_padding() -> None:
+    assert split(b"\router 1\n\rinner 1\x1b[A\router 2\n\ndone\n") == ["outer 1", "outer 2", "inner 1", "done"]
+    assert split(b"one\ninner 1   \x1b[A") == ["one", "inner 1"]
+    assert split(b"\rinner 1\x1b[A\n   \x1b[A") == [], "the row was erased"
+    splitter = Splitter()
+    assert list(splitter.feed(b" 1%   \r 2%   \r", 10.0)) == []
+    assert list(splitter.feed(b" 3%", 16.0)) == [" 2%"]
+    partial = Splitter()
+    assert list(partial.feed(b"\rinner 1\x1b[Apartial", 10.0)) == []
+    assert [list(partial.take_partial(now)) for now in (11.0, 15.0)] == [["partial"], ["inner 1"]]
 
 
 def test_control_sequences_of_the_cursor_are_removed() -> None:
@@ -185,6 +199,39 @@ def test_long_lines_are_cut_between_characters() -> None:
     for _ in range(64):
         list(splitter.feed(b"x" * LONGEST_LINE, 0.0))
     assert len(splitter._rest) <= LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (b"", 0),
+        (b"a", 0),
+        ("aé".encode(), 0),
+        (b"\xc3", 1),
+        (b"\xe2\x80", 2),
+        (b"a\xf0\x9f\x98", 3),
+        ("\U0001f600".encode(), 0),
+        (b"\x80", 0),
+        (b"\x80\x80\x80\x80\x80", 0),
+    ],
+)
+def test_the_begun_character_at_the_end(text: bytes, length: int) -> None:
+    assert lines_module._unfinished(text) == length
+
+
+@pytest.mark.parametrize(
+    ("line", "cut"),
+    [
+        (b"a" * 12, 8),
+        ("aaaaaaaé".encode(), 7),
+        ("aaaaaa€".encode(), 6),
+        ("aaaaa\U0001f600".encode(), 5),
+        (b"\x80" * 12, 4),
+    ],
+)
+def test_where_a_long_line_is_cut(line: bytes, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "LONGEST_LINE", 8)
+    assert lines_module._boundary(line) == cut
 
 
 @pytest.mark.parametrize(
@@ -260,6 +307,7 @@ def test_a_long_exception_text_belongs_to_its_message() -> None:
     text = ["ValueError: Exception encountered.", "", "Input 0 is wrong.", "", "Arguments received:", "  x"]
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', *text]
     assert set(messages(*lines)) == {(100.0, "ERROR")}
+    assert set(messages("Traceback (most recent call last):", "ValueError: x", "more", "and more")) == {(100.0, "ERROR")}
     grouping = Messages()
     severities = [grouping.add(line, 100.0).severity for line in lines]
     severities += [grouping.add("INFO:root:x", 100.0).severity, grouping.add("print", 100.0).severity]
