@@ -25,7 +25,6 @@ class HostError(OpsError):
 
     def __init__(self, host: str, why: str, exit_code: int | None = None, output: str = "") -> None:
         self.host, self.why, self.exit_code, self.output = host, why, exit_code, output
-        super().__init__(host, why, exit_code, output)
 
     def __str__(self) -> str:
         last = self.output.strip().splitlines()[-1:]
@@ -37,7 +36,6 @@ class HostsError(OpsError):
 
     def __init__(self, failures: Mapping[str, BaseException], advice: str = "", code: int = FAILED) -> None:
         self.failures, self.advice, self.code = dict(failures), advice, code
-        super().__init__(self.failures, advice)
 
     def __str__(self) -> str:
         failures = "; ".join(str(e) if isinstance(e, HostError) else f"{name} {e}" for name, e in self.failures.items())

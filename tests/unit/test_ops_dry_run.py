@@ -126,6 +126,20 @@ def test_the_json_output(inventory: Inventory, package_folder: str, capsys: pyte
     assert Plan.from_dict(data["plan"]).args == ["--a", "b c"]
 
 
+def test_dry_run_prints_what_it_ignores(
+    inventory: Inventory, package_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "config.yaml").write_text("trainingInput: {region: x}")
+    (tmp_path / "mine/requirements.txt").unlink()
+    (tmp_path / "mine/task.py").write_text("")
+    flags = JobFlags("job01", config=str(config))
+    assert dry_run(InventoryOnly(inventory), flags, package_folder, as_json=True) == 0  # type: ignore[arg-type]
+    note = f"region in {config}: ignored, the cluster is where and what pulumi made it"
+    assert note in capsys.readouterr().err.splitlines()
+    with pytest.raises(UsageError, match="--resume continues in the output of that job, and --job-dir names another"):
+        dry_run(InventoryOnly(inventory), replace(flags, resume="old", job_dir="/bucket/x"), package_folder, as_json=True)  # type: ignore[arg-type]
+
+
 def test_dry_run_refuses_invalid_flags(inventory: Inventory, package_folder: str) -> None:
     with pytest.raises(UsageError, match="did you mean JOB_DIR"):
         dry_run(InventoryOnly(inventory), JobFlags("job01", more_args=["${JOBDIR}"]), package_folder, as_json=False)  # type: ignore[arg-type]

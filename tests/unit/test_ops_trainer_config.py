@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from infra.inventory import Inventory
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
-from ops.package import package, trainer_config
+from ops.package import package, runtimes, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.plan import plan
 from ops.submit import render, train
@@ -372,6 +373,43 @@ def test_declared_data_is_uploaded(
     declared_data = submission.job.declared.data
     folder = "/bucket/data/digits" if declared_data else "/bucket/data"
     assert render.data_folder(inventory, submission.job) == folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "dry", "error"),
+    [
+        ("tensorflow==2.15.0", {"tensorflow": "2.20.0"}, False, "has 2.15: "),
+        ("jax==0.6", {"jax": "0.6"}, False, "has none: "),
+        ("jax==0.6", {"jax": "0.6"}, True, "has none: "),
+        ("jax==0.6", {}, False, "has none: "),
+        ("jax==0.6", {}, True, None),
+        ("tensorflow==2.20.0", {"tensorflow": "2.20.0"}, False, None),
+    ],
+)
+def test_a_runtime_is_compared_with_the_declaration(
+    inventory: Inventory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: str,
+    installed: dict[str, str],
+    dry: bool,
+    error: str | None,
+) -> None:
+    built: list[bool] = []
+    monkeypatch.setattr(runtimes, "build", lambda *_: built.append(True) or installed)
+    monkeypatch.setattr(runtimes, "read_existing", lambda *_: built.append(False) or installed)
+    (tmp_path / "mine").mkdir()
+    for name, text in {"__init__.py": "", "task.py": "", FILE: "tensorflow: ['2.20']"}.items():
+        (tmp_path / "mine" / name).write_text(text)
+    (tmp_path / "asked.txt").write_text(f"{asked}\n")
+    local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path))
+    flags = JobFlags("job01", runtime=str(tmp_path / "asked.txt"))
+    with pytest.raises(UsageError, match=error) if error else nullcontext():
+        assert train.prepare(local, flags, str(tmp_path / "mine"), **({"dry": True} if dry else {})).job.runtime
+    assert built == ([] if error == "has 2.15: " else [not dry])
+    note = "the runtime asked would be built first; what the package needs besides it is not shown\n"
+    assert capsys.readouterr().err == ("" if error or installed else note)
 
 
 def test_a_data_pattern_never_matches_keys(tmp_path: Path) -> None:
