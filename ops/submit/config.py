@@ -177,7 +177,7 @@ def policy(
         UsageError: if the success condition can never be met.
     """
     if study:
-        codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"}, exclude_unset=True)
+        codes = strategy.model_dump(include={"restartCodes", "permanentCodes", "stopSignal"})
         strategy = Strategy(optionalRoles=("worker",), successPolicy="chief", **codes)
     declared: dict[str, Any] = {"restartPolicy": strategy.restartPolicy, "optionalRoles": list(strategy.optionalRoles)}
     chosen = {key: value for key, value in scheduling.items() if key != "priority"}

@@ -101,16 +101,23 @@ def test_a_live_leader_ends_its_job_itself(
 
 
 def test_the_replicas_waited_for_are_shown(
-    cluster: ClusterClient, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterClient, ledger: Ledger, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_jobs(ledger, job(JobState.RUNNING))
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
     step, counts = terminal.Step("cancelling"), list[str]()
-    monkeypatch.setattr(terminal, "Step", lambda _: step)
+    began: list[str] = []
+    monkeypatch.setattr(terminal, "Step", lambda what: began.append(what) or step)
     clock.ticks += [lambda: write_heartbeat(ledger), lambda: counts.append(str(step.count))]
     assert cancel(cluster, "job01") == DONE
-    assert step.what == "cancelling job01"
+    assert (began, step.what) == (["cancelling job01"], "cancelling job01")
+    for command in (lambda: cancel(cluster, None), lambda: wait(cluster, None, as_json=False)):
+        with pytest.raises(UsageError):
+            command()
+        ledger.change_queue(lambda _: Queue([]))
+        (tmp_path / paths.job("job01")).unlink(missing_ok=True)
+    assert began[1:] == ["cancelling the job", "waiting for the job"]
     assert list(dict.fromkeys(counts)) == ["(RUNNING, waiting for master-0)", "(CANCELLING, waiting for master-0)"]
 
 
@@ -274,11 +281,13 @@ def test_wait_returns_the_jobs_exit_code(
     put_job(ledger, job(JobState.QUEUED))
     states = iter([JobState.PREPARING, JobState.RUNNING, state])
     step, counts = terminal.Step("waiting"), list[str]()
-    monkeypatch.setattr(terminal, "Step", lambda _: step)
+    began: list[str] = []
+    monkeypatch.setattr(terminal, "Step", lambda what: began.append(what) or step)
     clock.ticks += [lambda: counts.append(str(step.count)), lambda: put_job(ledger, job(next(states)))]
     assert wait(cluster, "job01", as_json=False) == code
     assert clock.now == 103
     assert capsys.readouterr().out == f"job01 {state}\n"
+    assert began == ["waiting for job01"]
     assert (step.what, counts) == ("waiting for job01", ["(QUEUED)", "(PREPARING)", "(RUNNING)"])
     assert wait(cluster, "job01", as_json=True) == code
     output = json.loads(capsys.readouterr().out)

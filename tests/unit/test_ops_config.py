@@ -17,11 +17,12 @@ from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from infra.validation import Section
 from jobs import records
+from jobs.study import Study
 from ops.checks import Count, Positive, Truth, validate
 from ops.errors import UsageError
-from ops.package.trainer_config import FILE, read
+from ops.package.trainer_config import FILE, Strategy, read
 from ops.submit import environment
-from ops.submit.config import JobFlags, JobSpec, build_job, check_job_dir, split_args, split_labels
+from ops.submit.config import JobFlags, JobSpec, build_job, check_job_dir, policy, split_args, split_labels
 from ops.submit.render import plan
 from ops.submit.schema import TrainingInput
 
@@ -583,6 +584,22 @@ def test_the_variables_of_a_gpu_host(inventory: Inventory) -> None:
         "JAX_NUM_PROCESSES": "3",
         "JAX_PROCESS_ID": "2",
     }
+
+
+def test_a_study_keeps_the_trainers_exit_codes_alone() -> None:
+    strategy = Strategy(optionalRoles=("ps",), restartPolicy="all", restartCodes=[7], stopSignal="all", gracePeriod=1)
+    own = {"restartPolicy": "replica", "optionalRoles": ["worker"], "successPolicy": "chief", "gracePeriod": 30.0}
+    assert policy({"priority": 1, "maxRestarts": 2}, strategy, Study([])) == {
+        **own,
+        "restartCodes": [7],
+        "stopSignal": "all",
+        "maxRestarts": 2,
+    }
+    assert policy({}, Strategy(), Study([])) == {**own, "restartCodes": [42]}
+    with pytest.raises(
+        UsageError, match=r"^scheduling.successPolicy 'all' is invalid: a trial's host may be lost\. Valid: chief$"
+    ):
+        policy({"successPolicy": "all"}, strategy, Study([]))
 
 
 def test_a_missing_config_file_is_refused(inventory: Inventory) -> None:

@@ -332,11 +332,15 @@ def test_a_failed_cleanup_is_noted_once(
         def each(self, *_: Any) -> Any:
             raise BucketError("no space")
 
-    monkeypatch.setattr(Submitter, "give_up", fail("gone"))
+    order: list[str] = []
+    end, give_up = module._Renewal.end, fail("gone")
+    monkeypatch.setattr(module._Renewal, "end", lambda renewal: (order.append("end"), end(renewal)))
+    monkeypatch.setattr(Submitter, "give_up", lambda *_: (order.append("give up"), give_up()))
     with pytest.raises(BucketError, match="no space"):
         submit(make_cluster(FullFleet(submission.inventory), ledger), submission, may_wait=True)
     note = "job job01 could not be ended (gone): within two minutes its hosts find out by themselves\n"
     assert capsys.readouterr().err == note
+    assert order == ["end", "give up", "end"], "no renewal while it gives up"
     monkeypatch.setattr(Submitter, "give_up", fail("no space"))
     with pytest.raises(BucketError, match="no space"):
         submit(make_cluster(FullFleet(submission.inventory), ledger), with_id(submission, "job02"), may_wait=True)

@@ -248,6 +248,8 @@ def test_a_cancelled_submission_gives_up(bucket: Bucket) -> None:
 def test_the_canceller_ends_a_silent_submission(bucket: Bucket) -> None:
     submitter, canceller = bucket.submitter(), bucket.canceller()
     submitter.claim(may_wait=True)
+    requests: list[str] = []
+    bucket.ledger.request_cancel = lambda job_id, _: requests.append(job_id)  # type: ignore[method-assign]
     for _ in range(int(SUBMITTERS)):
         canceller.step()
         assert not bucket.job().final
@@ -255,7 +257,7 @@ def test_the_canceller_ends_a_silent_submission(bucket: Bucket) -> None:
     ended = canceller.step()
     assert ended == bucket.job()
     assert (bucket.job().state, bucket.job().errorMessage) == ("CANCELLED", "cancelled; no replica was alive")
-    assert bucket.queue() == []
+    assert (bucket.queue(), requests) == ([], ["job01"])
     with pytest.raises(OvertakenError):
         submitter.prepare()
 
