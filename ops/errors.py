@@ -47,7 +47,7 @@ def suggest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
 
     `cutoff` is the least similarity that counts, from 0 to 1 (difflib).
     """
-    matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(word, list(valid), cutoff=cutoff)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from test_ops_dependencies import make_wheel
 
+from infra import templates
 from infra.inventory import Inventory
 from jobs.records import Plan
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
-from ops.package import dependencies, runtimes
+from ops.package import dependencies, push, runtimes
 from ops.submit import train
 from ops.submit.config import JobFlags
 from ops.submit.train import dry_run
@@ -100,6 +102,8 @@ def test_dry_run_counts_the_data(
     (tmp_path / "mine/requirements.txt").unlink()
     (tmp_path / "mine/task.py").write_text("")
     (tmp_path / "mine/.gitignore").unlink()
+    content = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(250))  # which no compression makes smaller
+    (tmp_path / "mine/model.h5").write_bytes(content)
     for as_json in (False, True):
         assert dry_run(InventoryOnly(inventory), JobFlags("job01", replicas="master"), package_folder, as_json) == 0  # type: ignore[arg-type]
     output = capsys.readouterr().out
@@ -111,7 +115,9 @@ def test_dry_run_counts_the_data(
     data = json.loads("{" + document)
     assert data["sent"]["data"] == 260_000
     files = {file["path"]: file["bytes"] for file in data["files"]}
-    assert files == {"mine/__init__.py": 0, "mine/model.h5": 1, "mine/scaletier.yaml": 34, "mine/task.py": 0}
+    without_package = push.shared_stream(push.code(templates.ROOT)[0], None, "0" * 64, frozenset())
+    assert data["sent"]["eachHost"] > len(without_package) + len(content)
+    assert files == {"mine/__init__.py": 0, "mine/model.h5": len(content), "mine/scaletier.yaml": 34, "mine/task.py": 0}
     assert (data["ignored"], data["dependencies"], data["hosts"]) == ([], [], {"master-0": "master-0"})
 
 

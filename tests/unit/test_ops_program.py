@@ -122,7 +122,9 @@ def test_the_default_is_the_folder_trainer_or_the_shipped_one(
     assert list(program.find(None, None, None, None).source.files) == ["trainer/__init__.py"]
     (tmp_path / "trainer/__init__.py").unlink()
     (tmp_path / "trainer").rmdir()
-    assert list(program.find("mine", "mine.task", None, None).source.files) == ["mine/__init__.py"]
+    module = program.find("mine", "mine.task", None, None)
+    assert (list(module.source.files), module.folder, module.script) == (["mine/__init__.py"], "", None)
+    assert program.find(None, None, None, "hostname -I").folder == ""
     assert capsys.readouterr().err == ""
 
 

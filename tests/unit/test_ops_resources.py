@@ -112,6 +112,8 @@ def test_a_role_that_the_cluster_lacks_is_refused(inventory: Inventory) -> None:
     master_only = inventory.subset({Role.MASTER: 1})
     with pytest.raises(UsageError, match=r"--replicas evaluator needs 1 evaluator, and stack test \(CUSTOM\) has none"):
         build(master_only, replicas="evaluator")
+    with pytest.raises(UsageError, match=r"^--replicas evaluator needs 1 evaluator, and stack test \(CUSTOM\) has none: take"):
+        build(inventory.subset({Role.MASTER: 1, Role.WORKER: 1}), replicas="worker,evaluator")
     with pytest.raises(UsageError, match=r"--scale-tier CUSTOM does not say how many"):
         build(replace(master_only, scale_tier="BASIC"), scale_tier="custom")
 

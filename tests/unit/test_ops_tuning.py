@@ -144,7 +144,9 @@ def test_a_tuning_job_needs_one_host_per_parallel_trial(standard: Inventory, tmp
     def job(**keys: object) -> Any:
         return build_job(JobFlags("j", config=write_config(tmp_path, {"params": PARAMS, **keys})), standard)
 
-    assert job().counts == {Role.MASTER: 1}
+    for alone in (job(), job(maxTrials=9), job(maxParallelTrials=9)):
+        assert (alone.counts, alone.notes) == ({Role.MASTER: 1}, ())
+    assert job(maxTrials=9, maxParallelTrials=3).notes == ()
     assert job(maxTrials=2, maxParallelTrials=9).counts == {Role.MASTER: 1, Role.WORKER: 1}
     many = job(maxTrials=50, maxParallelTrials=20)
     assert many.counts == {Role.MASTER: 1, Role.WORKER: 2}
@@ -398,6 +400,7 @@ def test_a_running_trial_ends_with_its_job() -> None:
     study, record = Study([]), JobRecord("job01")
     assert TuningResult(record, study, [running]).state(running) == "RUNNING"
     assert TuningResult(record.ended("", cancelled=True), study, [running]).state(running) == "CANCELLED"
+    assert TuningResult(record.ended("", cancelled=True), study, [trial(1, 0.5)]).state(trial(1, 0.5)) == "SUCCEEDED"
 
 
 def test_the_study_is_read_from_the_plan(tmp_path: Path) -> None:
