@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +132,20 @@ def test_work_in_the_background_returns_its_result_or_error() -> None:
     failing = Background(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failing.join(PATIENCE)
+
+
+def test_a_join_never_waits_for_a_negative_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, waits = Background(lambda: None), list[float]()
+
+    def get(timeout: float) -> None:
+        waits.append(timeout)
+        raise Empty
+
+    monkeypatch.setattr(work, "_outcome", SimpleNamespace(get=get))
+    for seconds in (-2.5, 0.0, 2.5):
+        with pytest.raises(TimeoutError):
+            work.join(seconds)
+    assert waits == [0.0, 0.0, 2.5]
 
 
 def test_an_error_of_a_file_is_one_of_the_bucket() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -197,6 +197,33 @@ def test_every_record_has_a_schema_and_is_one_line() -> None:
     assert data["lease"] == {"holder": "ps-0/1", "epoch": 3, "heartbeatSeq": 0, "submitter": False}
     assert written.endswith(b"}\n")
     assert written.count(b"\n") == 1
+
+
+@dataclass(frozen=True)
+class Sample(Record):
+    """A record with the kinds of fields that jobs have not."""
+
+    kind: ClassVar[str] = "sample"
+    spelling: ClassVar = staticmethod(str.upper)
+
+    whatever: Any
+    numbers: tuple[int, ...] = ()
+    local: int = field(default=7, metadata={"stored": False})
+
+
+def test_fields_of_other_kinds_and_spellings() -> None:
+    assert Sample.from_dict({"WHATEVER": [None, {"x": 1}], "NUMBERS": [1, 2], "LOCAL": 3}) == Sample([None, {"x": 1}], (1, 2))
+    assert Sample.from_dict({"WHATEVER": None}) == Sample(None, (), 7)
+    for data, message in (
+        ({"whatever": 1}, "sample lacks WHATEVER"),
+        ({"WHATEVER": 1, "NUMBERS": 1}, "sample.NUMBERS must be a list, not 1"),
+        ({"WHATEVER": 1, "NUMBERS": [1, "x"]}, "sample.NUMBERS[1] must be a whole number, not 'x'"),
+        ({"WHATEVER": 1, "NUMBERS": "x" * 58}, f"sample.NUMBERS must be a list, not '{'x' * 58}'"),
+        ({"WHATEVER": 1, "NUMBERS": "x" * 59}, f"sample.NUMBERS must be a list, not '{'x' * 56}..."),
+    ):
+        with pytest.raises(RecordError) as error:
+            Sample.from_dict(data)
+        assert str(error.value) == message
 
 
 def test_unknown_keys_are_dropped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,73 @@ def test_the_script_of_a_shell_is_not_expanded(argv: list[str], index: int) -> N
     expanded = variables.expand_command(argv, VALUES)
     assert expanded[index] == script
     assert "$JOB_ID" not in expanded, "the shell's other arguments are expanded"
+
+
+@pytest.mark.parametrize(
+    ("command", "places"),
+    [
+        ("sh -c x", [2]),
+        ("sh -ec x y", [2]),
+        ("/bin/zsh -l -c x", [3]),
+        ("bash -o pipefail -ec x", [4]),
+        ("bash +o posix -O extglob -c x", [6]),
+        ("timeout 9 dash -c x ksh -c y", [4, 7]),
+        ("sh", []),
+        ("sh run.sh -c x", []),
+        ("sh -e x", []),
+        ("sh -c", []),
+        ("bash -c -o", []),
+        ("bash -c -o x", []),
+        ("fish -c x", []),
+        ("sh --c x", []),
+    ],
+)
+def test_the_places_of_a_shell_s_scripts(command: str, places: list[int]) -> None:
+    assert list(variables.scripts(command.split())) == places
+
+
+@pytest.mark.parametrize(
+    ("command", "operator"),
+    [
+        ("echo hi", None),
+        ("a | b > c", "|"),
+        ("a >> b", ">>"),
+        ("a&& b", "&&"),
+        ("a; b", ";"),
+        ("a `b`", "`"),
+        ("a $(b)", "$("),
+        ("a '|' \"|\" x", None),
+        ("a '|' > x", ">"),
+        ('a "$(b)"', "$("),
+        ('a "x \\$(y `b`"', "`"),
+        (r"a \| \$\(b\)", None),
+        (r'a "\$(b) \`c\` \" |"', None),
+        ('a "x" > b', ">"),
+        ("sh -c 'a | b'", None),
+        ('sh -c "a $(b)"', None),
+        ('sh -c "a $(b)" | c', "|"),
+    ],
+)
+def test_the_operators_that_only_a_shell_reads(command: str, operator: str | None) -> None:
+    assert variables.shell_operator(command, shlex.split(command)) == operator
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["$JOB_DIR", "${INDEX}", "$HOME", "$${x}", r"\${x}"], None),
+        (["a", "x${A}${B}", "${C}"], "${A}"),
+        (["${JOB_DIR} ${}"], "${}"),
+        (["sh", "-c", "${A}", "${B}"], "${B}"),
+    ],
+)
+def test_the_first_unknown_variable_is_found(words: list[str], expected: str | None) -> None:
+    assert variables.unknown(words) == expected
+
+
+def test_the_variables_of_an_environment_are_substituted() -> None:
+    environment = {"LOGS": "$JOB_DIR/logs", "JOB_DIR": "$JOB_ID", "RANK": "$INDEX", "X": "$RANK"}
+    assert variables.expand_environment(environment, VALUES) == {**environment, "LOGS": "/bucket/out/logs"}
 
 
 @pytest.mark.parametrize("argv", [["sh", "run.sh", "$JOB_ID"], ["sh"], ["bash", "-c"], ["mysh", "-c", "$JOB_ID"]])
