@@ -117,6 +117,7 @@ def test_a_call_without_a_thread_fails_and_later_ones_work(tmp_path: Path, monke
     ):
         patch.setattr(bucket, "Background", refuse)
         store.read("a")
+    assert not store._turn.locked()
     assert store.read("a") is None
 
 

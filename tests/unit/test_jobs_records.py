@@ -316,6 +316,13 @@ def test_ended_is_failed_or_cancelled(state: JobState, cancelled: bool, end: Job
     assert JobRecord("job01", state=C, errorMessage="too long").ended("").errorMessage == "too long"
 
 
+def test_a_job_changes_its_holder() -> None:
+    job = JobRecord("job01", createTime=TIME)
+    submitted = job.with_holder("fab 1", submitter=True)
+    assert submitted == replace(job, lease=Lease("fab 1", 1, 0, True))
+    assert submitted.with_holder("ps-0/1") == replace(job, lease=Lease("ps-0/1", 2, 0, False))
+
+
 @pytest.mark.parametrize(
     ("start", "price", "cost"),
     [
