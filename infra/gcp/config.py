@@ -22,8 +22,7 @@ _MAX_LABELS = 56
 def _seconds(value: object) -> int:
     """Return the seconds of a time such as 30m, 0 for never."""
     match = re.match(r"^(\d+)(s|m|h)?$", str(value))
-    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]] if match else -1
-    if seconds and seconds < _LEAST_IDLE:
+    if not match or 0 < (seconds := int(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]]) < _LEAST_IDLE:
         raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
     return seconds
 

@@ -77,7 +77,7 @@ def startup_script(
     accelerator: Accelerator | None,
     idle_seconds: int,
     network: ipaddress.IPv4Network,
-    closed: bool = True,
+    closed: bool,
 ) -> str:
     """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
 

@@ -66,7 +66,7 @@ def preflight(discovery: Discovery, config: GcpConfig, bucket: str, stack: str, 
         if name not in limits:
             continue
         limit = limits[name]
-        others = 0.0 if own is None else max(0.0, usage.get(name, 0.0) - own.get(name, 0))
+        others = 0.0 if own is None else max(0.0, usage[name] - own[name])
         if needed > limit - others:
             used = f", of which others use {others:g}" if others else ""
             raise GcpError(

@@ -24,8 +24,7 @@ def _size(least: int, valid: str) -> BeforeValidator:
 
     def parse(text: object) -> int:
         match = re.match(r"^(\d+)\s*(MiB|GiB)$", str(text))
-        size = int(match[1]) * _UNIT[match[2]] if match else 0
-        if size < least:
+        if not match or (size := int(match[1]) * _UNIT[match[2]]) < least:
             raise ValueError(f"write a size of {valid}")
         return size
 

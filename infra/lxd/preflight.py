@@ -50,7 +50,6 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: StackSta
     Raises:
         LxdError: the first check that fails.
     """
-    client()
     _kinds(spec)
     image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and cannot start without it
     image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
@@ -88,7 +87,7 @@ def _bucket_size(own: LxdNames, config: LxdConfig, total: int) -> int:
     pool = config.storage_pool
     size = config.bucket_size or total // 2 // _GIB * _GIB
     for key, limit in (
-        ("bucketSize", config.bucket_size or 0),
+        ("bucketSize", size),
         *((f"disk.{role}", size) for role, size in config.disk.items()),
     ):
         if total and limit > total:

@@ -15,7 +15,7 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, ExistingHost, discover, local_catalogue
 from infra.gcp.machines import MachineType
 from infra.gcp.names import names
-from infra.gcp.preflight import preflight
+from infra.gcp.preflight import preflight, quota_usage
 from infra.gcp.zones import Place, places
 from infra.scale_tiers import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
 
@@ -186,6 +186,54 @@ def test_usage_of_unknown_origin_counts_as_the_stacks_own(fake: Google) -> None:
         check_quota(fake, 72, 72, [])
 
 
+def test_a_quota_may_be_used_up_to_its_end(fake: Google) -> None:
+    check_quota(fake, 52, 0, [])
+    worker = existing_host("worker-0")
+    check_quota(fake, 52, 8, [worker])
+    check_quota(fake, 52, 7, [worker])
+    with pytest.raises(GcpError, match="of which others use 1 and this cluster needs 52"):
+        check_quota(fake, 52, 9, [worker])
+    fake.answers[REGION] = (200, {"quotas": [{"metric": "CPUS", "limit": 52}]})
+    discovery = Discovery(A, STANDARD, local_catalogue(A.zone), ())
+    assert preflight(discovery, GcpConfig.parse({}), "a-bucket", "dev", fake.config) is False
+
+
+def test_quotas_in_use_are_those_of_the_stacks_hosts() -> None:
+    l4, t4 = Accelerator("nvidia-l4", 1), Accelerator("nvidia-tesla-t4", 2)
+    hosts = [
+        existing_host("ps-0", "n1-standard-4", disk=50),
+        existing_host("worker-0", "n1-standard-4", accelerator=t4, spot=True),
+        existing_host("worker-1", "g2-standard-4"),
+        existing_host("worker-2", "x9-metal", spot=True),
+    ]
+    machines = {"x9-metal": MachineType("x9-metal", 100, 1, l4)}
+    spot = {"PREEMPTIBLE_CPUS": 9.0, "PREEMPTIBLE_NVIDIA_L4_GPUS": 1.0}
+    assert quota_usage(hosts, machines, "pd-ssd", spot) == {
+        "INSTANCES": 4,
+        "SSD_TOTAL_GB": 350,
+        "CPUS": 4,
+        "PREEMPTIBLE_CPUS": 4,
+        "NVIDIA_T4_GPUS": 2,
+        "NVIDIA_L4_GPUS": 1,
+        "PREEMPTIBLE_NVIDIA_L4_GPUS": 1,
+    }
+    assert quota_usage(hosts, {}, "pd-ssd", spot) is None
+    assert quota_usage(None, machines, "pd-ssd", spot) is None
+    assert quota_usage([], machines, "pd-ssd", spot) == {}
+
+
+def test_existing_hosts_may_lack_parts(fake: Google) -> None:
+    bare = {"name": f"{OWN.prefix}-ps-0", "machineType": "x/n1-standard-4", "disks": [{}, {"diskSizeGb": "7"}]}
+    items = [bare, {**bare, "name": f"{OWN.prefix}-ps-1", "disks": None, "scheduling": None}, {**bare, "name": "of-another"}]
+    fake.answers[INSTANCES] = (200, {"items": {f"zones/{A.zone}": {"instances": items}}})
+    assert run_discover(fake, STANDARD).hosts == (
+        existing_host("ps-0", "n1-standard-4", disk=7),
+        existing_host("ps-1", "n1-standard-4", disk=0),
+    )
+    fake.answers[INSTANCES] = (200, {"items": {"zones/z": {"instances": [{"name": f"{OWN.prefix}-ps-0"}]}}})
+    assert run_discover(fake, STANDARD).hosts is None
+
+
 def test_existing_hosts_are_discovered(fake: Google) -> None:
     fake.answers[INSTANCES] = instance_list("master-0", "worker-0")
     t4 = Accelerator("nvidia-tesla-t4", 1)
@@ -218,3 +266,9 @@ def test_an_unusable_subnet_is_an_error(fake: Google) -> None:
         run_discover(fake, STANDARD, subnetwork=SUBNET)
     with pytest.raises(GcpError, match="is in us-central1, and europe-west1-b is in europe-west1"):
         run_discover(fake, STANDARD, Place(PROJECT, "europe-west1", "europe-west1-b"), subnetwork=SUBNET)
+    fake.answers[f"/compute/v1/{SUBNET}"] = (200, {"network": "x/y", "ipCidrRange": "10.9.0.0/24"})
+    with pytest.raises(GcpError, match=r"^subnetwork .*/shared is in x/y, which is no network$"):
+        run_discover(fake, STANDARD, subnetwork=SUBNET)
+    fake.answers[f"/compute/v1/{SUBNET}"] = (200, {"network": "x/y"})
+    with pytest.raises(GcpError, match=r"shared cannot be used \('ipCidrRange'\)"):
+        run_discover(fake, STANDARD, subnetwork=SUBNET)

@@ -24,7 +24,7 @@ def test_every_host_is_hardened(stack: Stack) -> None:
             "enableVtpm": True,
             "enableIntegrityMonitoring": True,
         }
-        assert inputs["canIpForward"] is False
+        assert (inputs["canIpForward"], inputs["deletionProtection"]) == (False, False)
         assert inputs["serviceAccount"]["email"] == account_email(role_of(item), stack)
         metadata = inputs["metadata"]
         assert metadata["block-project-ssh-keys"] == "true"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pulumi
 import pytest
 from gcpcases import GPUS, role_of
-from stackmocks import PROJECT, STACK, ZONE, Program, Stack
+from stackmocks import PROJECT, STACK, ZONE, Program, Recorder, Stack
+from test_bad_input import GOOD, get_error
 
 from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.cluster import _warn
+from infra.gcp.discovery import ExistingHost
 from infra.scale_tiers import TargetError
 from infra.state import StackState
 
@@ -199,3 +203,52 @@ def test_every_preview_prints_the_price(program: Program, monkeypatch: pytest.Mo
         "about 2.18 USD an hour in us-central1: ps 0.64, master 0.31, worker 1.23, network 0.01 "
         f"(estimated on {price_list()['date']}, without traffic and the bucket)"
     ]
+
+
+def test_what_is_found_at_google_is_compared_with_the_state(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts, the bucket and the price are checked by the program before it declares anything."""
+    warnings: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: warnings.append(message))
+    hosts = tuple(ExistingHost(name, ZONE, "n1-standard-4", None, False, 100) for name in ("master-0", "worker-7"))
+    offline = target.discover
+    monkeypatch.setattr(target, "discover", lambda *args: dataclasses.replace(offline(*args), hosts=hosts))
+    monkeypatch.setattr(target, "has_content", lambda *_: True)
+    assert "hosts of a stack dev that this state does not know" in get_error(monkeypatch, GOOD, scaleTier="BASIC")
+    bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": "old"}}
+    master = {"type": "gcp:compute/instance:Instance", "outputs": {}}
+    up = {"type": "pulumi:pulumi:Stack", "outputs": {"hosts": {"master-0": "10.64.0.2"}, "target": "gcp"}}
+    monkeypatch.setattr(Recorder, "state", {"urn::a::bucket": bucket, "urn::a::master-0": master})
+    assert "this stack's bucket old holds something" in get_error(monkeypatch, GOOD, scaleTier="BASIC", bucket="new")
+    for state in ({"urn::a::bucket": bucket}, {"urn::a::stack": up}):
+        monkeypatch.setattr(Recorder, "state", {**state, "urn::a::master-0": master})
+        warnings.clear()
+        program("gcp", scaleTier="BASIC", bucket="old", disruptJobs="true")
+        assert [warning.partition(" ")[0] for warning in warnings] == ["worker-7"]
+
+
+def test_hosts_without_a_key_are_named_by_the_program(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: warnings.append(message))
+    original = Recorder.new_resource
+
+    def new_resource(self: Recorder, args: Any) -> Any:
+        name, outputs = original(self, args)
+        return name, outputs | ({"late": ["master-0"]} if args.typ.endswith(":HostKeys") else {})
+
+    monkeypatch.setattr(Recorder, "new_resource", new_resource)
+    program("gcp", scaleTier="BASIC")
+    assert [warning.partition(",")[0] for warning in warnings] == ["no host key yet of master-0"]
+
+
+def test_the_inventory_tells_how_hosts_are_started(program: Program) -> None:
+    metadata = "http://metadata.google.internal/computeMetadata/v1/instance"
+    inventory = program("gcp", scaleTier="BASIC").inventory
+    assert inventory["power"] == {
+        "url": "https://compute.googleapis.com/compute/v1/",
+        "operatorUrl": "https://compute.googleapis.com/compute/v1/",
+        "token": f"{metadata}/service-accounts/default/token",
+        "tokenCommand": "gcloud auth application-default print-access-token",
+        "preempted": f"{metadata}/preempted",
+        "headers": {"Metadata-Flavor": "Google"},
+    }
+    assert (inventory["pollSeconds"], inventory["tensorflow"]) == (4.0, "2.21.0")

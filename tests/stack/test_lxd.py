@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
+import os
 from typing import Any
 
+import pulumi
 import pytest
 from stackmocks import KEY, Program, Recorder, Stack
 from test_bad_input import GOOD, get_error
@@ -14,6 +17,7 @@ from test_firewall_answers import CUSTOM, SERVING, TIERS
 from infra import guard, state
 from infra.dynamic import plain
 from infra.guard import Change
+from infra.lxd import target as lxd_target
 from infra.lxd.firewall import host_rules
 from infra.lxd.host import REPLACE, definition
 from infra.scale_tiers import Role
@@ -186,3 +190,44 @@ def test_every_host_has_its_firewall_and_disk_size(program: Program) -> None:
         )
     assert {"firewall", "port"} <= REPLACE
     assert "disk" not in REPLACE
+
+
+@pytest.mark.parametrize("target", ["lxd", "gcp"])
+def test_every_component_tells_the_engine_that_it_is_complete(program: Program, target: str) -> None:
+    stack = program(target, scaleTier="BASIC")
+    components = {item.urn for item in stack.resources if item.type.startswith("scaletier:")}
+    assert components
+    assert components <= stack.completed
+
+
+@pytest.mark.parametrize(("processors", "cpus"), [(2, 2), (64, 4), (None, 1)])
+def test_a_hosts_inputs_are_those_of_its_replica_and_this_machine(
+    program: Program, monkeypatch: pytest.MonkeyPatch, processors: int | None, cpus: int
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: warnings.append(message))
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    facts = dataclasses.replace(lxd_target.preflight(), warnings=("it is slow", "it is old"))  # type: ignore[call-arg]
+    monkeypatch.setattr(lxd_target, "preflight", lambda *_: facts)
+    stack = program("lxd", scaleTier="BASIC", labels='{"team": "vision"}')
+    inputs = {key: value for key, value in stack.one("Host").inputs.items() if key not in ("firewall", "memory", "runtimes")}
+    assert inputs == {
+        "project": "scaletier-dev-abcdef",
+        "name": "master-0",
+        "image": "scaletier-image",
+        "pool": "scaletier",
+        "bridge": "stabcdef",
+        "port": "stabcdefm0",
+        "address": "10.77.0.2",
+        "gateway": "10.77.0.1",
+        "bucket": "bucket",
+        "runtime": "/runtime",
+        "authorizedKey": KEY,
+        "machineType": "n1-standard-4",
+        "cpus": cpus,
+        "disk": 2**32,
+        "labels": {"team": "vision"},
+        "running": True,
+    }
+    assert stack.inventory["sharedCpus"] == processors
+    assert warnings == ["it is slow", "it is old"]

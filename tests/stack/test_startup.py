@@ -21,7 +21,7 @@ NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 def render_script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
     archive = ImageArchive(recipe("2.21.0", accelerator), "a-bucket", sha256)
-    return startup_script(archive, accelerator, idle_seconds, NETWORK)
+    return startup_script(archive, accelerator, idle_seconds, NETWORK, closed=True)
 
 
 SCRIPT = render_script(GPU, 1800)

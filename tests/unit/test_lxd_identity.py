@@ -143,3 +143,13 @@ def test_leftovers_under_the_name_of_a_new_stack(owners: list[Owner], tmp_path: 
     owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", kept=True))
     assert orphans.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
     assert orphans.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"
+
+
+def test_an_identity_keeps_its_project_and_deletes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted: list[object] = []
+    monkeypatch.setattr(project, "delete", lambda name, props: deleted.append((name, props)))
+    props = {"project": "scaletier-local-abcdef"}
+    assert identity.create(props) == ("scaletier-local-abcdef", props)
+    assert identity.update("scaletier-local-abcdef", props, {"project": "scaletier-other-111111"}) == props
+    identity.delete("scaletier-local-abcdef", props)
+    assert deleted == [("scaletier-local-abcdef", props)]

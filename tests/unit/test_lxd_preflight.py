@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,10 +160,15 @@ def test_a_user_without_access_to_the_socket_gets_the_group(folder: Path, monkey
 
 
 def _machine(
-    monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = (), driver: str = "btrfs", held: int | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    hosts: tuple[str, ...] = (),
+    driver: str = "btrfs",
+    held: int | None = None,
+    total: int = 40 * 2**30,
 ) -> None:
     """Fake a machine with a pool of `free` bytes, an instance for each host, and `held` bytes in the bucket."""
-    space = {"metadata": {"space": {"total": 40 * 2**30, "used": 40 * 2**30 - free}}}
+    space = {"metadata": {"space": {"total": total, "used": total - free}}}
     answer = SimpleNamespace(json=lambda: space)
     pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))
     fake = SimpleNamespace(
@@ -193,13 +200,49 @@ def test_a_full_disk_is_refused_unless_all_hosts_exist(monkeypatch: pytest.Monke
         _preflight({})
     _machine(monkeypatch, free=2**30, hosts=tuple(replica.name for replica in preset(ScaleTier.STANDARD_1).replicas))
     assert _preflight({}).image == image.name()
+    for free, error in (
+        (2**30 + 8 * 2**26, None),
+        (2**30 + 8 * 2**26 - 1, "is nearly full: 1.5 GiB free, 8 new hosts need 1.5"),
+    ):
+        _machine(monkeypatch, free=free)
+        with pytest.raises(LxdError, match=error) if error else nullcontext():
+            _preflight({})
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_a_pool_of_unknown_size_limits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, free=0, total=0, held=7)
+    assert _preflight({}).bucket_size == 0
+    assert _preflight({"bucketSize": "3GiB", "disk": '{"ps": "50GiB"}'}).bucket_size == 3 * 2**30
+    _machine(monkeypatch, free=2**32, total=2**30)
+    with pytest.raises(LxdError, match=r"has 1\.0 GiB in all: `pulumi config set --path bucketSize 1GiB`$"):
+        _preflight({"bucketSize": "2GiB"})
+    assert _preflight({"bucketSize": "1GiB"}).bucket_size == 2**30, "all of the pool"
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_the_folder_of_the_jobs_pythons_is_there_for_all_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "runtimes"
+    monkeypatch.setattr(image, "RUNTIMES_HERE", folder)
+    _machine(monkeypatch, free=30 * 2**30)
+    umask = os.umask(0o077)
+    try:
+        for _ in range(2):
+            _preflight({})
+    finally:
+        os.umask(umask)
+    assert folder.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.usefixtures("interfaces")
 def test_missing_requirements_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, free=30 * 2**30)
-    with pytest.raises(LxdError, match="storage pool other does not exist; there is scaletier"):
+    with pytest.raises(LxdError, match="storage pool other does not exist; there is scaletier: "):
         _preflight({"storagePool": "other"})
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight.client().storage_pools, "all", list)
+        with pytest.raises(LxdError, match="storage pool scaletier does not exist; there is none: "):
+            _preflight({})
     monkeypatch.setattr(preflight, "pool_of", lambda project: "scaletier" if project == NAMES.project else None)
     with pytest.raises(
         LxdError, match=r"storagePool is other, and the bucket is in scaletier, .* `pulumi config set storagePool scal"
@@ -236,7 +279,7 @@ def test_a_bucket_gets_half_of_its_pool_or_the_configured_size(monkeypatch: pyte
 @pytest.mark.usefixtures("interfaces")
 def test_a_pool_without_limits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     mount = SimpleNamespace(mountpoint="/", opts="rw,relatime")
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount] if all else [])  # noqa: A006  psutil's name
     _machine(monkeypatch, free=30 * 2**30)
     assert _preflight({}).warnings == ()
     _machine(monkeypatch, free=30 * 2**30, driver="dir")
