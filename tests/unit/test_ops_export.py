@@ -96,9 +96,31 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
         "serve": Signature({"x": Tensor("float32", (None, 784))}, {"y": Tensor(None, None)}),
     }
     number_for_a_name = field(2, field(5, field(1, b"serve") + field(2, tensor(1, b"x", b"\x08\x01"))))
-    for invalid in (b"\xff", b"\x0f\x01", saved_model()[:-3], number_for_a_name):
+    number_for_a_value = field(2, field(5, field(1, b"serve") + field(2, field(1, field(1, b"x") + b"\x10\x01"))))
+    number_for_a_key = field(2, field(5, field(1, b"serve") + field(2, field(1, b"\x08\x01" + field(2, _TEXT)))))
+    invalid_contents = (
+        *(b"\xff", b"\x0f\x01", saved_model()[:-3], saved_model()[:-1]),
+        *(number_for_a_name, number_for_a_value, number_for_a_key, b"\x09" + bytes(7), b"\x0d" + bytes(3), b"\x0b\x01"),
+    )
+    for invalid in invalid_contents:
         with pytest.raises(ValueError, match="not a SavedModel"):
             read_signatures(invalid)
+
+
+def test_unknown_fields_and_missing_ones_of_a_saved_model() -> None:
+    """Fixed numbers are skipped; a type, a size, a name or a tensor of zeros is left out by protocol buffers."""
+    sizes = field(3, field(2, b"") + field(2, b"\x08\x00") + field(2, b"\x08\x01"))
+    unknown = b"\x39" + b"\x10" * 8 + b"\x3d" + b"\x10" * 4
+    inputs = tensor(1, b"a", b"\x10\x03" + unknown + sizes) + tensor(1, b"b", b"\x10\x63" + field(1, b"b:0")) + field(1, b"")
+    content = unknown + field(2, field(5, field(1, b"serve") + field(2, inputs)) + field(5, b""))
+    signatures = read_signatures(content)
+    nothing = Tensor("type 0", ())
+    assert signatures == {
+        "": Signature({}, {}),
+        "serve": Signature({"": nothing, "a": Tensor("int32", (0, 0, 1)), "b": Tensor("type 99", ())}, {}),
+    }
+    assert list(signatures) == ["", "serve"]
+    assert [tensor.name for tensor in signatures["serve"].inputs.values()] == ["", "", "b:0"]
 
 
 def test_the_newest_complete_model_is_fetched(cluster: ClusterClient, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from hosts.serving import app as module
+from hosts.serving import rest
 from hosts.serving.__main__ import main
 from hosts.serving.app import ServerMetrics, app
 from hosts.serving.catalog import Catalog
@@ -51,6 +54,12 @@ def manager(tmp_path: Path) -> ModelManager:
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     catalog.change("mnist", lambda model: model.set_files("v1", "a", {"saved_model.pb": nothing}, 0).mark_ready("v1", "a"))
     return ModelManager(catalog, FolderBucket(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
+
+
+@pytest.fixture
+def catalog(manager: ModelManager, tmp_path: Path) -> Catalog:
+    """Return the models of the manager's bucket."""
+    return Catalog(FolderBucket(tmp_path / "bucket"))
 
 
 @pytest.fixture
@@ -130,11 +139,35 @@ def test_status_and_metadata_requests(server: Starlette) -> None:
     version = {"version": "v1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}, "deployment": "a"}
     for path in ("/v1/models/mnist", "/v1/models/mnist/versions/v1"):
         assert ask(server, "GET", path)[:2] == (200, {"model_version_status": [version]})
-    status, reply, _ = ask(server, "GET", "/v1/models/mnist/metadata")
-    assert (status, reply["model_spec"]) == (200, {"name": "mnist", "signature_name": "", "version": "v1"})
-    image = reply["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["image"]
     shape = {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False}
-    assert image == {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "image"}
+    signature = {
+        "inputs": {
+            "key": {"dtype": "DT_INT64", "tensor_shape": {**shape, "dim": shape["dim"][:1]}, "name": "key"},
+            "image": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "image"},
+        },
+        "outputs": {"scores": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "scores"}},
+        "method_name": "tensorflow/serving/predict",
+        "defaults": {},
+    }
+    assert ask(server, "GET", "/v1/models/mnist/metadata")[:2] == (
+        200,
+        {
+            "model_spec": {"name": "mnist", "signature_name": "", "version": "v1"},
+            "metadata": {"signature_def": {"signature_def": {"serving_default": signature}}},
+        },
+    )
+    text = {"dtype": "DT_STRING", "tensor_shape": {"dim": [], "unknown_rank": True}, "name": "text"}
+    assert module._info("text", Tensor(None, None)) == text
+    assert module._info("x", Tensor("float64", ()))["tensor_shape"] == {"dim": [], "unknown_rank": False}
+
+
+def test_the_status_of_a_broken_version(manager: ModelManager, catalog: Catalog) -> None:
+    catalog.change("mnist", lambda model: model.add_version(Version("v2", token="b")).set_files("v2", "b", {"x": "00"}, 0))
+    manager.follow()
+    status = {"error_code": "UNKNOWN", "error_message": "ValueError: x is not in the bucket"}
+    version = {"version": "v2", "state": "END", "status": status, "deployment": "b"}
+    reply = ask(app(manager, ServerMetrics()), "GET", "/v1/models/mnist/versions/v2")
+    assert reply[:2] == (200, {"model_version_status": [version]})
 
 
 @pytest.mark.parametrize(
@@ -145,6 +178,7 @@ def test_status_and_metadata_requests(server: Starlette) -> None:
         ("GET", "/v1/models/nope", b"", 404, "there is no model 'nope' here; there are mnist"),
         ("POST", "/v1/models/mnist:predict", b"{", 400, "the request is no JSON"),
         ("POST", "/v1/models/mnist:predict", {"signature_name": "x", **ROWS}, 400, "there is no signature 'x'"),
+        ("POST", "/v1/models/mnist:classify", {"signature_name": "x", "examples": [{}]}, 400, "there is no signature 'x'"),
         ("POST", "/v1/models/mnist:predict", {"instances": [{"key": 13, "image": [1, 2]}]}, 500, "RuntimeError: it is Friday"),
         ("GET", "/v1/models/mnist:predict", b"", 405, "Method Not Allowed"),
         ("POST", "/v1/models/mnist:explain", b"", 404, "Not Found: POST /v1/models/MODEL:predict"),
@@ -163,6 +197,10 @@ def test_a_too_large_request_is_refused(server: Starlette, monkeypatch: pytest.M
     for headers, body in (([(b"content-length", b"104857600")], b""), ((), b"x" * ((1 << 20) + 1))):
         status, reply, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
         assert (status, reply["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
+    body = json.dumps(ROWS).encode()
+    monkeypatch.setattr(module, "MOST_BYTES", len(body))
+    for pieces, expected in (([body], 200), ([body[:9], body[9:]], 200), ([body[:9], body[9:] + b" "], 413)):
+        assert run_concurrently(send_request(server, "POST", "/v1/models/mnist:predict", pieces))[0][0] == expected
 
 
 def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +228,27 @@ def test_announced_bytes_use_no_memory(server: Starlette, monkeypatch: pytest.Mo
 
 
 def test_a_large_request_is_parsed_in_a_thread(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps(ROWS).encode()
+    threads: list[bool] = []
+
+    def record_thread(name: str) -> None:
+        original = getattr(rest, name)
+
+        def record(*given: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return original(*given)
+
+        monkeypatch.setattr(rest, name, record)
+
+    record_thread("body_of")
+    record_thread("answer")
+    for most, in_main in ((len(body), True), (len(body) - 1, False)):
+        monkeypatch.setattr(module, "_LARGE_BYTES", most)
+        answer = ask(server, "POST", "/v1/models/mnist:predict", body)
+        assert answer[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
+        assert threads == [in_main] * 2
+        threads.clear()
     monkeypatch.setattr(module, "_LARGE_BYTES", 0)
-    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
     assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
 
 
@@ -206,7 +263,11 @@ def test_a_slow_request_times_out(server: Starlette, monkeypatch: pytest.MonkeyP
     assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[0] == 504
 
 
-def test_metrics_for_prometheus(server: Starlette) -> None:
+def test_metrics_for_prometheus(
+    server: Starlette, manager: ModelManager, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([100.0, 100.5, *range(101, 107)])
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     ask(server, "POST", "/v1/models/mnist:predict", ROWS)
     for name in ("a", "b", "c"):
         ask(server, "POST", f"/v1/models/{name}:predict", ROWS)
@@ -217,7 +278,30 @@ def test_metrics_for_prometheus(server: Starlette) -> None:
         "an unknown model name adds no new metric"
     )
     assert 'scaletier_versions_available{model="mnist"} 1.0' in text
-    assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
+    counts = {
+        **dict.fromkeys(("0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2"), "0.0"),
+        **dict.fromkeys(("0.5", "1.0", "2.0", "5.0", "10.0", "60.0", "+Inf"), "1.0"),
+    }
+    name, labels = "scaletier_request_seconds", 'method="predict",model="mnist"'
+    lines = [f'{name}_bucket{{le="{most}",{labels}}} {count}' for most, count in counts.items()]
+    assert [line for line in text.splitlines() if line.startswith(name) and labels in line][: len(lines) + 2] == [
+        *(*lines, f"{name}_count{{{labels}}} 1.0", f"{name}_sum{{{labels}}} 0.5"),
+    ]
+    catalog.change("mnist", lambda model: model.undeploy("v1"))
+    manager.follow()
+    status, text, _ = ask(server, "GET", "/monitoring/prometheus/metrics")
+    assert status == 200
+    assert "scaletier_versions_available{" not in text
+
+
+def test_the_rows_of_a_batch_are_measured(manager: ModelManager) -> None:
+    metrics = ServerMetrics()
+    metrics.rows.labels("mnist").observe(2)
+    counts = [line for line in metrics.text(manager).decode().splitlines() if line.startswith("scaletier_batch_rows_bucket")]
+    assert counts == [
+        f'scaletier_batch_rows_bucket{{le="{most}",model="mnist"}} {float(most != "1.0")}'
+        for most in ("1.0", "2.0", "4.0", "8.0", "16.0", "32.0", "64.0", "128.0", "+Inf")
+    ]
 
 
 def test_health_needs_all_models_loaded(manager: ModelManager) -> None:

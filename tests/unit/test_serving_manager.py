@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,6 +24,10 @@ from jobs.bucket import BucketError
 from jobs.folder import FolderBucket
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
+
+
+FIXED = Signature({"x": Tensor("float32", (2,))}, ROWS["serving_default"].outputs)
+PAIR = Signature({"x": Tensor("float32", (None,)), "z": Tensor("float32", (None,))}, ROWS["serving_default"].outputs)
 
 
 class FakeModel:
@@ -46,8 +51,11 @@ class ServedBucket:
         self.bucket = root / "bucket"
         self.bucket.mkdir()
         self.catalog = Catalog(FolderBucket(self.bucket))
-        self.manager = ModelManager(self.catalog, FolderBucket(self.bucket), root / "cache", FakeModel, lambda *_: None)
-        self.cache = root / "cache"
+        self.cache = root / "var/cache"
+        self.batches: list[tuple[str, int]] = []
+        self.manager = ModelManager(
+            self.catalog, FolderBucket(self.bucket), self.cache, FakeModel, lambda *batch: self.batches.append(batch)
+        )
 
     def change(self, change: Callable[[Model], Model]) -> None:
         self.catalog.change("m", change, create=True)
@@ -78,6 +86,10 @@ class ServedBucket:
         return caught.value.status, str(caught.value)
 
 
+def fail(*_: object) -> bool:
+    raise BucketError("away")
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> ServedBucket:
     return ServedBucket(tmp_path)
@@ -93,9 +105,13 @@ def test_early_requests_are_told_to_retry(world: ServedBucket) -> None:
 def test_versions_are_loaded_swapped_and_unloaded(world: ServedBucket) -> None:
     world.deploy("v1", "1")
     assert (world.ask(), world.ask("v1")) == (1, 1)
+    assert world.batches == [("m", 1)] * 2
     assert not world.manager.idle
     world.deploy("v2", "2")
     assert (world.ask(), world.ask("v2")) == (1, 2), "the first is the default"
+    first, second = (world.manager.models["m"].versions[name].batcher for name in ("v1", "v2"))
+    assert first is not None
+    assert second is not None
     world.change(lambda model: model.with_default("v2"))
     world.manager.follow()
     assert world.ask() == 2
@@ -103,11 +119,66 @@ def test_versions_are_loaded_swapped_and_unloaded(world: ServedBucket) -> None:
     world.change(lambda model: model.undeploy("v1"))
     world.manager.follow()
     assert world.refused("v1")[0] == 404
+    assert (first._closed, second._closed) == (True, False)
+    (world.cache / "m/stray").touch()
+    world.manager.follow()  # what cannot be deleted stays
+    (world.cache / "m/stray").unlink()
     assert [folder.name for folder in (world.cache / "m").iterdir()] == ["v2-v2"], "an unloaded version uses no disk space"
     world.change(lambda model: model.delete("v2"))
     world.manager.follow()
     assert (world.refused()[0], world.manager.idle) == (404, True)
+    assert second._closed
     assert not (world.cache / "m").exists()
+
+
+def test_a_model_without_files_is_unloaded(world: ServedBucket) -> None:
+    world.deploy("v1", "1")
+    shutil.rmtree(world.cache / "m")
+    world.change(lambda model: model.delete("v1"))
+    world.manager.follow()
+    assert world.manager.idle
+
+
+def test_a_version_that_is_being_loaded(world: ServedBucket) -> None:
+    """A mark says so while it is loaded, but not if the process ends as it should."""
+    marks: list[list[str]] = []
+
+    def load(folder: Path) -> FakeModel:
+        assert world.refused("v1") == (503, "model m is not loaded yet")
+        assert world.manager.versions_of("m", None)[0].state is LoadState.LOADING
+        for _ in range(2):
+            marks.append([mark.name for mark in world.cache.glob(".loading-*")])
+            world.manager.close()
+        return FakeModel(folder)
+
+    world.manager._load = load
+    world.deploy("v1", "1")
+    assert marks == [[".loading-m-v1-v1"], []]
+    assert world.ask() == 1
+    world.manager.close()
+
+
+def test_a_reloaded_version_replaces_its_former_self(world: ServedBucket) -> None:
+    """It is the default while the recorded default cannot be loaded."""
+    world.deploy("v1", "1")
+    world.deploy("v2", "broken")
+    world.change(lambda model: model.with_default("v2").undeploy("v1").redeploy("v1", "b"))
+    content = "5"
+    (world.bucket / folder_of("m", "v1") / "saved_model.pb").write_text(content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    world.change(lambda model: model.set_files("v1", "b", {"saved_model.pb": digest}, 1).mark_ready("v1", "b"))
+    world.manager.follow()
+    assert (world.ask(), world.ask("v1")) == (5, 5)
+
+
+def test_a_model_without_a_default_answers_by_names_only(world: ServedBucket) -> None:
+    world.deploy("v1", "1")
+    world.add_files("v2", "2")
+    world.manager.follow()
+    world.change(lambda model: model.delete("v1"))
+    world.manager.follow()
+    assert world.refused() == (503, "model m is not loaded yet")
+    assert world.ask("v2") == 2
 
 
 def test_a_version_in_creation_answers_by_its_name_only(world: ServedBucket) -> None:
@@ -152,7 +223,7 @@ def test_a_temporarily_missing_bucket_keeps_loaded_versions(world: ServedBucket,
     world.bucket.rename(unmounted)
     world.manager.follow()
     assert world.ask() == 1
-    assert "the bucket does not answer" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("<4>serving: the bucket does not answer: ")
     unmounted.rename(world.bucket)
     world.add_files("v2", "2")
 
@@ -163,19 +234,21 @@ def test_a_temporarily_missing_bucket_keeps_loaded_versions(world: ServedBucket,
     world.manager._files = FailingStore(world.bucket)
     for _ in range(20):
         world.manager.follow()
+    assert capsys.readouterr().err == "<4>serving: version v2 of model m: the bucket does not answer: away\n" * 20
     assert world.manager.models["m"].versions["v2"].state is LoadState.LOADING
     world.manager._files = FolderBucket(world.bucket)
     world.manager.follow()
     assert world.ask("v2") == 2
 
 
-def test_an_unreadable_record_unloads_nothing(world: ServedBucket) -> None:
+def test_an_unreadable_record_unloads_nothing(world: ServedBucket, capsys: pytest.CaptureFixture[str]) -> None:
     world.deploy("v1", "1")
     record = world.bucket / "models/m/model.json"
     content = record.read_bytes()
     record.write_bytes(b"{")
     world.manager.follow()
     assert world.ask() == 1
+    assert capsys.readouterr().err.startswith("<4>serving: m: model.json is ")
     record.write_bytes(content)
     world.manager.follow()
     assert world.ask() == 1
@@ -194,6 +267,17 @@ def test_a_version_that_crashed_the_server_is_not_loaded_again(world: ServedBuck
     assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
 
 
+def test_a_ready_version_that_crashed_the_server_is_not_retried(world: ServedBucket) -> None:
+    world.manager._clock = lambda: 1e6
+    world.cache.mkdir(parents=True)
+    (world.cache / ".loading-m-v1-v1").touch()
+    world.deploy("v1", "1")
+    assert "could not be loaded: the server ended while it loaded this" in world.refused("v1")[1]
+    (world.cache / ".loading-m-v1-v1").unlink()
+    world.manager.follow()
+    assert world.refused("v1")[0] == 500
+
+
 def test_ready_versions_are_loaded_before_those_in_creation(world: ServedBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     world.catalog.change(
         "a", lambda model: model.add_version(Version("v1", token="a")).set_files("v1", "a", {"x": "00"}, 1), create=True
@@ -208,26 +292,41 @@ def test_ready_versions_are_loaded_before_those_in_creation(world: ServedBucket,
     assert order == ["m", "a"]
 
 
-def test_a_ready_version_that_failed_to_load_is_retried_later(world: ServedBucket) -> None:
+@pytest.mark.parametrize(("ready", "count"), [(True, 3), (False, 1)])
+def test_a_ready_version_that_failed_to_load_is_retried_later(
+    world: ServedBucket, capsys: pytest.CaptureFixture[str], ready: bool, count: int
+) -> None:
     now = [0.0]
     world.manager._clock = lambda: now[0]
     world.add_files("v1", "broken")
-    world.change(lambda model: model.mark_ready("v1", "v1"))
+    if ready:
+        world.change(lambda model: model.mark_ready("v1", "v1"))
     loads: list[Path] = []
     world.manager._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
     for seconds in (0.0, 59.0, 60.0, 61.0, 179.0, 180.0):
         now[0] = seconds
         world.manager.follow()
-    assert len(loads) == 3, "after 60 s, and after twice as long"
+    assert len(loads) == count, "after 60 s, and after twice as long"
+    line = "version v1 of model m cannot be loaded: ValueError: could not convert string to float: 'broken'"
+    assert capsys.readouterr().err == f"<4>serving: {line}\n" * count
 
 
-def test_a_suddenly_empty_bucket_counts_as_unmounted(world: ServedBucket) -> None:
+@pytest.mark.parametrize("used_by", ["cluster/queue.json", "jobs/job01/job.json"])
+def test_a_suddenly_empty_bucket_counts_as_unmounted(
+    world: ServedBucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], used_by: str
+) -> None:
     world.deploy("v1", "1")
     (world.bucket / "models").rename(world.bucket / "elsewhere")
     world.manager.follow()
     assert world.ask() == 1
-    (world.bucket / "cluster").mkdir()
-    (world.bucket / "cluster/queue.json").write_text("{}")
+    line = "the bucket is empty, so it is probably not mounted: loaded models are kept"
+    assert capsys.readouterr().err == f"<4>serving: {line}\n"
+    (world.bucket / used_by).parent.mkdir(parents=True)
+    (world.bucket / used_by).write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "in_use", fail)
+        world.manager.follow()
+    assert world.ask() == 1
     world.manager.follow()
     assert world.refused()[0] == 404
 
@@ -265,12 +364,14 @@ class BlockedBatcher:
 
     def __init__(self, **limits: Any) -> None:
         self.calls, self.sizes, self.free = list[list[float]](), list[int](), threading.Event()
-        self.batcher = Batcher(self.run, ROWS, on_batch=self.sizes.append, **limits)
+        self.threads = set[threading.Thread]()
+        self.batcher = Batcher(self.run, {**ROWS, "fixed": FIXED, "pair": PAIR}, on_batch=self.sizes.append, **limits)
         self.first = put(self.batcher, 0)
         wait_for(lambda: len(self.calls) == 1, "the first call", poll=0.001)
 
     def run(self, _: str, inputs: Arrays) -> Arrays:
         self.calls.append(inputs["x"].tolist())
+        self.threads.add(threading.current_thread())
         self.free.wait()
         if -1 in inputs["x"]:
             raise RestError(400, "no")
@@ -293,6 +394,29 @@ def test_requests_during_a_computation_are_batched() -> None:
     assert blocked.sizes == [1, 3, 2]
 
 
+def test_only_requests_of_one_shape_are_batched() -> None:
+    blocked = BlockedBatcher()
+    put_other = blocked.batcher.put
+    waiting = [
+        put(blocked.batcher, 1),
+        put_other("serving_default", {"x": np.array([2], np.float32)}),
+        put_other("serving_default", {"x": np.array([[3, 4]])}),
+        *(put_other("fixed", {"x": np.array([5, 6])}) for _ in range(2)),
+        *(put_other("pair", {"x": np.array([7, 8]), "z": np.zeros(rows)}) for rows in (1, 1)),
+    ]
+    assert blocked.results(*waiting)[1:] == [[2], [4], [[6, 8]], [10, 12], [10, 12], [14, 16], [14, 16]]
+    assert blocked.calls[1:] == [[1], [2], [[3, 4]], [5, 6], [5, 6], [7, 8], [7, 8]]
+    assert blocked.sizes == [1] * 8
+
+
+def test_a_cancelled_request_is_not_computed() -> None:
+    blocked = BlockedBatcher(most_rows=1)
+    cancelled, other = put(blocked.batcher, 1), put(blocked.batcher, 2)
+    assert cancelled.cancel()
+    assert blocked.results(other) == [[0], [4]]
+    assert blocked.calls == [[0], [2]]
+
+
 def test_an_invalid_request_fails_no_other() -> None:
     blocked = BlockedBatcher()
     valid, invalid = put(blocked.batcher, 1), put(blocked.batcher, -1)
@@ -310,6 +434,11 @@ def test_too_many_and_late_requests_are_refused() -> None:
     blocked.batcher.close()
     assert blocked.results(*waiting) == [[0], [2], [4]]
     assert put(blocked.batcher, 5).result(limit())["y"].tolist() == [10], "requests before the end get an answer"
+    assert len(blocked.threads) == 2
+    assert all(thread.daemon for thread in blocked.threads), "they do not delay the end of the process"
+    for thread in blocked.threads:
+        thread.join(limit())
+        assert not thread.is_alive()
 
 
 def test_no_request_gets_rows_of_another() -> None:
@@ -327,3 +456,16 @@ def test_no_request_gets_rows_of_another() -> None:
     later_futures = [put(batcher, 4, -4), put(batcher, 5, 5)]
     assert [future.result(limit())["y"].tolist() for future in later_futures] == [[4], [5, 5]]
     assert max(sizes) == 2, "requests are no longer batched"
+
+
+def test_a_batch_with_a_single_value_is_computed_one_by_one() -> None:
+    goes_on = threading.Event()
+
+    def total(_: str, inputs: Arrays) -> Arrays:
+        goes_on.wait()
+        return {"y": np.asarray(inputs["x"].sum())}
+
+    batcher = Batcher(total, ROWS)
+    futures = [put(batcher, 1, 2), put(batcher, 3), put(batcher, 4)]
+    goes_on.set()
+    assert [future.result(limit())["y"].tolist() for future in futures] == [3, 3, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ def make_model(*names: str) -> Model:
 def test_the_first_version_that_is_ready_is_the_default() -> None:
     model = Model("mnist").add_version(Version("v1", token="a"))
     assert (model.default, model.version("v1").loadable) == ("", False), "its files are being uploaded"
+    assert model.version("v1").size == 0
+    for change in (lambda: model.redeploy("v1", "b"), lambda: model.undeploy("v1")):
+        with pytest.raises(ModelError, match="version v1 of model mnist is CREATING: "):
+            change()
+    assert [v.name for v in model.add_version(Version("v2", token="a")).versions] == ["v1", "v2"]
     model = model.set_files("v1", "a", FILES, 3)
     assert (model.default, model.version("v1").loadable) == ("", True), "servers try it"
     model = model.mark_ready("v1", "a")
@@ -65,6 +71,18 @@ def test_a_name_is_used_once() -> None:
     assert [v.name for v in model.existing] == ["v1"]
     with pytest.raises(ModelError, match=r"model mnist has no version 'v2'; there are v1$"):
         model.version("v2")
+    with pytest.raises(ModelError, match=r"model mnist has no version 'v1'; there are none$"):
+        Model("mnist").version("v1")
+    creating = Model("mnist").add_version(Version("v1", token="a"))
+    for model in (creating, creating.set_files("v1", "a", FILES, 3).mark_failed("v1", "a", "no SavedModel")):
+        with pytest.raises(ModelError, match="and a name is used once: take another"):
+            model.add_version(Version("v1", token="b"))
+
+
+def test_a_deleted_version_keeps_its_name_alone() -> None:
+    version = replace(make_model("v1").version("v1"), manifest={"jobId": "job01"})
+    deleted = Model("mnist", versions=[version]).delete("v1").versions[0]
+    assert deleted == replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
 
 
 def test_a_failed_deployment_frees_the_name() -> None:
@@ -92,6 +110,10 @@ def test_the_default_is_deleted_last() -> None:
     assert redeployed.mark_failed("v1", "token", "why").redeploy("v1", "new").version("v1").state is CREATING, (
         "a failed version is retried"
     )
+    assert redeployed.redeploy("v1", "token") == redeployed, "the same change again has no effect"
+    undeployed = "only a READY version can be the default; v1 of model mnist is UNDEPLOYED, READY are v2"
+    with pytest.raises(ModelError, match=f"^{undeployed}$"):
+        model.with_default("v1")
     with pytest.raises(ModelError, match="only a version that has files and is not served can be redeployed"):
         model.redeploy("v2", "token")
 
@@ -136,10 +158,16 @@ def test_a_catalog_lists_models_and_invalid_records(tmp_path: Path) -> None:
     (tmp_path / "models/odd").mkdir()
     odd = Model("odd", versions=[Version("../../x", token="a")])
     (tmp_path / "models/odd/model.json").write_bytes(odd.to_json())
+    (tmp_path / "models/token").mkdir()
+    token = Model("token", versions=[Version("v1", token="../../x")])
+    (tmp_path / "models/token/model.json").write_bytes(token.to_json())
     (tmp_path / "models/other").mkdir()
     (tmp_path / "models/other/model.json").write_bytes(mnist.to_json())
     models, invalid = catalog.models()
-    assert (models, [line.partition(":")[0] for line in invalid]) == ([mnist], ["bad", "odd", "other"])
+    assert (models, [line.partition(":")[0] for line in invalid]) == (
+        [mnist],
+        ["bad", "odd", "other", "token"],
+    )
     with pytest.raises(RecordError, match=r"model\.json says that it is that of model 'mnist'"):
         catalog.model("other")
 

@@ -14,10 +14,14 @@ from hosts.serving.signatures import Signature, Tensor
 
 ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
 FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
-DEEP: Any = "a"
-for _ in range(40):
-    DEEP = [DEEP]
+BYTE = Signature({"byte": Tensor("uint8", (None,))}, {})
+ANY_TEXT = Signature({"text": Tensor(None, None)}, {})
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
+
+
+def nested(depth: int, text: Any = "a") -> Any:
+    """Return a text in that many lists."""
+    return [nested(depth - 1, text)] if depth else text
 
 
 def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
@@ -41,6 +45,10 @@ def parse(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
             True,
         ),
         ({"instances": [{"key": 3.0, "text": "a"}]}, TWO, {"key": [3], "text": [b"a"]}, True),
+        ({"inputs": {"b64": "AAE="}}, Signature({"x": Tensor(None, ())}, {}), {"x": b"\x00\x01"}, False),
+        ({"inputs": [True, 0, 1]}, FLAG, {"flag": [True, False, True]}, False),
+        ({"inputs": [0, 255]}, BYTE, {"byte": [0, 255]}, False),
+        ({"inputs": nested(32)}, ANY_TEXT, {"text": nested(32, b"a")}, False),
     ],
 )
 def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, Any], by_rows: bool) -> None:
@@ -68,7 +76,15 @@ def test_a_request_is_parsed(body: Any, signature: Signature, arrays: dict[str, 
         ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be texts"),
         ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
-        ({"inputs": {"key": [1], "text": DEEP}}, TWO, "input text has lists nested 32 deep"),
+        ({"inputs": nested(33)}, ANY_TEXT, "input text has lists nested 32 deep, and no tensor has that many dimensions"),
+        ({"instances": [["1", "2"]]}, ONE, "input x must be numbers, all rows of one length"),
+        ({"instances": [{}]}, TWO, "instance 0 has nothing; this signature takes key, text"),
+        ({"instances": [{"b64": "AAE="}]}, TWO, "instance 0 has b64; this signature takes key, text"),
+        ({"inputs": {}}, TWO, "inputs has nothing; this signature takes key, text"),
+        ({"inputs": {"b64": "AAE="}}, TWO, "inputs has b64; this signature takes key, text"),
+        ({"inputs": [256]}, BYTE, "input byte must be whole numbers from 0 to 255"),
+        ({"inputs": [-1]}, BYTE, "input byte must be whole numbers from 0 to 255"),
+        ({"instances": [{"key": 1, "text": {"b64": "AA*E="}}]}, TWO, "b64 is no base64"),
         ({"inputs": [2]}, FLAG, "input flag must be true or false"),
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],
@@ -92,15 +108,17 @@ def test_an_answer_by_rows_and_by_columns() -> None:
     assert json.loads(rest.answer(outputs, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
     assert json.loads(rest.answer({"b": outputs["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
     assert json.loads(rest.answer({"b": outputs["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
-    with pytest.raises(RestError, match="have not one row for each instance"):
-        rest.answer({"a": np.zeros(2), "b": np.zeros(())}, True)
-    with pytest.raises(RestError, match="have not one row for each instance"):
-        rest.answer({"a": np.zeros(2), "b": np.zeros(3)}, True)
+    assert rest.answer({}, False) == b'{"outputs":{}}'
+    for odd in ({"a": np.zeros(2), "b": np.zeros(())}, {"a": np.zeros(2), "b": np.zeros(3)}, {"a": np.zeros(())}):
+        with pytest.raises(RestError, match="have not one row for each instance"):
+            rest.answer(odd, True)
 
 
 def test_an_answer_with_strings_bytes_and_nan() -> None:
     texts = {"label": np.array([b"cat"], object), "image_bytes": np.array([b"\xff"], object)}
     assert json.loads(rest.answer(texts, True)) == {"predictions": [{"label": "cat", "image_bytes": {"b64": "/w=="}}]}
+    for kind in ("S", "U"):
+        assert rest.answer({"y": np.array(["cat"], kind)}, True) == b'{"predictions":["cat"]}'
     assert rest.answer({"y": np.array([np.nan, np.inf, 1.0])}, True) == b'{"predictions":[NaN,Infinity,1.0]}'
 
 
@@ -109,6 +127,7 @@ def test_classify_requests_and_answers() -> None:
     assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     scores = np.array([[0.25, 0.75]])
     assert json.loads(rest.classified({"scores": scores, "classes": np.array([1])})) == {"result": [[["0", 0.25], ["1", 0.75]]]}
+    assert rest.classified({"probabilities": scores}) == b'{"result":[[["0",0.25],["1",0.75]]]}'
     named = {"scores": scores, "classes": np.array([[b"no", b"yes"]], object)}
     assert json.loads(rest.classified(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
     for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
@@ -116,17 +135,24 @@ def test_classify_requests_and_answers() -> None:
             rest.examples(wrong)
     with pytest.raises(RestError, match="this signature gives y: to classify takes scores of each class"):
         rest.classified({"y": np.zeros(3)})
+    with pytest.raises(RestError, match="this signature gives scores: to classify takes scores of each class"):
+        rest.classified({"scores": np.zeros(3)})
 
 
 def test_signatures_are_described() -> None:
     assert rest.chosen({"serving_default": ONE}, rest.signature_name({})) is ONE
     with pytest.raises(RestError, match=r"there is no signature 'x'; there are serving_default$"):
         rest.chosen({"serving_default": ONE}, rest.signature_name({"signature_name": "x"}))
+    assert rest.signature_name({"signature_name": ""}) == "serving_default"
+    with pytest.raises(RestError, match=r"there is no signature 'x'; there are none$"):
+        rest.chosen({}, "x")
     with pytest.raises(RestError, match="signature_name must be a text"):
         rest.signature_name({"signature_name": 1})
     assert ONE.by_rows
     assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).by_rows
     assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows
+    assert not Signature({"x": Tensor("float32", ())}, ONE.outputs).by_rows
+    assert not Signature({}, ONE.outputs).by_rows
 
 
 def test_lines_are_single_predictions_and_equal_in_every_process() -> None:
