@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import sys
@@ -257,6 +258,45 @@ def test_each_connection_error_is_one_error(error: Exception) -> None:
         next(stream.pieces())
     stream.finish()
     stream.close()
+
+
+def test_only_the_stack_s_own_settings_count(cluster: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home := tmp_path / "home").mkdir()
+    (home / ".fabric.yaml").write_text("port: 99\nforward_agent: true\nconnect_kwargs: {password: x}\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FABRIC_PORT", "98")
+    fleet = Fleet(cluster)
+    connection = fleet._new("ps-0")
+    kwargs = dict(connection.connect_kwargs)
+    assert kwargs.pop("pkey") is fleet._load_key(tmp_path / "gone"), "it is read once"
+    assert kwargs == {
+        "look_for_keys": False,
+        "allow_agent": False,
+        "auth_timeout": remote.SSHD_SECONDS,
+        "banner_timeout": remote.SSHD_SECONDS,
+    }
+    assert (connection.host, connection.port, connection.user) == ("10.0.0.32", 22, "scaletier")
+    assert (connection.forward_agent, connection.connect_timeout) == (False, int(remote.CONNECT_SECONDS))
+    assert isinstance(connection.client._policy, paramiko.RejectPolicy)
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("paramiko").handlers)
+
+
+def test_a_proxy_has_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[tuple[list[str], bool]]()
+
+    def popen(argv: list[str], stdin: int, stdout: int, start_new_session: bool) -> None:
+        assert stdin == stdout
+        started.append((argv, start_new_session))
+
+    monkeypatch.setattr(remote.subprocess, "Popen", popen)
+    with remote._Connection("x", gateway="tunnel x").open_gateway() as ours:
+        assert started == [(["/bin/sh", "-c", "exec tunnel x"], True)]
+        assert ours.recv(1) == b"", "only the proxy has the other end"
+    opened = list[str]()
+    transport = SimpleNamespace(open_channel=lambda **kwargs: kwargs)
+    jump = SimpleNamespace(open=lambda: opened.append("open"), transport=transport)
+    channel = remote._Connection("x", gateway=jump).open_gateway()
+    assert (opened, channel["dest_addr"]) == (["open"], ("x", 22))
 
 
 class Connection:

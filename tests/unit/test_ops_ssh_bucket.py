@@ -226,3 +226,70 @@ def test_an_answer_to_an_interrupted_call_is_discarded(remote: RemoteHost, store
     assert item is not None
     assert item.content == b"2"
     assert remote.pipes[0].closed
+
+
+class Recorder:
+    """A channel that records what is sent, and answers each call with the same line."""
+
+    def __init__(self, answer: bytes | Exception = b'{"result": null}', content: bytes | Exception = b"") -> None:
+        self.answer, self.content = answer, content
+        self.sent, self.limits, self.sizes = list[bytes](), list[float](), list[int]()
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def line(self, seconds: float) -> bytes:
+        self.limits.append(seconds)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def read(self, size: int, seconds: float) -> bytes:
+        self.limits.append(seconds)
+        self.sizes.append(size)
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content[:size]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "limit"),
+    [
+        (lambda store: store.sizes("a"), 30.0),
+        (lambda store: store.delete("a"), 30.0),
+        (lambda store: store.walk("a"), 600.0),
+        (lambda store: store.remove("a"), 600.0),
+        (lambda store: store.upload("a", b"x" * 3_000_000), 33.0),
+    ],
+)
+def test_the_time_limit_follows_the_work(call: Callable[[SshBucket], object], limit: float) -> None:
+    channel = Recorder()
+    call(SshBucket(lambda: channel))
+    assert channel.limits == [limit]
+    with pytest.raises(BucketError, match=f"^the bucket does not answer within {limit:g} s$"):
+        call(SshBucket(lambda: Recorder(TimeoutError())))
+
+
+def test_a_source_that_becomes_longer_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").write_bytes(b"12345")
+    monkeypatch.setattr(ssh_bucket, "pieces", lambda _: [b"123", b"4567", b"8"])
+    channel, progress = Recorder(), list[int]()
+    SshBucket(lambda: channel).upload("a/b", tmp_path / "source", progress.append)
+    assert channel.sent == [ssh_bucket.sources(), b'["upload", ["a/b"], 5]\n', b"123", b"45", b""]
+    assert progress == [3, 2, 0]
+
+
+def test_content_is_read_in_pieces() -> None:
+    size = 2 * ssh_bucket.PIECE + 5
+    channel = Recorder(b'{"result": %d}' % size, b"x" * ssh_bucket.PIECE)
+    assert SshBucket(lambda: channel, 7).read_part("a", 0, size) == b"x" * size
+    assert (channel.sizes, channel.limits) == ([ssh_bucket.PIECE, ssh_bucket.PIECE, 5], [7] * 4)
+    channel.content = TimeoutError()
+    with pytest.raises(BucketError, match=r"^the bucket does not answer within 7 s$"):
+        SshBucket(lambda: channel, 7).read_part("a", 0, size)
+    channel.content = OSError("reset")
+    with pytest.raises(BucketError, match=r"^the connection to the bucket broke off: reset$"):
+        SshBucket(lambda: channel, 7).read_part("a", 0, size)
