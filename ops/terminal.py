@@ -55,7 +55,7 @@ def sanitize(text: str, colours: bool = False) -> str:
     With `colours` colours stay, reset at the end of their line. Any other control character except newline and tab is shown,
     ESC as ␛.
     """
-    if text.isprintable() or not _CONTROLS.search(text):
+    if text.isprintable():
         return text
     safe_text = _CONTROLS.sub(lambda code: (code[0] if colours else "") if code[1] else _visible(code[0]), text)
     if "\033" not in safe_text:

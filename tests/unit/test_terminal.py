@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,7 @@ def test_no_control_sequences_reach_a_terminal(text: str, is_terminal: bool) -> 
         ("plain\té 漢", "plain\té 漢", "plain\té 漢"),
         ("\x1b[31mred", "red", "\x1b[31mred\x1b[0m"),
         ("\x1b[1;38:5:9mred\x1b[0m", "red", "\x1b[1;38:5:9mred\x1b[0m"),
+        ("\x1b[31mred\x1b[0m", "red", "\x1b[31mred\x1b[0m"),
         ("\x1b[31mtwo\nlines", "two\nlines", "\x1b[31mtwo\x1b[0m\nlines"),
         ("\x1b[?1049h\x1b]0;X\x07", "␛[?1049h␛]0;X␇", "␛[?1049h␛]0;X␇"),
         ("\x1b]52;c;aGk=\x1b\\", "␛]52;c;aGk=␛\\", "␛]52;c;aGk=␛\\"),
@@ -291,3 +293,30 @@ def test_a_step_that_took_long_leaves_a_line(
         now[0] += took
         raise ValueError
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("live", "pauses"), [(True, [0.2, 0.2, 0.2]), (False, [2.0, 10.0, 10.0])])
+def test_progress_is_drawn_often_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, live: bool, pauses: list[float]) -> None:
+    waits = list[float]()
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) == 3
+
+    monkeypatch.setattr(terminal, "supports_colour", lambda _: live)
+    step = terminal.Step("x")
+    step._ended = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
+    with step:
+        pass
+    assert waits == pauses
+
+
+def test_a_moment_is_shown_in_the_time_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XXX-5:30")
+    time.tzset()
+    try:
+        assert terminal.local_time("2026-01-31T12:00:00.123Z") == "2026-01-31 17:30:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert terminal.local_time(None) == terminal.local_time("") == ""
