@@ -224,11 +224,13 @@ class FakeEvent:
     """An event whose wait ends at once: it records the seconds, lets the clock pass, and takes the next step."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self._clock, self._set = clock, False
+        self._clock, self._set, self._looks = clock, False, 0
         self.waits: list[float | None] = []
         self.steps: list[Callable[[], object]] = []
 
     def is_set(self) -> bool:
+        self._looks += 1
+        assert self._looks < 1000, "a loop without end"
         return self._set
 
     def set(self) -> None:
@@ -314,8 +316,9 @@ def test_the_record_is_polled_until_the_job_has_ended(world: World) -> None:
 def test_a_screen_gets_the_replicas_with_each_poll(world: World) -> None:
     follower = world.follower(ticks=True)
     world.write(EXITED)
-    follower._poll_now.steps = [lambda: world.write(RUNNING), follower._ending.set]
+    follower._poll_now.steps = [lambda: world.write(RUNNING) or follower._poll_now.set(), follower._ending.set]
     follower._watch()
+    assert not follower._poll_now.is_set(), "each poll needs another reason"
     assert follower._merge.take(0) == [Replicas({"master-0": EXITED}), JOB, Replicas({"master-0": RUNNING})]
 
 
