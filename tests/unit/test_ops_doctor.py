@@ -159,7 +159,7 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
         raised = warning("small", "enlarge it", lambda: None)
         return {
             "hosts": lambda: [start] if host["off"] else [ok("all run")],
-            "kernel": lambda: [warning("low", "raise it"), *([raised] if fix else [])],
+            "kernel": lambda: [warning("low", "raise it"), warning("old"), *([raised] if fix else [])],
         }
 
     monkeypatch.setattr(doctor, "_checks", checks)
@@ -171,6 +171,7 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
         "findings": [
             {"check": "hosts", "severity": "error", "what": "host ps-0 is stopped", "remedy": "pulumi up", "fixed": False},
             {"check": "kernel", "severity": "warning", "what": "low", "remedy": "raise it", "fixed": False},
+            {"check": "kernel", "severity": "warning", "what": "old", "remedy": None, "fixed": False},
         ],
     }
     assert doctor.doctor(fix=True, as_json=False, root=tmp_path) == DONE
@@ -179,9 +180,10 @@ def test_errors_set_the_exit_code_and_fix_prints_its_fixes(
         "fixed    hosts     host ps-0 is stopped",
         "fixed    kernel    small",
         "warning  kernel    low: raise it",
+        "warning  kernel    old",
         "ok       hosts     all run",
     ]
-    assert lines.err == "0 errors, 1 warning\n"
+    assert lines.err == "0 errors, 2 warnings\n"
     assert doctor.doctor(fix=False, as_json=False, root=tmp_path) == DONE
 
 
