@@ -50,7 +50,7 @@ class ServingClient:
         self._cluster = cluster
         self._first = self.names[0]
         self._started: Future[Outcome[bool]] | None = None
-        self._listens_by = 0.0
+        self._listens_by: float
 
     def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
         """Return the first server's answer, or NOBODY if none answers, even after it was installed.

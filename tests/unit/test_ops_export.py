@@ -161,6 +161,18 @@ def test_a_model_is_shown_as_tables(cluster: ClusterClient, capsys: pytest.Captu
     ]
 
 
+def test_an_interrupted_download_leaves_nothing(cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_output(cluster.inventory, "1/saved_model.pb", saved_model())
+    put_output(cluster.inventory, "1/variables/variables.index", b"i")
+    download = FolderBucket.download
+    monkeypatch.setattr(
+        FolderBucket, "download", lambda bucket, name, *args: name.endswith(".pb") and download(bucket, name, *args)
+    )
+    with pytest.raises(OpsError, match=r"/bucket/jobs/job01/output/1/variables/variables.index is gone"):
+        module.export(cluster, "job01", None, as_json=False)
+    assert list(Path("export/job01").iterdir()) == []
+
+
 def test_the_best_trials_model_is_fetched(
     cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,13 @@ def test_an_undeclared_package_exchanges_all_parameters_every_step(
     assert set(plan.MODELS) == set(get_args(Exchange))
 
 
+def test_a_key_by_an_old_name_is_noted(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package_folder / "scaletier.yaml").write_text(DECLARES.replace("  apart: {", "  apart: {together: [worker], "))
+    plan.plan(make_request(package_folder), True)
+    note = "mine/scaletier.yaml: the key together is called allOrNone now: rename it, as the next release reads that alone"
+    assert note in capsys.readouterr().err.splitlines()
+
+
 def test_the_default_sync_period_is_used(package_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan.plan(make_request(package_folder, "--meet-every auto"), True)
     assert json.loads(capsys.readouterr().out)["work"]["period"] == 5

@@ -112,8 +112,9 @@ def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypat
     assert len(profile.profile_job(["mine"], {}, tmp_path, 30.0)) == 5
 
 
-def test_a_job_that_ends_by_itself_is_measured(tmp_path: Path) -> None:
+def test_a_job_that_ends_by_itself_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(profile.marks(run_profile(tmp_path, PRINTS_SIX_LINES + "print(sys.argv[1:])"))) == 4
+    assert capsys.readouterr().err.startswith("mine as one process here 5 steps (")
 
 
 @pytest.mark.parametrize(

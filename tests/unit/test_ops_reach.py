@@ -193,6 +193,7 @@ def test_one_new_server_is_enough(
 def test_an_unreachable_host_is_named(cluster: ClusterClient, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
     servers = FakeServers(cluster, serving_0=DONE, serving_1=HostError("serving-1", "does not answer"))
     servers.start()
+    assert servers.request("POST", PREDICT) == DONE
     servers.finish_start()
     assert (capsys.readouterr().err, fleet.commands) == ("serving-1 does not answer\n", [])
 
@@ -248,6 +249,7 @@ class Ssh(paramiko.ServerInterface):
 
     def check_channel_direct_tcpip_request(self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]) -> int:
         self.destination = destination
+        assert origin == ("127.0.0.1", 0)
         return paramiko.OPEN_SUCCEEDED if self.listening else paramiko.OPEN_FAILED_CONNECT_FAILED
 
 

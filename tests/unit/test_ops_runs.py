@@ -8,10 +8,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from waiting import limit, wait_for
@@ -224,13 +225,29 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
+    threads = set(threading.enumerate())
     with processes.start_processes(
         [ProcessStart(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2
     ) as running:
         lines = running.lines(lambda: time.monotonic() + limit())
         pids = [int(next(lines)), int(next(lines))]
         assert all(map(is_alive, pids))
+        assert all(thread.daemon for thread in set(threading.enumerate()) - threads), "they do not hold up the end of fab"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "their exit codes are read"
+
+
+def test_the_last_line_of_an_ended_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_DRAIN_SECONDS", limit())
+    ended = threading.Event()
+
+    def read() -> Iterator[bytes]:
+        ended.wait()
+        yield from (b"\n", b"bad \xff\n")
+
+    process: Any = SimpleNamespace(wait=ended.set, stdout=read(), returncode=3)
+    group = processes.ProcessGroup(["master/0"], [process])
+    assert list(group.lines(lambda: time.monotonic() + limit())) == ["", "bad \ufffd"]
+    assert (group.failed, group.last) == (("master/0", 3), {"master/0": "bad \ufffd"})
 
 
 def test_a_process_may_save_when_it_is_ended(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class FakeChannel:
 
     def __init__(self, *pieces: bytes | None, exited: int = 1, error: Exception | None = None, connected: bool = False) -> None:
         self.pieces, self.sent, self.exit_code, self.timeouts = list(pieces), b"", exited, list[float]()
+        self.calls: list[str] = []
         self.transport = SimpleNamespace(saved_exception=error, is_active=lambda: connected)
 
     def get_transport(self) -> SimpleNamespace:
@@ -59,9 +60,10 @@ class FakeChannel:
 
     def set_combine_stderr(self, combine: bool) -> None:
         assert combine
+        self.calls.append("combine")
 
     def exec_command(self, command: str) -> None:
-        assert command
+        self.calls.append(command)
 
     def close(self) -> None:
         """Close nothing."""
@@ -239,6 +241,7 @@ def test_ctrl_c_ends_it_and_connections_reach_the_chief(
 
     monkeypatch.setattr(module._Server, "await_end", interrupt)
     assert module.tensorboard(ClusterClient(cluster.inventory, fleet), None, every_job=True, port=None) == 0
+    assert channel.calls == ["combine", module.command(cluster.inventory.chief, "/bucket/jobs", "test")]
     assert capsys.readouterr().err.splitlines() == ["TensorBoard on master-0 shows /bucket/jobs; Ctrl-C ends it"]
     transport = FakeTransport()
     fleet.connection = lambda _: SimpleNamespace(transport=transport)
@@ -249,6 +252,11 @@ def test_ctrl_c_ends_it_and_connections_reach_the_chief(
     assert transport.opened == [("direct-tcpip", ("127.0.0.1", 6006))]
     with pytest.raises(paramiko.SSHException, match="master-0 does not answer"):
         module._Chief(FakeFleet(), "master-0").open_channel("direct-tcpip", ("", 1), ("", 1), 1.0)  # type: ignore[arg-type]
+
+
+def test_one_job_and_all_are_refused_together(cluster: ClusterClient) -> None:
+    with pytest.raises(UsageError, match=r"^--job shows one job and --all every one: leave one of them out$"):
+        module.tensorboard(cluster, "old", every_job=True, port=None)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
