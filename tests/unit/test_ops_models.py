@@ -45,7 +45,7 @@ class FakeServer:
         self.sent, self.stopped, self.finished_starts = dict[str, bytes](), list[str](), 0
         self.unreachable: dict[str, Exception] = {}
         self.answer_by_host: dict[str, tuple[int, Any]] = {}
-        self.interrupted = False
+        self.interrupted, self.starts = False, list[int]()
         self.token: Callable[[str], str] = lambda _: ""
 
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
@@ -70,7 +70,8 @@ class FakeServer:
         return ""
 
     def start(self) -> None:
-        """Do nothing: all servers run."""
+        """Count the calls: all servers run."""
+        self.starts.append(len(self.requests))
 
     def finish_start(self) -> None:
         self.finished_starts += 1
@@ -647,7 +648,7 @@ def test_predict_prints_a_table_or_json(make_cluster: MakeCluster, instances: st
     assert predicting.predict(cluster, None, None, instances, None, False) == 0
     assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  0        7  [0.5]\n"
     assert fake.requests[-1] == ("POST", "/v1/models/mnist:predict", {"instances": [{"x": 1}, {"x": 2}]})
-    assert fake.finished_starts == 1
+    assert (fake.starts, fake.finished_starts) == ([0], 1), "hosts without a server get it before the first request"
     predicting.predict(cluster, "mnist", "v1", instances, "other", True)
     assert json.loads(capsys.readouterr().out) == answer
     assert fake.requests[-1][1:] == (
