@@ -160,7 +160,7 @@ class Splitter:
 
     def _drawn_rows(self) -> Iterator[str]:
         """Yield the rows as they are now."""
-        rows, self._rows, self._doubtful = self._rows, {}, False
+        rows, self._rows = self._rows, {}
         for _, row in sorted(rows.items(), reverse=True):
             yield from self._cut(row)
 

@@ -139,6 +139,8 @@ def test_a_row_that_is_no_longer_redrawn_becomes_a_line() -> None:
 def test_rows_are_lines_from_the_top_without_padding() -> None:
     assert split(b"\router 1\n\rinner 1\x1b[A\router 2\n\ndone\n") == ["outer 1", "outer 2", "inner 1", "done"]
     assert split(b"one\ninner 1   \x1b[A") == ["one", "inner 1"]
+    assert split(b"\rinner 1\x1b[Aplain\nx\n") == ["inner 1", "plain", "x"]
+    assert split(b"\rc\x1b[A\rb\x1b[A\ra\n\rB\n") == ["a", "b", "c", "B"], "two rows without a move may be no bars"
     assert split(b"\rinner 1\x1b[A\n   \x1b[A") == [], "the row was erased"
     splitter = Splitter()
     assert list(splitter.feed(b" 1%   \r 2%   \r", 10.0)) == []

@@ -211,6 +211,7 @@ def test_a_log_beyond_its_limit_keeps_its_first_and_newest_lines(tmp_path: Path,
         if n % 100 == 0:
             time.sleep(0.03)  # some of it is archived before it is cut, some never
     until(archive.finish)
+    assert {chunk.name for chunk in log.closed()} == set(Chunks(log.path).sizes())
     for path in (log.path, tmp_path / NAME):
         assert sum(Chunks(path).sizes().values()) <= 20_000 + 1_300
         lines = messages(path)

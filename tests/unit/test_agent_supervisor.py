@@ -171,6 +171,7 @@ def test_a_restart_that_an_earlier_incarnation_began_is_continued() -> None:
 
 def test_lines_are_counted_across_restarts() -> None:
     host = Host(record=ReplicaRecord("worker-0", lines=100))
+    assert host.supervisor.lines == 100
     host.orders(0)
     host.child.lines = 7
     assert host.supervisor.lines == 107
@@ -290,6 +291,10 @@ def test_another_attempt_restarts_the_trainer(host: Host) -> None:
     host.ends(3)
     host.orders(2)
     assert (len(host.children), host.record.attempt, host.record.exitCode) == (3, 2, None)
+    assert host.messages[-2:] == [
+        ("WARNING", "the whole job starts again, attempt 2"),
+        ("INFO", "started trainer pid 3: python -m task --x 'a b'"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["master-0", "worker-0"])
