@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["import"]:
             import_image(Path(arguments[1]))
-        if arguments[:1] == ["remove"]:
+        if arguments == ["remove"]:
             remove_images()
             return 0
         present = exists()

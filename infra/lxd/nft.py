@@ -73,11 +73,11 @@ def differences(table: str, script: str) -> list[str] | None:
     renamed = script.replace(f"table bridge {table}", f"table bridge {asleep}")
     opening = f"table bridge {asleep} {{\n"
     try:
-        load(renamed.replace(opening, f"{opening}\tflags dormant;\n", 1))
+        load(renamed.replace(opening, f"{opening}\tflags dormant;\n"))
         expected = listed(asleep) or ""
     finally:
         remove(asleep)
-    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(loaded))
+    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "")), _rules(loaded))
 
 
 def _rules(text: str) -> list[str]:

@@ -81,6 +81,9 @@ def test_the_inventory_yields_the_stack_s_firewall_rules() -> None:
     assert doctor.firewall_script(INVENTORY, NAMES) == rules(SPEC, NAMES.table, NAMES.bridge, NETWORK)
     assert summarize(doctor.firewall(INVENTORY)) == [("ok", "nft table scaletier_abcdef is as it was made")]
     assert summarize(doctor.firewall(None)) == []
+    basic, (master, *_) = preset(ScaleTier.BASIC), (host for host in INVENTORY["hosts"] if host["role"] == "master")
+    single = {"scaleTier": "BASIC", "hosts": [{**master, "machineType": "n1-standard-4"}]}
+    assert doctor.firewall_script(single, NAMES) == rules(basic, NAMES.table, NAMES.bridge, NETWORK)
 
 
 def test_a_missing_or_changed_table_is_restored(kernel: FakeKernel) -> None:
@@ -296,7 +299,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_program(path: Path, output: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n[ $1 = version ] && echo {output}\n")
+    path.write_text(f"#!/bin/sh\n[ $1 = version ] && echo {output}; exit 1\n")
     path.chmod(0o755)
 
 

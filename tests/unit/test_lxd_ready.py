@@ -36,7 +36,8 @@ def test_the_wait_continues_while_hosts_start_to_answer(answer_times: dict[str, 
 
 def test_hosts_that_never_answer_are_named(answer_times: dict[str, float]) -> None:
     answer_times |= {"10.0.0.1": 100.0, "10.0.0.2": 1e9, "10.0.0.3": 1e9}
-    with pytest.raises(LxdError, match=r"^no ssh on worker-1, worker-2, and on no other host for 180 s: see `lxc console "):
+    error = "no ssh on worker-1, worker-2, and on no other host for 180 s: see `lxc console --show-log worker-1 --project p`; "
+    with pytest.raises(LxdError, match=f"^{error}"):
         ready.wait("p", {f"worker-{number}": address for number, address in enumerate(answer_times)})
 
 
@@ -81,8 +82,13 @@ def test_hosts_of_a_killed_first_update_are_removed(project: list[str]) -> None:
     assert ready.read("ready", outputs) == outputs, "there is no drift afterwards"
 
 
-def test_a_host_without_hosts_needs_no_wait() -> None:
-    assert ready.wait("p", {}) == {}
+def test_all_hosts_are_awaited_at_once(answer_times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[int] = []
+    monkeypatch.setattr(ready, "ThreadPoolExecutor", lambda count: workers.append(count) or ThreadPoolExecutor(1))
+    answer_times |= {"10.0.0.1": 0.0, "10.0.0.2": 0.0}
+    for hosts in ({}, {"ps-0": "10.0.0.1", "ps-1": "10.0.0.2"}):
+        assert ready.wait("p", hosts).keys() == set(hosts.values())
+    assert workers == [1, 2]
 
 
 @pytest.mark.parametrize(("banner", "answers"), [(b"SSH-2.0-OpenSSH", True), (b"HTTP", False), (OSError("refused"), False)])
