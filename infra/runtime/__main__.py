@@ -10,7 +10,7 @@ from infra.runtime.recipe import ours
 
 def main() -> int:
     try:
-        print(folder(ours(), print_output=True))
+        print(folder(ours()))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -36,10 +36,8 @@ def folder_of(recipe: Recipe) -> Path:
     return KEPT / recipe.name
 
 
-def folder(recipe: Recipe, *, print_output: bool = False) -> Path:
-    """Return the folder of a recipe; if it is missing, build it, which takes minutes.
-
-    With `print_output` uv's output goes to stdout.
+def folder(recipe: Recipe) -> Path:
+    """Return the folder of a recipe; if it is missing, build it, which takes minutes; uv's output goes to stdout.
 
     Raises:
         BuildError: that fails.
@@ -47,7 +45,7 @@ def folder(recipe: Recipe, *, print_output: bool = False) -> Path:
     target = folder_of(recipe)
     if not target.exists():
         with making(target, BuildError) as part:
-            _make(recipe, part, print_output)
+            _make(recipe, part, print_output=True)
     return target
 
 
