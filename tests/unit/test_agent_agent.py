@@ -445,6 +445,7 @@ def test_a_stopped_unit_records_whether_its_host_is_preempted(tmp_path: Path, pr
     assert queries == []
     host.agent.terminate()
     host.rounds(2)
+    assert not host.agent.finished
     host.children[-1].code = 143
     host.rounds(2)
     assert (host.agent.finished, len(queries)) == (True, 1)
@@ -496,6 +497,7 @@ def test_a_host_waits_for_a_trainer_that_has_not_stopped(host: Host) -> None:
     host.ledger.change_job(stored, stored.record.ended("it was not meant to be"))
     host.rounds(3)
     assert (len(host.children[-1].stops), host.diagnosed) == (1, [])
+    assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved is None, "it may still write files"
     host.children[-1].code = 143
     host.rounds(3)
     assert set(host.diagnosed) == {("job01", 143, NOW)}

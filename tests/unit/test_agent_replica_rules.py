@@ -60,7 +60,7 @@ def test_three_equal_early_ends_are_a_crash_loop(ends: list[tuple[int, float]], 
         record = run_and_end(record, code, seconds, plan=plan)
         failures.append(record.consecutiveFailures)
     assert failures == expected
-    assert record.crashLooping == (expected[-1] == 3)
+    assert record.crashLooping == record.killed == (expected[-1] == 3)
     assert record.state == (EXITED if record.crashLooping else PREPARING)
 
 
@@ -93,7 +93,7 @@ def test_restart_policy_all_leaves_a_kill_to_the_leader() -> None:
 def test_an_exit_is_not_restarted() -> None:
     for code in (0, 1, 127):
         ended = run_and_end(RUNNING, code)
-        assert (ended.state, ended.exitCode, ended.restarts, ended.endTime) == (EXITED, code, 0, NOW)
+        assert (ended.state, ended.exitCode, ended.signal, ended.restarts, ended.endTime) == (EXITED, code, None, 0, NOW)
         assert ended.errorMessage == ("tail" if code else "")
 
 
@@ -161,8 +161,9 @@ def test_resume_without_a_record() -> None:
 
 
 def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
-    killed = rules.resume(PLAN, "worker-0", 0, RUNNING, NOW)
+    killed = rules.resume(PLAN, "worker-0", 0, replace(RUNNING, outOfMemory=True, errorMessage="of the run before"), NOW)
     assert (killed.state, killed.restarts, killed.restartsUsed, killed.exitCode) == (PREPARING, 1, 1, 137)
+    assert (killed.outOfMemory, killed.errorMessage) == (False, "")
     assert killed.events[-1].cause == "the replica or its host was stopped"
     stopped = rules.resume(PLAN, "worker-0", 0, rules.after_stop(RUNNING, 143, NOW, killed=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
@@ -232,6 +233,8 @@ def test_an_event_gets_its_recovery_time_once() -> None:
     assert up.events == [Event(NOW, "signal 9 (SIGKILL)", 2.346)]
     assert rules.recovered(up, 9.0) == up
     assert rules.recovered(RUNNING, 9.0) == RUNNING
+    again = replace(up, events=[*up.events, Event("later", "signal 15 (SIGTERM)")])
+    assert rules.recovered(again, 1.0).events == [*up.events, Event("later", "signal 15 (SIGTERM)", 1.0)]
 
 
 _records = st.builds(
@@ -315,6 +318,6 @@ def test_ends_from_outside_are_no_faults_of_the_program(status: int, fault: bool
 
 def test_an_end_in_words() -> None:
     assert rules.Exit(3) == (3, False, None, 0)
-    ends = [rules.describe_end(status) for status in (3, -9, -40)]
-    assert ends == ["status 3", "signal 9 (SIGKILL)", "signal 40"]
+    ends = [rules.describe_end(status) for status in (0, 3, -9, -40)]
+    assert ends == ["status 0", "status 3", "signal 9 (SIGKILL)", "signal 40"]
     assert rules.describe_end(-40, True) == "signal 40, out of memory"

@@ -172,6 +172,10 @@ def test_hostile_names_are_harmless(package: Path) -> None:
 
 
 def test_the_search_of_a_huge_tree_has_limits(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, error in ((1, None), (0, "there are more than 0 files and folders")):
+        monkeypatch.setattr(keep_unsaved, "_ENTRIES", limit)
+        assert keep_files(package).get("error") == error
+    monkeypatch.undo()
     deep = package.joinpath(*"x" * 40)
     deep.mkdir(parents=True)
     (deep / "model").write_text("x")
