@@ -207,6 +207,9 @@ def test_only_running_replicas_have_a_report_age(
         ledger.write_replica("job01", record, None)
     assert describe(cluster, "job01", as_json=False) == 0
     assert [" ".join(row[6:]) for row in table_rows(capsys.readouterr().out, "REPLICA")] == ["2.5 s ago", "-", "-"]
+    monkeypatch.setattr(jobs_module, "seconds_between", lambda *_: -1.0)  # by a clock that is ahead
+    assert describe(cluster, "job01", as_json=False) == 0
+    assert " ".join(table_rows(capsys.readouterr().out, "REPLICA")[0][6:]) == "0.0 s ago"
     put_job(ledger, running.to(JobState.CANCELLING).to(JobState.CANCELLED))
     assert describe(cluster, "job01", as_json=False) == 0
     assert [row[-1] for row in table_rows(capsys.readouterr().out, "REPLICA")] == ["-", "-", "-"]
