@@ -618,6 +618,8 @@ def test_printed_pictures_work_in_any_encoding(monkeypatch: pytest.MonkeyPatch) 
 def test_columns_use_the_display_width() -> None:
     cells = [[Text(text) for text in row] for row in (("漢字", "5"), ("a", "12345"))]
     assert rows(layout_columns(("A", "BC"), cells, {"BC"})) == ["A        BC", "漢字      5", "a     12345"]
+    cells = [[Text("漢字"), Text("5")], [Text("a"), Text("12345")]]
+    assert rows(layout_columns(("A", "BC"), cells)) == ["A     BC", "漢字  5", "a     12345"], "without blanks at the end"
 
 
 @pytest.mark.parametrize(
