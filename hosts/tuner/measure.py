@@ -135,7 +135,10 @@ def _multiplexer() -> Any:
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    return EventMultiplexer(size_guidance={"scalars": 200, "tensors": 200})
+    # Of what no measurement reads, as little as it can keep.
+    return EventMultiplexer(
+        size_guidance={"images": 1, "audio": 1, "histograms": 1, "graph": 1, "scalars": 200, "tensors": 200}
+    )
 
 
 def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
