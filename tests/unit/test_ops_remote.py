@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import socket
@@ -297,6 +298,24 @@ def test_a_proxy_has_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     jump = SimpleNamespace(open=lambda: opened.append("open"), transport=transport)
     channel = remote._Connection("x", gateway=jump).open_gateway()
     assert (opened, channel["dest_addr"]) == (["open"], ("x", 22))
+
+
+def test_a_command_s_stderr_is_part_of_its_output(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, pieces = list[tuple[object, ...]](), [b"one ", b"tw\xff"]
+
+    class Channel(contextlib.nullcontext[None]):
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: calls.append((name, *arguments))
+
+        def recv(self, size: int) -> bytes:
+            return pieces.pop(0) if pieces else b""
+
+        def recv_exit_status(self) -> int:
+            return 3
+
+    monkeypatch.setattr(fleet, "connection", lambda _: SimpleNamespace(create_session=Channel))
+    assert fleet.run("ps-0", "cat", b"in") == remote.CommandResult("ps-0", 3, "one tw\ufffd")
+    assert calls == [("set_combine_stderr", True), ("exec_command", "cat"), ("sendall", b"in"), ("shutdown_write",)]
 
 
 class Connection:
