@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import Queue
 
@@ -165,15 +166,20 @@ def tests_of(mutant: Mutant, data: Path) -> list[str]:
         )
         tests = {context.partition("|")[0] for context, bits in rows if context and mutant.line in numbits_to_nums(bits)}
     module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    parent, _, name = module.rpartition(".")
-    words = (module, f"from {parent} import {name}")
     files = [
-        file
+        file.relative_to(ROOT).as_posix()
         for part in PATHS
         for file in sorted((ROOT / part).glob("test_*.py"))
-        if any(word in file.read_text() for word in words)
+        if module in file.read_text() or module in _imported(file)
     ]
-    return [*sorted(tests), *(file.relative_to(ROOT).as_posix() for file in files)]
+    return [*sorted(tests), *files]
+
+
+@cache
+def _imported(file: Path) -> frozenset[str]:
+    """Return what a file of tests imports, by full names."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    return frozenset(f"{node.module}.{alias.name}" for node in nodes for alias in node.names)
 
 
 def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
@@ -235,10 +241,9 @@ def main() -> int:
     for number in range(os.cpu_count() or 1):
         trees.put(copy_tree(number))
 
-    def outcome_of(mutant: Mutant) -> str:
+    def outcome_of(mutant: Mutant, tests: Sequence[str]) -> str:
         tree = trees.get()
         try:
-            tests = tests_of(mutant, data)
             pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full"]
             commands = [[*pytest, *tests]] if tests else []  # quick commands first
             commands.append([str(BIN / "mypy")])
@@ -251,7 +256,7 @@ def main() -> int:
         return outcome
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = Counter(pool.map(outcome_of, mutants))
+        outcomes = Counter(pool.map(outcome_of, mutants, [tests_of(mutant, data) for mutant in mutants]))
     caught = len(mutants) - outcomes["SURVIVED"]
     print(f"{caught} of {len(mutants)} mutants caught, {outcomes['timeout']} of them by the limit of time, seed {options.seed}")
     return 0 if caught >= 0.95 * len(mutants) else 1
