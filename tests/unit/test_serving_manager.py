@@ -146,11 +146,13 @@ def test_a_version_that_is_being_loaded(world: ServedBucket) -> None:
     def load(folder: Path) -> FakeModel:
         assert world.refused("v1") == (503, "model m is not loaded yet")
         assert world.manager.versions_of("m", None)[0].state is LoadState.LOADING
+        assert [file.name for file in folder.iterdir()] == ["saved_model.pb"], "nothing of an earlier download"
         for _ in range(2):
             marks.append([mark.name for mark in world.cache.glob(".loading-*")])
             world.manager.close()
         return FakeModel(folder)
 
+    (world.cache / "m/v1-v1/variables").mkdir(parents=True)
     world.manager._load = load
     world.deploy("v1", "1")
     assert marks == [[".loading-m-v1-v1"], []]
