@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from jobs import lease
 from jobs.bucket import Conflict
-from jobs.host_start import HostStarter
+from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry

@@ -32,7 +32,7 @@ from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, existing_job, first_error, replicas_of
 from ops.errors import FAILED, HostsError, OpsError, UsageError, explain
-from ops.submit.submitter import Canceller
+from ops.submit.claim import Canceller
 
 if TYPE_CHECKING:
     from jobs.queue import QueueEntry

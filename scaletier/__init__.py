@@ -9,11 +9,11 @@ Importing it does not import TensorFlow: a process imports what it needs when it
 
 from __future__ import annotations
 
-from scaletier.cluster import Cluster, ClusterError, cluster
 from scaletier.fit import EvalSpec, TrainSpec, fit, train_and_evaluate
 from scaletier.flags import parser
 from scaletier.job import Inspector, Job, JobError
 from scaletier.run import export, main, run
+from scaletier.tf_config import Cluster, ClusterError, cluster
 
 __all__ = [
     "Cluster",

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
-from scaletier.cluster import Cluster, await_peers
 from scaletier.data import DataError
 from scaletier.flags import Flags
 from scaletier.job import Job
@@ -25,6 +24,7 @@ from scaletier.round_graph import State, initial_local, make_round, run_round
 from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
+from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()

@@ -12,8 +12,8 @@ from scaletier.runtime import import_tensorflow
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
     from scaletier.evaluation import EvaluationResult
+    from scaletier.functional_model import FunctionalModel
     from scaletier.loop import Round
-    from scaletier.network import FunctionalModel
 
 # Epochs if the number of batches is unknown.
 _EPOCHS = 10

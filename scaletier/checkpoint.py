@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.data import BatchSource, DataError
-from scaletier.network import Batch, FunctionalModel, VariableSpec
+from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.private import is_lost_host
 from scaletier.runtime import import_tensorflow, one_line, say
 

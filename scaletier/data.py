@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from scaletier.functional_model import Batch
 from scaletier.job import JobError, kind_of, wants_argument
-from scaletier.network import Batch
 from scaletier.runtime import here, import_tensorflow, one_line, say
 
 tf = import_tensorflow()

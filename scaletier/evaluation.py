@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from scaletier import checkpoint
 from scaletier.data import evaluation
 from scaletier.flags import Flags
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Inspector, Job
 from scaletier.loop import EvalInterval, eval_line
-from scaletier.network import Batch, FunctionalModel
 from scaletier.runtime import import_tensorflow, say
 from scaletier.summaries import Summaries
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from scaletier.callbacks import Callbacks
-from scaletier.cluster import Cluster, ClusterError, cluster
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.run import RETRY_EXIT_CODE, code_of, fail, leave, train
 from scaletier.runtime import import_tensorflow, one_line
+from scaletier.tf_config import Cluster, ClusterError, cluster
 
 
 def fit(

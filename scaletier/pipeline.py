@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
-from scaletier.cluster import Cluster, await_peers
+from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
-from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.private import copy_to_device
 from scaletier.round_graph import LocalResult, State, VariableExchange, pack_round, unpack_round
 from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
 from scaletier.stages import Stage, forward_backward, partition, units
 from scaletier.sync_period import SyncPeriod
+from scaletier.tf_config import Cluster, await_peers
 from scaletier.training import Training
 
 tf = import_tensorflow()

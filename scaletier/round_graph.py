@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.checkpoint import LocalCopy
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.loop import Round
-from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_seed
 from scaletier.runtime import here, import_tensorflow
 

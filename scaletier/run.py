@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from scaletier.cluster import Cluster, ClusterError, cluster, unfit
 from scaletier.flags import Flags, flags_of
 from scaletier.job import Job, JobError
 from scaletier.private import check_keras, is_lost_host, server_library
@@ -25,6 +24,7 @@ from scaletier.runtime import (
     say_device,
     thread_counts,
 )
+from scaletier.tf_config import Cluster, ClusterError, cluster, unfit
 
 # The job should resume from its last checkpoint: a host is lost, or this one was told to end. The process ends by SIGTERM,
 # which a supervisor does not count as the program's fault, as it would a code.

@@ -8,8 +8,8 @@ from typing import Any
 
 from scaletier import checkpoint
 from scaletier.data import BatchSource
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.network import Batch, FunctionalModel
 from scaletier.private import lookup_tables
 from scaletier.runtime import import_tensorflow, one_line, say
 

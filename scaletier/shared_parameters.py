@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.network import FunctionalModel
+from scaletier.functional_model import FunctionalModel
 from scaletier.round_graph import Exchange, LocalResult, State
 from scaletier.runtime import import_tensorflow
 

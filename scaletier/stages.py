@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from scaletier.functional_model import Batch, FunctionalModel, VariableSpec, call_part
 from scaletier.job import JobError
-from scaletier.network import Batch, FunctionalModel, VariableSpec, call_part
 from scaletier.private import copy_to_device
 from scaletier.runtime import import_tensorflow
 

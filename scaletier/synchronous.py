@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scaletier.checkpoint import CheckpointReader, LocalCopy
-from scaletier.cluster import Cluster
 from scaletier.flags import Flags
 from scaletier.job import Job, JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.round_graph import LocalResult, State, VariableExchange, initial_local, make_round, run_round
 from scaletier.runtime import BEGUN, import_tensorflow, quiet_stderr, say
 from scaletier.sync_period import SYNCHRONOUS, SyncPeriod
+from scaletier.tf_config import Cluster
 from scaletier.training import Training, cluster_resolver
 
 tf = import_tensorflow()

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from scaletier import checkpoint
-from scaletier.cluster import Cluster
 from scaletier.data import BatchSource, DataError, evaluation
 from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
-from scaletier.network import Batch, FunctionalModel
 from scaletier.private import is_lost_host
 from scaletier.runtime import import_tensorflow, local_devices, one_line, say, say_device
 from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
+from scaletier.tf_config import Cluster
 
 tf = import_tensorflow()
 

@@ -30,8 +30,8 @@ from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from hosts.agent.trainer import Trainer
 from jobs.bucket import BucketError, TimeLimited
-from jobs.folder import open_bucket
-from jobs.host_start import HostStarter, StartClient
+from jobs.folder_bucket import open_bucket
+from jobs.host_power import HostStarter, StartClient
 from jobs.ledger import Ledger
 from jobs.times import now
 

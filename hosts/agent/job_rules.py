@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hosts.agent import missing, restart_budget
+from hosts.agent import missing_libraries, restart_budget
 from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, termination_reason
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
@@ -122,7 +122,7 @@ def stopped(job: JobRecord, view: View) -> bool:
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Return Cloud ML's sentence about a failed replica, and the end of its log."""
     name, code = _name(record.name), record.exitCode
-    hint = _memory_hint(record) or missing.remedy(record.errorMessage.splitlines())
+    hint = _memory_hint(record) or missing_libraries.remedy(record.errorMessage.splitlines())
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
 

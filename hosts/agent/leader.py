@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hosts.agent.job_rules import View, decide, stopped, to_start
-from jobs.host_start import HostStarter
+from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer, Clock
 from jobs.ledger import Ledger, Stored
 from jobs.progress import of_job

@@ -10,7 +10,7 @@ from hosts.agent.leader import Leader
 from hosts.agent.supervisor import Supervisor
 from jobs import paths
 from jobs.bucket import Conflict
-from jobs.host_start import HostStarter
+from jobs.host_power import HostStarter
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
 from jobs.notification import Notification

@@ -21,7 +21,7 @@ from hosts.serving.catalog import Catalog
 from hosts.serving.manager import ModelManager
 from hosts.serving.saved import SavedModel, tensorflow
 from jobs.bucket import BucketError, TimeLimited
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024

@@ -28,7 +28,7 @@ from hosts.tuner.process import METRIC_FILE, TrialChild, trial_launcher
 from jobs import variables
 from jobs.bucket import BucketError, Conflict, TimeLimited
 from jobs.chunks import ChunkFolder, LogFilter, newest
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.records import HostFile, Plan
 from jobs.serialization import RecordError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.inventory import Inventory
 from jobs.bucket import Bucket
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger
 from ops.cluster import ssh_bucket
 from ops.cluster.bucket import SshChannel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs import paths
 from jobs.bucket import Bucket
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops import terminal

@@ -1,4 +1,4 @@
-"""The bucket in a folder of another machine: `jobs.folder` runs there, over channels of SSH.
+"""The bucket in a folder of another machine: `jobs.folder_bucket` runs there, over channels of SSH.
 
 SFTP can neither compare and replace atomically nor sync a folder. So this module's own source is sent along and run by the
 host's Python: the host need not have it, and it is always the operator's version.
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from jobs import background, bucket, folder
+from jobs import background, bucket, folder_bucket
 from jobs.bucket import PIECE, BucketError, Conflict, Item, Progress, file_errors, ignore, pieces, replacing
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def sources() -> bytes:
     """Return the source of the modules that the command runs, in order; it reads them first."""
     import inspect
 
-    modules = (background, bucket, folder, sys.modules[__name__])
+    modules = (background, bucket, folder_bucket, sys.modules[__name__])
     return json.dumps([("jobs", ""), *((each.__name__, inspect.getsource(each)) for each in modules)]).encode() + b"\n"
 
 
@@ -234,7 +234,7 @@ def _close(*channels: Channel | None) -> None:
 def serve(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer calls until there are no more."""
     os.umask(0o002)  # the bucket is the group's
-    bucket_here = folder.FolderBucket(Path(root))
+    bucket_here = folder_bucket.FolderBucket(Path(root))
     for line in requests:
         method, arguments, size = json.loads(line)
         sent = _read_pieces(requests, size)
@@ -263,7 +263,7 @@ def _read_pieces(requests: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _answer(
-    local_bucket: folder.FolderBucket, method: str, arguments: list[Any], sent: Iterator[bytes]
+    local_bucket: folder_bucket.FolderBucket, method: str, arguments: list[Any], sent: Iterator[bytes]
 ) -> tuple[Any, Iterable[bytes]]:
     """Return a call's result, and the content that follows it."""
     if method == "upload":

@@ -15,7 +15,7 @@ from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from infra.templates import ROOT as HERE
 from jobs.bucket import Bucket
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from ops import terminal
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError, suggest

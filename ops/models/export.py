@@ -21,7 +21,7 @@ from ops.cluster.host_files import host_files
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import JobOutput, check_free, find
 from ops.errors import DONE, OpsError
-from ops.package import push, runtimes, trainer_config
+from ops.package import host_stream, runtimes, trainer_config
 from ops.submit.trials import best_trial, note_best_trial
 
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
@@ -98,9 +98,9 @@ def _make(cluster: ClusterClient, output: JobOutput, extra_args: list[str]) -> s
 
 def _install_token_broker(cluster: ClusterClient, host: Host) -> None:
     """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
-    code, version = push.code(HERE)
-    stream = push.shared_stream(code) + push.host_stream(host_files(cluster.inventory, host))
-    cluster.fleet.must(host.name, push.install_command(version), "could not take the replica's code, it ended", stream)
+    code, version = host_stream.code(HERE)
+    stream = host_stream.shared_stream(code) + host_stream.files_stream(host_files(cluster.inventory, host))
+    cluster.fleet.must(host.name, host_stream.install_command(version), "could not take the replica's code, it ended", stream)
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:

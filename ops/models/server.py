@@ -17,7 +17,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome
 from ops.cluster.host_files import UNITS, RemoteFile
 from ops.errors import OpsError
-from ops.package.push import host_stream
+from ops.package.host_stream import files_stream
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0
@@ -65,7 +65,7 @@ def start(cluster: ClusterClient, names: Iterable[str] | None = None) -> Outcome
         files = _files(HERE, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
         return fleet.must(
-            name, root_helper.command("serve", version), "could not start its model server, it ended", host_stream(files)
+            name, root_helper.command("serve", version), "could not start its model server, it ended", files_stream(files)
         )
 
     return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)

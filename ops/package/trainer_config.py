@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 
 from infra.scale_tiers import Role
 from infra.validation import Section
-from ops.checks import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
+from ops.config_values import Flag, JobEnd, LosableRole, Notify, Positive, RestartPolicy, Truth, read_yaml, validate
 from ops.errors import UsageError
 from ops.package.tree import KEY_FOLDERS
 

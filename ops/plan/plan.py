@@ -20,8 +20,8 @@ from infra.scale_tiers import ClusterSpec, Role, ScaleTier, network_gbits, prese
 from jobs import progress
 from jobs.times import now
 from ops import terminal
-from ops.checks import validate
 from ops.cluster.inventory import ROOT
+from ops.config_values import validate
 from ops.errors import DONE, UsageError
 from ops.package import package, trainer_config
 from ops.package.trainer_config import PlanFlags, TrainerConfig

@@ -16,8 +16,8 @@ from infra.scale_tiers import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
 from jobs.study import Study
-from ops.checks import check_notify, read_yaml, validate
 from ops.cluster.inventory import require_runtimes
+from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
 from ops.package import runtimes, trainer_config
 from ops.package.runtimes import Runtime

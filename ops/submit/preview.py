@@ -13,8 +13,8 @@ from jobs.queue import place
 from jobs.records import Plan
 from ops import terminal
 from ops.errors import DONE
-from ops.package import push
-from ops.submit import render
+from ops.package import host_stream
+from ops.submit import job_plan
 from ops.submit.manifest import dependencies
 from ops.submit.submit import Submission
 
@@ -23,7 +23,7 @@ def show(submission: Submission, as_json: bool) -> int:
     """Print the files, the plan if all hosts were free, and the environment of each replica."""
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.candidates, ())
-    plan = render.plan(inventory, submission.job, built.sha256).with_hosts(hosts)
+    plan = job_plan.plan(inventory, submission.job, built.sha256).with_hosts(hosts)
     sent = _transfer_sizes(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
     wheels = dependencies(built)
@@ -54,8 +54,8 @@ def show(submission: Submission, as_json: bool) -> int:
 def _transfer_sizes(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
     """Return the bytes that would be sent; some data may be in the bucket already."""
     built = submission.package
-    code, _ = push.code(HERE)
-    each = len(push.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
+    code, _ = host_stream.code(HERE)
+    each = len(host_stream.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
     data = sum(path.stat().st_size for path in submission.data.values())
     return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
 

@@ -21,10 +21,10 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.study import Study
 from ops import terminal
-from ops.checks import validate
 from ops.cluster.bucket import read_whole
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job, find_job
+from ops.config_values import validate
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes, trainer_config
 from ops.package.package import Package, unpack

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from infra.validation import Section, refusal
 from jobs.paths import JOB_ID
 from jobs.study import Algorithm, ParameterType, ScaleType
-from ops.checks import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole, no_truth
+from ops.config_values import Count, JobEnd, LosableRole, Notify, RestartPolicy, Seconds, Size, Truth, Whole, no_truth
 from ops.errors import UsageError
 from ops.submit import arguments
 

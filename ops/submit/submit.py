@@ -34,13 +34,13 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import current_user, find_job
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
-from ops.package import package, push
+from ops.package import host_stream, package
 from ops.package.trainer_config import Data
-from ops.submit import manifest, render
+from ops.submit import job_plan, manifest
 from ops.submit.arguments import last_step
+from ops.submit.claim import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from ops.submit.config import JobSpec
 from ops.submit.resources import candidate_hosts
-from ops.submit.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 
 _PUSH_SECONDS = 300.0
 _LARGE_BYTES = 20_000_000
@@ -115,7 +115,7 @@ def submit(cluster: ClusterClient, submission: Submission, may_wait: bool) -> li
         The jobs that it waits for, empty if its hosts are its own.
     """
     job_id, inventory = submission.job.id, cluster.inventory
-    plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
+    plan = job_plan.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     max_wait = submission.job.policy.get("maxWaitTime")
     submitter = Submitter(cluster.ledger, submission.record(), f"{current_user()}/{uuid.uuid4().hex[:8]}", max_wait)
     renewal = _Renewal(submitter)
@@ -219,19 +219,19 @@ def _push(
 ) -> None:
     """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
     inventory, job_id = submission.inventory, submission.job.id
-    code, version = push.code(HERE)
+    code, version = host_stream.code(HERE)
     # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
     package = (submission.package.pushed if with_package else None) or None
-    shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
-    files, secrets = host_files.render(inventory), render.secret_files(submission.job)
-    command = push.install_command(version, job_id if package else "")
+    shared = host_stream.shared_stream(code, package, plan.packageSha256, submission.package.executables)
+    files, secrets = host_files.render(inventory), job_plan.secret_files(submission.job)
+    command = host_stream.install_command(version, job_id if package else "")
     size = len(shared) * len(hosts)
     # A large package is counted by bytes, as all hosts finish at once.
     sent = terminal.byte_counter(step, size) if size > _LARGE_BYTES else lambda _: None
     advance = terminal.counter(step, len(hosts)) if size <= _LARGE_BYTES else lambda _: None
 
     def take_in(name: str) -> None:
-        stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
+        stream = (shared, host_stream.files_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
         fleet.must(name, command, "could not start its replica, it ended", stream, sent)
 
     outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)

@@ -24,13 +24,13 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import existing_job, failure_hint, find_job, format_elapsed, replica_names
 from ops.cluster.output import find
+from ops.cluster.power_on import start_and_wait, startable_hosts
 from ops.cluster.remote import ADVICE, Fleet
-from ops.cluster.start_hosts import start_and_wait, startable_hosts
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
-from ops.package import package, push
+from ops.package import host_stream, package
 from ops.package.imports import describe_missing
 from ops.package.trainer_config import check_tensorflow
-from ops.submit import outcome, program, render, tuning
+from ops.submit import job_plan, outcome, program, tuning
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission, duplicate_id_error, submit
 
@@ -238,15 +238,15 @@ def _check_capabilities(cluster: ClusterClient, submission: Submission, names: S
     """
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [paths.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
-    python = render.python(inventory, submission.job) or paths.PYTHON
+    python = job_plan.python(inventory, submission.job) or paths.PYTHON
 
     def check(name: str) -> str:
         imports = submission.package.imports if name == names[0] else ()
-        return fleet.must(name, push.check_command(directories, imports, python), "could not be checked, it ended")
+        return fleet.must(name, host_stream.check_command(directories, imports, python), "could not be checked, it ended")
 
     for name, output in _await_ready(fleet, names, check).items():
         try:
-            free, modules = push.read_check(output, directories)
+            free, modules = host_stream.read_check(output, directories)
         except ValueError as error:
             failure = HostError(name, f"could not be checked ({error})", output=output)
             raise HostsError({name: failure}, ADVICE, UsageError.code) from None
@@ -265,13 +265,13 @@ def _await_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]
     with terminal.Step("checking the hosts") as step:
         while pending := [name for name in names if name not in outputs]:
             outcome = fleet.each(pending, check, _CHECK_SECONDS)
-            states = {name: push.read_state(output) for name, output in outcome.results.items()}
-            outputs |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
-            late = {name: state for name, state in states.items() if state != push.READY}
-            failed = {name: HostError(name, f"is {state}") for name, state in late.items() if state == push.OLD}
+            states = {name: host_stream.read_state(output) for name, output in outcome.results.items()}
+            outputs |= {name: outcome.results[name] for name, state in states.items() if state == host_stream.READY}
+            late = {name: state for name, state in states.items() if state != host_stream.READY}
+            failed = {name: HostError(name, f"is {state}") for name, state in late.items() if state == host_stream.OLD}
             for name, state in late.items():
-                if state.startswith(push.FAILED):
-                    failed[name] = HostError(name, f"could not be set up: {state.removeprefix(push.FAILED)}")
+                if state.startswith(host_stream.FAILED):
+                    failed[name] = HostError(name, f"could not be set up: {state.removeprefix(host_stream.FAILED)}")
             if failed or outcome.failures:
                 raise HostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
             if late and time.monotonic() > deadline:

@@ -21,7 +21,7 @@ _FAILED_LEAST, _FAILED_SHARE = 3, 4
 
 def check_hyperparameters(value: Any, path: str) -> dict[str, Any]:
     """Check `trainingInput.hyperparameters`."""
-    from ops.checks import validate  # reads with pydantic, which takes time to import
+    from ops.config_values import validate  # reads with pydantic, which takes time to import
     from ops.submit.schema import Hyperparameters
 
     return validate(Hyperparameters, value, path).given()

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.stack import MNIST
 from scaletier import checkpoint
 from scaletier.evaluation import make_evaluate
-from scaletier.network import FunctionalModel
+from scaletier.functional_model import FunctionalModel
 from scaletier.runtime import import_tensorflow
 from trainer import flags, task
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.scale_tiers import ScaleTier, preset
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hosts.agent.__main__ as program
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 
 _PAUSE = 0.01
 

@@ -20,7 +20,7 @@ from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.inventory import JOBS_UNIT, Inventory
 from infra.scale_tiers import ScaleTier
 from ops.cluster.shell import USER
-from ops.package.push import code, install_command
+from ops.package.host_stream import code, install_command
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64

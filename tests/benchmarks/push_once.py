@@ -14,7 +14,7 @@ from ops.cluster.host_files import UNIT_CONF, RemoteFile, render
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 from ops.errors import HostsError
-from ops.package import push
+from ops.package import host_stream
 from ops.submit.config import JobFlags
 from ops.submit.train import prepare
 
@@ -31,12 +31,12 @@ def main(arguments: list[str]) -> int:
     """Run the command and return its exit code; an error is raised as it is."""
     inventory = load()
     submission = prepare(inventory, JobFlags(JOB), None)
-    code, version = push.code(ROOT)
-    shared = push.shared_stream(code, submission.package.pushed, "bench")
+    code, version = host_stream.code(ROOT)
+    shared = host_stream.shared_stream(code, submission.package.pushed, "bench")
     files = render(inventory)
 
     def stream(name: str) -> bytes:
-        return shared + push.host_stream(vary(file) for file in files[name])
+        return shared + host_stream.files_stream(vary(file) for file in files[name])
 
     if arguments:
         for name in inventory.names:
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     fleet = Fleet(inventory)
     if failures := fleet.connect_each(inventory.names).failures:
         raise HostsError(failures, "all hosts are needed")
-    command = push.install_command(version)
+    command = host_stream.install_command(version)
     outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():
         print(f"{name}: {error}", file=sys.stderr)

@@ -12,8 +12,8 @@ from stores import FaultProxy, Kind, RemoteFolder, ask, serve_storage
 from waiting import limit
 
 from jobs.bucket import Bucket
-from jobs.folder import FolderBucket
-from jobs.gcs import GcsBucket
+from jobs.folder_bucket import FolderBucket
+from jobs.gcs_bucket import GcsBucket
 
 
 @pytest.fixture(scope="session")

@@ -27,11 +27,11 @@ from google.auth.credentials import Credentials
 from stores import FaultProxy, Kind, ask
 from waiting import limit
 
-from jobs import gcs as gcs_module
+from jobs import gcs_bucket as gcs_module
 from jobs.background import Background
 from jobs.bucket import Bucket, BucketError, Conflict
-from jobs.folder import FolderBucket, open_bucket
-from jobs.gcs import GcsBucket, _Timed
+from jobs.folder_bucket import FolderBucket, open_bucket
+from jobs.gcs_bucket import GcsBucket, _Timed
 
 JOB = "jobs/job01/job.json"
 NOT_TEXT = bytes(range(256)) + b"\r\n--==0==--\n\xff" + "ß 模型".encode()
@@ -353,7 +353,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from test_bucket import count
 from waiting import limit
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 count(FolderBucket(Path(sys.argv[1]), limit()), 60)
 """
 
@@ -573,7 +573,7 @@ SIGN_IN = """
 import sys
 sys.path.insert(0, {root!r})
 from jobs.bucket import BucketError
-from jobs.gcs import GcsBucket
+from jobs.gcs_bucket import GcsBucket
 try:
     GcsBucket("gs://bucket", 1).read("one")
 except BucketError as error:

@@ -30,8 +30,8 @@ from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import Record, RecordError
 from jobs.study import Trial
 from ops import terminal
-from ops.checks import read_yaml, validate
 from ops.cluster import inventory
+from ops.config_values import read_yaml, validate
 from ops.errors import UsageError
 from ops.logs import heuristics, lines
 from ops.logs.filters import parse_filter
@@ -39,8 +39,8 @@ from ops.package import hostpython, trainer_config
 from ops.report import evaluation
 from ops.submit.config import split_args, split_labels
 from ops.submit.schema import JobConfig
-from scaletier.cluster import ClusterError
-from scaletier.cluster import parse as parse_cluster
+from scaletier.tf_config import ClusterError
+from scaletier.tf_config import parse as parse_cluster
 
 
 @dataclass(frozen=True)

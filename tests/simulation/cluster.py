@@ -21,7 +21,7 @@ from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment, Supervisor
 from jobs import paths, records
 from jobs.bucket import BucketError, Conflict
-from jobs.host_start import HostStarter
+from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.queue import Queue
@@ -29,7 +29,7 @@ from jobs.queue_monitor import NOT_HANDED_OVER
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.serialization import RecordError
 from jobs.states import JobState
-from ops.submit.submitter import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 POLL = 2.0
 LEASE = 8.0

@@ -15,7 +15,7 @@ from jobs.queue import QueueEntry
 from jobs.queue_monitor import QueueMonitor
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.serialization import RecordError
-from ops.submit.submitter import OvertakenError, Submitter
+from ops.submit.claim import OvertakenError, Submitter
 
 
 class NeverClearsQueue(QueueMonitor):

@@ -14,7 +14,7 @@ from infra.inventory import Inventory
 from ops.cluster.host_files import render
 from ops.cluster.inventory import parse
 from ops.submit.config import JobFlags, build_job
-from ops.submit.render import plan
+from ops.submit.job_plan import plan
 
 # A local host gets a share of the machine. Here both get the memory of the machine type, 15 GiB.
 MEMORY = '{"ps": "15GiB", "master": "15GiB", "worker": "15GiB", "evaluator": "15GiB"}'

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.bucket import Item
 from jobs.chunks import Chunk, ChunkFolder, chunks_of
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from ops.errors import HostError

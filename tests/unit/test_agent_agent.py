@@ -17,7 +17,7 @@ from hosts.agent.reporter import HostProbes
 from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry

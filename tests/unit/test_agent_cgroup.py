@@ -16,7 +16,7 @@ from hosts.agent.log import Log
 from hosts.agent.process import ProcessRun
 from hosts.agent.replica_rules import Exit
 from hosts.agent.reporter import HostProbes
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage

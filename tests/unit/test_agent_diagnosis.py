@@ -23,7 +23,7 @@ from hosts.agent.supervisor import Assignment
 from jobs import paths
 from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, Usage

@@ -17,7 +17,7 @@ from hosts.agent import facts
 from hosts.agent.job_rules import View, decide
 from hosts.agent.manifest import Manifest
 from jobs import paths
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState

@@ -26,7 +26,7 @@ from hosts.agent.token_broker import Mint
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import ChunkFolder, ChunkReader
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles

@@ -12,8 +12,8 @@ from replicahosts import Clock
 from hosts.agent.job_rules import View
 from hosts.agent.leader import Leader
 from jobs.bucket import Conflict
-from jobs.folder import FolderBucket
-from jobs.host_start import HostStarter
+from jobs.folder_bucket import FolderBucket
+from jobs.host_power import HostStarter
 from jobs.ledger import Ledger, Stored
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState

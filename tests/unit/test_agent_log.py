@@ -18,7 +18,7 @@ from hosts.agent.log import Log, LogArchive, archived
 from jobs.bucket import BucketError
 from jobs.chunks import Chunk, ChunkReader, chunks_of
 from jobs.chunks import ChunkFolder as Chunks
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 
 NAME = "jobs/job01/logs/ps-0"
 

@@ -13,7 +13,7 @@ from test_agent_supervisor import Host
 from hosts.agent.reporter import HostProbes, Reporter
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.notification import Notification

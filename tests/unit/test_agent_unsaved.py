@@ -25,7 +25,7 @@ from hosts.agent.replica_rules import Exit
 from hosts.agent.supervisor import Assignment
 from hosts.agent.unsaved import JobFolders
 from jobs import paths
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.records import HostFile, Plan, UnsavedFiles
 
 LONG = 60.0

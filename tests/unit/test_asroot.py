@@ -30,8 +30,8 @@ from ops.cluster import host_files, root_helper
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.inventory import parse
 from ops.models import server
-from ops.package import push
-from ops.submit import render
+from ops.package import host_stream
+from ops.submit import job_plan
 
 host = load_program("root-helper")
 PLACES = ("/etc/", "/opt/", "/var/lib/")
@@ -91,7 +91,7 @@ class Machine:
             (root / program).write_text(f"#!/bin/sh\n{body}\n")
             (root / program).chmod(0o755)
         self.home, self.units = root / "var/lib/scaletier", root / "etc/systemd/system"
-        monkeypatch.setattr(push, "NEW_DIR", f"{root}/opt/scaletier/.new")
+        monkeypatch.setattr(host_stream, "NEW_DIR", f"{root}/opt/scaletier/.new")
 
     def call(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         (self.root / "systemctl-calls").write_text("")
@@ -123,7 +123,7 @@ class Machine:
         more: Iterable[RemoteFile] = (),
     ) -> tuple[list[str], set[str]]:
         """Push to the host, and return the calls of systemctl and the code's files afterwards."""
-        stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
+        stream = host_stream.shared_stream(code, package, mark) + host_stream.files_stream(self.files(memory, more))
         done = self.call("take-in", version, *([job] if package else []), stdin=stream)
         assert done.returncode == 0, done.stderr
         return self.systemctl_calls, self.code
@@ -154,9 +154,14 @@ def test_the_helper_accepts_what_fab_sends(inventory: Inventory, tmp_path: Path)
                 assert host.whose(file.path) == (file.user, file.group, file.mode)
         for each in cluster.hosts:
             assert host.checked(host.OF_SERVING, server.conf(cluster, each).encode())
-    assert host.whose(f"{render.SECRETS}/job01.json") == ("replica", "replica", 0o600)
-    assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
-    assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, paths.PYTHON, paths.STATE_DIR)
+    assert host.whose(f"{job_plan.SECRETS}/job01.json") == ("replica", "replica", 0o600)
+    assert all(host.REPLICA.fullmatch(name) for name in host_stream.code(SCRIPT.parents[8])[0])
+    assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (
+        host_stream.NEW_DIR,
+        server._NEW,
+        paths.PYTHON,
+        paths.STATE_DIR,
+    )
     assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
     assert f"/{SCRIPT.with_name('root-helper').relative_to(SCRIPT.parents[3])}" == root_helper.PROGRAM
     sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()
@@ -267,10 +272,10 @@ def test_a_member_is_a_file_below_its_folder_or_refused(
         "/new/jobs/a/b.py",
         "/new/other/a.py",
         "/newer/jobs/a.py",
-        f"{render.SECRETS}/1.json",
-        f"{render.SECRETS}/a b.json",
-        f"{render.SECRETS}/a/b.json",
-        f"{render.SECRETS}/job01",
+        f"{job_plan.SECRETS}/1.json",
+        f"{job_plan.SECRETS}/a b.json",
+        f"{job_plan.SECRETS}/a/b.json",
+        f"{job_plan.SECRETS}/job01",
         "/etc/systemd/system/scaletier.service",
         "/etc/systemd/system/ssh.service.d/host.conf",
         "/etc/systemd/system/scaletier-serving.service.d/host.conf",
@@ -478,8 +483,8 @@ def test_secrets_are_private_and_follow_no_link(machine: Machine, tmp_path: Path
 def test_an_incomplete_stream_changes_nothing(machine: Machine, damage: str) -> None:
     machine.push("1", CODE)
     before = {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()}
-    shared = push.shared_stream({**CODE, "hosts/VERSION": b"2"})
-    complete = shared + push.host_stream(machine.files(memory=2))
+    shared = host_stream.shared_stream({**CODE, "hosts/VERSION": b"2"})
+    complete = shared + host_stream.files_stream(machine.files(memory=2))
     damaged = bytearray(complete)
     damaged[-6] ^= 1
     stream = {"in the middle": complete[:-30], "after the shared part": shared, "damaged": bytes(damaged)}[damage]
@@ -491,7 +496,9 @@ def test_an_incomplete_stream_changes_nothing(machine: Machine, damage: str) -> 
 
 
 def test_a_push_for_a_job_must_contain_its_package(machine: Machine) -> None:
-    done = machine.call("take-in", "1", "job01", stdin=push.shared_stream(CODE) + push.host_stream(machine.files()))
+    done = machine.call(
+        "take-in", "1", "job01", stdin=host_stream.shared_stream(CODE) + host_stream.files_stream(machine.files())
+    )
     assert done.stderr == b"refused: the package did not come along\n"
     assert not (machine.root / "opt/scaletier/.new").exists()
 
@@ -500,7 +507,7 @@ def test_an_up_to_date_server_is_not_restarted(machine: Machine) -> None:
     def serve(version: str, memory: int) -> list[str]:
         code = [RemoteFile(f"{machine.root}/opt/scaletier/.server/hosts/serving/__main__.py", version)]
         conf = RemoteFile(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
-        done = machine.call("serve", version, stdin=push.host_stream([*code, conf]))
+        done = machine.call("serve", version, stdin=host_stream.files_stream([*code, conf]))
         assert done.returncode == 0, done.stderr
         assert (machine.root / "opt/scaletier/server/hosts/serving/__main__.py").read_text() == version
         assert (machine.units / "multi-user.target.wants/scaletier-serving.service").is_symlink()

@@ -16,7 +16,7 @@ from benchmarks.reaction_time import make_host, packed, played
 from waiting import wait_for
 
 from jobs import paths
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord
 from jobs.states import JobState

@@ -17,7 +17,7 @@ from replicahosts import PATIENCE, Flaky, until
 from jobs import bucket
 from jobs.background import Background
 from jobs.bucket import BucketError, Conflict, TimeLimited, file_errors, replacing
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 
 
 class HangingStore(Flaky):

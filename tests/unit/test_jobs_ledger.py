@@ -11,7 +11,7 @@ from replicahosts import Flaky
 
 from jobs import paths
 from jobs.bucket import BucketError, Conflict
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger, Stored, Trials
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord

@@ -15,13 +15,13 @@ from hosts.agent.job_files import JobFiles
 from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import LogFilter
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Task
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
-from ops.package import package, push
-from ops.submit import program, render
+from ops.package import host_stream, package
+from ops.submit import job_plan, program
 from ops.submit.config import JobFlags, build_job
 from ops.submit.submit import Submission, submit
 
@@ -173,7 +173,7 @@ def test_other_dollar_signs_are_kept(inventory: Inventory) -> None:
 def test_training_replicas_have_every_variable(inventory: Inventory) -> None:
     """Every variable may be used in an argument, as for torchrun, and is substituted."""
     words = [f"--x=${name}" for name in variables.NAMES]
-    plan = render.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").with_hosts({})
+    plan = job_plan.plan(inventory, build_job(JobFlags("job01", more_args=words), inventory), "").with_hosts({})
     for name in ("master-0", "worker-0"):
         assert not [word for word in variables.expand_command(words, plan.tasks[name].environment) if "$" in word]
     worker = plan.tasks["worker-0"].environment
@@ -195,7 +195,7 @@ def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_data_paths_with_a_variable_are_in_the_plan(inventory: Inventory) -> None:
     job = build_job(JobFlags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
-    assert render.plan(inventory, job, "").data == ["/bucket/data/x"]
+    assert job_plan.plan(inventory, job, "").data == ["/bucket/data/x"]
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_command_without_a_package_runs_from_an_empty_package(submission: Subm
     assignment = site.prepare(plan, "master-0")
     assert assignment.directory.is_dir()
     assert assignment.argv == ["echo", "hi"]
-    assert push.install_command("v") in {command.replace(command.split()[-1], "v") for command in commands}
+    assert host_stream.install_command("v") in {command.replace(command.split()[-1], "v") for command in commands}
 
 
 def test_logs_of_a_job_that_never_started_give_the_reason(submission: Submission, tmp_path: Path) -> None:

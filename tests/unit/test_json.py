@@ -17,7 +17,7 @@ from shapes import DOCS, PRINTED, check, documented, wrong
 import fabfile
 from infra.inventory import Inventory
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress

@@ -14,7 +14,7 @@ from hosts.batch.request import FILE, Request
 from hosts.serving.records import Version
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError

@@ -16,7 +16,7 @@ from opsdata import inventory_json, put_job, put_log
 from jobs import paths
 from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState

@@ -13,7 +13,7 @@ from opsdata import put_job
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, Plan, ReplicaRecord
@@ -22,8 +22,8 @@ from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
+from ops.submit.claim import CancelledError, OvertakenError, Submitter
 from ops.submit.end import cancel, wait
-from ops.submit.submitter import CancelledError, OvertakenError, Submitter
 
 HOSTS = ["master-0", "worker-0"]
 

@@ -13,7 +13,7 @@ import fabfile
 from infra.inventory import Inventory
 from jobs.bucket import BucketError
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.progress import JobProgress
 from jobs.queue import QueueEntry

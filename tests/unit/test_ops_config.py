@@ -18,12 +18,12 @@ from infra.scale_tiers import Role
 from infra.validation import Section
 from jobs import records
 from jobs.study import Study
-from ops.checks import Count, Positive, Truth, validate
+from ops.config_values import Count, Positive, Truth, validate
 from ops.errors import UsageError
 from ops.package.trainer_config import FILE, Strategy, read
 from ops.submit import environment
 from ops.submit.config import JobFlags, JobSpec, build_job, check_job_dir, policy, split_args, split_labels
-from ops.submit.render import plan
+from ops.submit.job_plan import plan
 from ops.submit.schema import TrainingInput
 
 DECLARES = {

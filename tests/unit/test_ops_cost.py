@@ -10,7 +10,7 @@ import pytest
 from opsdata import inventory_json, put_job
 
 from infra.inventory import Inventory
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.lease import ChangeTimer
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
@@ -20,7 +20,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.show import cost
 from ops.show.jobs import describe
-from ops.submit.submitter import Canceller
+from ops.submit.claim import Canceller
 
 CREATED, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json
 
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.errors import UsageError

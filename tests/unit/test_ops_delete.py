@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.queue import QueueEntry
 from jobs.records import JobRecord

@@ -17,7 +17,7 @@ from infra.inventory import Inventory
 from jobs.records import Plan
 from ops.cluster.cluster import ClusterClient
 from ops.errors import UsageError
-from ops.package import dependencies, push, runtimes
+from ops.package import dependencies, host_stream, runtimes
 from ops.submit import train
 from ops.submit.config import JobFlags
 from ops.submit.train import dry_run
@@ -115,7 +115,7 @@ def test_dry_run_counts_the_data(
     data = json.loads("{" + document)
     assert data["sent"]["data"] == 260_000
     files = {file["path"]: file["bytes"] for file in data["files"]}
-    without_package = push.shared_stream(push.code(templates.ROOT)[0], None, "0" * 64, frozenset())
+    without_package = host_stream.shared_stream(host_stream.code(templates.ROOT)[0], None, "0" * 64, frozenset())
     assert data["sent"]["eachHost"] > len(without_package) + len(content)
     assert files == {"mine/__init__.py": 0, "mine/model.h5": len(content), "mine/scaletier.yaml": 34, "mine/task.py": 0}
     assert (data["ignored"], data["dependencies"], data["hosts"]) == ([], [], {"master-0": "master-0"})

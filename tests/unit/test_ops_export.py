@@ -17,7 +17,7 @@ from opsdata import put_job, refuse_packages_as_records
 
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 from infra.inventory import Inventory
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Trial
@@ -25,7 +25,7 @@ from ops.cluster.cluster import ClusterClient
 from ops.cluster.ledger import existing_job
 from ops.errors import OpsError, UsageError
 from ops.models import export as module
-from ops.package import package, push
+from ops.package import host_stream, package
 
 # A SavedModel in protocol buffers: one graph, the signature that initializes it, and one that serves.
 _FLOAT = b"\x10\x01" + b"\x1a\x12" + b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x03\x08\x90\x06"
@@ -207,7 +207,7 @@ def test_a_bucket_of_google_needs_the_lender_of_credentials(
     with pytest.raises(OpsError, match=r"^mine.saved of job job01 left no SavedModel in gs://other/out$"):
         module.export(cluster, "job01", None, as_json=False)
     (host, install, stream), (_, run, archive) = streams
-    assert (host, install) == ("master-0", push.install_command(push.code(module.HERE)[1]))
+    assert (host, install) == ("master-0", host_stream.install_command(host_stream.code(module.HERE)[1]))
     assert archive == package.pack(DECLARES)
     assert shlex.split(run)[-2:] == ["--job-dir", "gs://other/out"]
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:

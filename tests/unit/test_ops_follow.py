@@ -18,7 +18,7 @@ from replicahosts import until
 
 from jobs.bucket import BucketError
 from jobs.chunks import TOO_SLOW, LogFilter, Position
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles

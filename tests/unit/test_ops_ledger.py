@@ -16,7 +16,7 @@ from opsdata import put_job
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.lease import Lease
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry

@@ -22,7 +22,7 @@ from infra.inventory import Inventory
 from jobs import chunks
 from jobs.bucket import BucketError, Item
 from jobs.chunks import NO_LOG, LogFilter, Position
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles

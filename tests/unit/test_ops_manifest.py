@@ -15,7 +15,7 @@ from jobs.records import JobRecord
 from ops.package import package
 from ops.submit import arguments, manifest
 from ops.submit.config import JobFlags, build_job
-from ops.submit.render import plan
+from ops.submit.job_plan import plan
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 

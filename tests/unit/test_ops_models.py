@@ -18,7 +18,7 @@ from opsdata import put_job
 
 from hosts.serving.records import Version, VersionState
 from infra.inventory import Inventory
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.inventory import Inventory
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops.cluster.cluster import ClusterClient

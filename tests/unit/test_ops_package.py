@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops.errors import UsageError
-from ops.package import package, push
+from ops.package import host_stream, package
 from ops.package.imports import check_module, check_script, describe_missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def test_executables_stay_executable(tmp_path: Path) -> None:
         modes = {entry.name: entry.mode for entry in tar}
     assert modes == {"mine/__init__.py": 0o644, "mine/run.sh": 0o755, "mine/task.py": 0o644, "mine/tool": 0o755}
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
-    pushed = push.shared_stream({}, built.pushed, "", built.executables) + push.host_stream([])
+    pushed = host_stream.shared_stream({}, built.pushed, "", built.executables) + host_stream.files_stream([])
     with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
         modes_on_host = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
     assert modes_on_host | modes == modes_on_host

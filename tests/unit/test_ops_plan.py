@@ -13,7 +13,7 @@ from opsdata import put_job
 
 from infra.inventory import Inventory
 from infra.scale_tiers import ScaleTier, SpecError
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger
 from jobs.progress import MetricPoint
 from ops.cluster.cluster import ClusterClient

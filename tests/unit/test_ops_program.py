@@ -13,8 +13,8 @@ from ops.errors import UsageError
 from ops.package import package
 from ops.submit import manifest, program, reproduce
 from ops.submit.config import JobFlags, build_job
+from ops.submit.job_plan import plan
 from ops.submit.program import JobProgram
-from ops.submit.render import plan
 
 _SCRIPT = "import os\nimport helper\nimport parts.one\nfrom parts import two\nimport numpy\nknows = '--job-dir'\n"
 

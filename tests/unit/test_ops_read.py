@@ -17,7 +17,7 @@ from jobs import paths
 from jobs.bucket import BucketError
 from jobs.chunks import NO_LOG, TOO_SLOW, LogFilter
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState

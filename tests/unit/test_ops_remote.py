@@ -27,7 +27,7 @@ from hosts.agent.log import Log
 from infra.inventory import Inventory
 from jobs.bucket import BucketError, Conflict
 from jobs.chunks import LogFilter
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState

@@ -20,8 +20,8 @@ from ops.cluster.host_files import heartbeat_seconds, idle_seconds, render
 from ops.cluster.inventory import parse
 from ops.package.package import Package
 from ops.submit.config import JobFlags, JobSpec, build_job
+from ops.submit.job_plan import plan, secret_files
 from ops.submit.manifest import manifest
-from ops.submit.render import plan, secret_files
 from ops.submit.resources import candidate_hosts
 from ops.submit.train import dry_run
 

@@ -12,7 +12,7 @@ import pytest
 from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState

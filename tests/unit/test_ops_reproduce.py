@@ -16,7 +16,7 @@ from infra.inventory import Inventory
 from infra.scale_tiers import Role
 from jobs.bucket import Bucket
 from jobs.chunks import LogFilter
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState

@@ -21,7 +21,7 @@ from ops.errors import OpsError, UsageError
 from ops.package import package, runtimes
 from ops.submit import manifest
 from ops.submit.config import JobFlags, build_job
-from ops.submit.render import plan
+from ops.submit.job_plan import plan
 
 HOSTS_SEE = "/opt/scaletier/runtimes"
 

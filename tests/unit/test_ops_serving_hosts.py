@@ -11,10 +11,10 @@ import pytest
 from infra.inventory import Inventory
 from infra.scale_tiers import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
-from ops.checks import LosableRole
 from ops.cluster.host_files import render
 from ops.cluster.inventory import select
 from ops.cluster.shell import argv
+from ops.config_values import LosableRole
 from ops.errors import UsageError
 from ops.package import trainer_config
 from ops.plan import planned
@@ -22,8 +22,8 @@ from ops.show.cost import share
 from ops.show.snapshot import ClusterSnapshot, overview
 from ops.show.top import picture
 from ops.submit.config import JobFlags, JobSpec, build_job
+from ops.submit.job_plan import plan
 from ops.submit.manifest import cluster
-from ops.submit.render import plan
 from ops.submit.resources import candidate_hosts, counts, describe_counts
 
 FILES = {"mine/__init__.py": b""}

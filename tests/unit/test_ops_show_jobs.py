@@ -14,7 +14,7 @@ from opsdata import put_job
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.firsterror import FirstError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.progress import JobProgress

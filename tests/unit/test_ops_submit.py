@@ -25,7 +25,7 @@ from waiting import limit, wait_for
 from infra.inventory import Inventory, PowerAccess
 from jobs import paths
 from jobs.bucket import Bucket, BucketError, Item, RecordStore
-from jobs.folder import FolderBucket, open_bucket
+from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.notification import Notification
 from jobs.queue import QueueEntry
@@ -34,21 +34,21 @@ from jobs.records import HostFile, JobRecord, Plan
 from jobs.serialization import RecordError
 from jobs.states import JobState
 from jobs.study import Measurement, Parameter, ParameterType, PriorTrial, Study, Trial, TrialState
-from ops.cluster import start_hosts
+from ops.cluster import power_on
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import current_user, newest_job
 from ops.cluster.remote import ADVICE, CommandResult
 from ops.errors import HostError, HostsError, OpsError, UsageError, explain
-from ops.package import package, push
+from ops.package import host_stream, package
 from ops.package.trainer_config import Data, TrainerConfig
-from ops.submit import manifest, render, train
+from ops.submit import job_plan, manifest, train
 from ops.submit import submit as module
+from ops.submit.claim import OvertakenError, Submitter
 from ops.submit.config import JobFlags, build_job
 from ops.submit.program import SHIPPED
 from ops.submit.submit import Submission, submit
-from ops.submit.submitter import OvertakenError, Submitter
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -171,9 +171,9 @@ def with_id(submission: Submission, job_id: str, priority: int = 0) -> Submissio
 def test_every_host_gets_one_command(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory)
     assert submit(make_cluster(fleet, ledger), submission, may_wait=True) == []
-    _, version = push.code(ROOT)
+    _, version = host_stream.code(ROOT)
     assert sorted(fleet.commands) == sorted(
-        (name, push.install_command(version, "job01")) for name in submission.inventory.names
+        (name, host_stream.install_command(version, "job01")) for name in submission.inventory.names
     )
     record = stored_job(ledger)
     assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
@@ -183,7 +183,7 @@ def test_every_host_gets_one_command(submission: Submission, ledger: Ledger, buc
     assert b'"module": "tiny.task"' in read_content(bucket, "jobs/job01/manifest.json")
     plan = ledger.plan("job01")
     assert plan is not None
-    assert plan == render.plan(submission.inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
+    assert plan == job_plan.plan(submission.inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     assert newest_job(ledger) == "job01"
     for name in submission.inventory.names:
         files = unpack(fleet.sent[name])
@@ -835,7 +835,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
         match=r"ps-0 does not answer; .*: fab train --start-hosts \(or startHosts: true in config.yaml\) starts those that",
     ):
         train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), startable)
-    monkeypatch.setattr(start_hosts, "_start", lambda _: start)
+    monkeypatch.setattr(power_on, "_start", lambda _: start)
     with_start = replace(startable, job=replace(submission.job, start_hosts=True))
     assert train.check_hosts(make_cluster(FakeFleet(inventory, answer), ledger), with_start).excluded == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
@@ -850,7 +850,7 @@ def test_stopped_hosts_are_started_on_request(submission: Submission, ledger: Le
         "evaluator-0": "evaluator-0 does not answer",
     }
     assert error.value.advice == ADVICE
-    monkeypatch.setattr(train, "start_and_wait", start_hosts.start_and_wait)
+    monkeypatch.setattr(train, "start_and_wait", power_on.start_and_wait)
     stopped_hosts.clear()
     stopped_hosts.add("ps-0")
     put_job(ledger, JobRecord(with_start.job.id))

@@ -12,15 +12,15 @@ from replicahosts import Clock, Flaky
 
 from jobs import paths
 from jobs.bucket import BucketError
-from jobs.folder import FolderBucket
-from jobs.host_start import HostStarter
+from jobs.folder_bucket import FolderBucket
+from jobs.host_power import HostStarter
 from jobs.lease import ChangeTimer, Lease
 from jobs.ledger import Ledger, Stored
 from jobs.queue import QueueEntry
 from jobs.queue_monitor import NOT_HANDED_OVER, QueueMonitor
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
-from ops.submit.submitter import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
+from ops.submit.claim import BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 
 HOSTS = ["master-0", "worker-0"]
 LEASE = 15.0

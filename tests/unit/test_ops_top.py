@@ -15,7 +15,7 @@ from rich.text import Text
 from infra.inventory import Inventory
 from jobs import paths
 from jobs.bucket import BucketError, Item
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.queue import Queue, QueueEntry
 from jobs.records import JobRecord, ReplicaRecord, Usage

@@ -17,7 +17,7 @@ from ops.errors import UsageError
 from ops.package import package, runtimes, trainer_config
 from ops.package.trainer_config import FILE, LIBRARY, Data, PlanFlags, Strategy, TrainerConfig
 from ops.plan import plan
-from ops.submit import render, train
+from ops.submit import job_plan, train
 from ops.submit.arguments import last_step
 from ops.submit.config import JobFlags
 from ops.submit.submit import Submission
@@ -372,7 +372,7 @@ def test_declared_data_is_uploaded(
     assert submission.data == ({digits.name: digits} if files else {})
     declared_data = submission.job.declared.data
     folder = "/bucket/data/digits" if declared_data else "/bucket/data"
-    assert render.data_folder(inventory, submission.job) == folder
+    assert job_plan.data_folder(inventory, submission.job) == folder
 
 
 @pytest.mark.parametrize(

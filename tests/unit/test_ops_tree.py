@@ -10,7 +10,7 @@ import pytest
 from opsdata import inventory_json
 from test_ops_dependencies import make_project
 
-from jobs.folder import open_bucket
+from jobs.folder_bucket import open_bucket
 from ops.cluster.cluster import ClusterClient
 from ops.cluster.inventory import parse
 from ops.errors import UsageError

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from infra.inventory import Inventory
 from infra.scale_tiers import Role
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.study import (
@@ -35,7 +35,7 @@ from jobs.study import (
 from ops.errors import OpsError, UsageError
 from ops.submit import trials, tuning
 from ops.submit.config import JobFlags, build_job
-from ops.submit.render import plan
+from ops.submit.job_plan import plan
 from ops.submit.schema import Hyperparameters
 from ops.submit.trials import TuningResult
 

@@ -15,7 +15,7 @@ from test_ops_logs import NoHosts
 
 from infra.inventory import Inventory
 from jobs.chunks import LogFilter
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState

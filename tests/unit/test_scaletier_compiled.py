@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.network import Batch, FunctionalModel
 from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 

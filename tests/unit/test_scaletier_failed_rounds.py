@@ -10,9 +10,9 @@ import numpy as np
 
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job
 from scaletier.loop import Progress
-from scaletier.network import FunctionalModel
 from scaletier.round_graph import State, make_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters

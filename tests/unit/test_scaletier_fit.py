@@ -14,8 +14,8 @@ import pytest
 import scaletier
 from scaletier.callbacks import Callbacks
 from scaletier.flags import flags_of
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.network import FunctionalModel
 from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 

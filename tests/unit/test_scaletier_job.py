@@ -18,7 +18,7 @@ import pytest
 
 import scaletier
 from scaletier.data import BatchSource
-from scaletier.network import FunctionalModel
+from scaletier.functional_model import FunctionalModel
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()

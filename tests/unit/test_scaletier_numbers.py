@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
+from scaletier.functional_model import Batch, FunctionalModel, VariableSpec
 from scaletier.job import Job, JobError
 from scaletier.loop import Round
-from scaletier.network import Batch, FunctionalModel, VariableSpec
 from scaletier.round_graph import State, initial_local, make_round, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _pack, _unpack

@@ -16,8 +16,8 @@ import pytest
 from scaletier import private
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.network import FunctionalModel
 from scaletier.round_graph import State, make_round, run_round
 from scaletier.runtime import import_tensorflow
 

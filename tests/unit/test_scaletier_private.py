@@ -16,8 +16,8 @@ import pytest
 
 import scaletier
 from scaletier import private
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
-from scaletier.network import FunctionalModel
 from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 

@@ -14,13 +14,13 @@ import pytest
 
 from scaletier.asynchronous import _shorten_log
 from scaletier.checkpoint import CheckpointError
-from scaletier.cluster import Cluster
 from scaletier.data import DataError
 from scaletier.flags import flags_of
 from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, PreemptedError
 from scaletier.run import RETRY_EXIT_CODE, _guarded, code_of, train
 from scaletier.runtime import import_tensorflow
+from scaletier.tf_config import Cluster
 
 errors = import_tensorflow().errors
 MODULE = sys.modules["scaletier.run"]  # a function of the library has its name

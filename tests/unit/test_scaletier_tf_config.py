@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 
 import pytest
 
-from scaletier.cluster import Cluster, ClusterError, _accepts, await_peers, parse, unfit
 from scaletier.flags import STRATEGIES
+from scaletier.tf_config import Cluster, ClusterError, _accepts, await_peers, parse, unfit
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
 
@@ -68,8 +67,7 @@ def test_an_invalid_tf_config_is_one_line(text: str, message: str) -> None:
 
 def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"a:2222": iter([False, True]), "b:2222": iter([False, False, True])}
-    module = sys.modules["scaletier.cluster"]  # a function of the library has its name
-    monkeypatch.setattr(module, "_accepts", lambda address: next(answers[address]))
+    monkeypatch.setattr("scaletier.tf_config._accepts", lambda address: next(answers[address]))
     monkeypatch.setattr("time.sleep", lambda _: None)
     reports: list[str] = []
     monkeypatch.setattr("time.monotonic", iter(range(0, 100, 4)).__next__)

@@ -23,7 +23,7 @@ from hosts.serving.manager import ModelManager
 from hosts.serving.records import Version, folder_of
 from hosts.serving.rest import Arrays
 from hosts.serving.signatures import Signature, Tensor
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 
 
 class Digits:

@@ -21,7 +21,7 @@ from hosts.serving.records import LoadState, Model, Version, folder_of
 from hosts.serving.rest import Arrays, RestError
 from hosts.serving.signatures import Signature, Tensor
 from jobs.bucket import BucketError
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hosts.serving.catalog import Catalog
 from hosts.serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.serialization import RecordError
 
 READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING

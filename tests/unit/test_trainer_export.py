@@ -11,8 +11,8 @@ import pytest
 from hosts.serving.signatures import Signature, Tensor, read_signatures
 from scaletier import checkpoint, savedmodel
 from scaletier.data import BatchSource
+from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job
-from scaletier.network import FunctionalModel
 from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
 from trainer import export, flags, task

@@ -27,7 +27,7 @@ from hosts.tuner.run import Tuner, _folder, last_words
 from hosts.tuner.suggest import suggest
 from jobs.bucket import BucketError, Conflict, Item
 from jobs.chunks import Chunk
-from jobs.folder import FolderBucket
+from jobs.folder_bucket import FolderBucket
 from jobs.ledger import Ledger, Trials
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.states import JobState

@@ -12,9 +12,9 @@ import pytest
 from replicahosts import Clock
 
 from infra.inventory import Inventory, PowerAccess
-from jobs.host_start import NoAnswerError, PowerError
+from jobs.host_power import NoAnswerError, PowerError
 from ops import terminal
-from ops.cluster import start_hosts
+from ops.cluster import power_on
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError
 
@@ -44,13 +44,13 @@ def test_the_wait_ends_when_all_answer_or_time_is_over(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + start_hosts.SECONDS + 10)
-    assert start_hosts.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
+    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + power_on.SECONDS + 10)
+    assert power_on.start_and_wait(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
     assert clock() == 1040.0
     assert capsys.readouterr().err.splitlines()[-1] == "starting 1 host 1 of 1 (0.0 s)"
     clock.time = 1000.0
-    failures = start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
-    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + start_hosts.SECONDS)
+    failures = power_on.start_and_wait(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
+    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + power_on.SECONDS)
     assert capsys.readouterr().err.splitlines()[-1] == "starting 2 hosts 1 of 2 (0.0 s)"
 
 
@@ -63,7 +63,7 @@ def test_a_silent_host_is_started_again_each_minute() -> None:
             raise PowerError("HTTP 400, not ready")
 
     fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
-    assert start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
     assert sorted(calls) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
 
 
@@ -76,7 +76,7 @@ def test_a_start_without_an_answer_is_retried(capsys: pytest.CaptureFixture[str]
             raise NoAnswerError("api does not answer (timed out)")
 
     fleet: Any = Fleet(clock, worker=1040.0)
-    assert start_hosts.start_and_wait(fleet, ["worker-0"], start, clock.pass_, clock) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0"], start, clock.pass_, clock) == {}
     assert calls == [0.0, 0.0, 5.0], "retried until the API answers"
     message = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
     assert message in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_a_refused_start_is_one_line() -> None:
         raise PowerError("HTTP 403, no right")
 
     with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
-        start_hosts.start_and_wait(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
+        power_on.start_and_wait(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
     assert error.value.code == 2
 
 
@@ -97,9 +97,9 @@ def test_a_refused_start_is_one_line() -> None:
 )
 def test_a_failed_token_command_is_one_line(command: str, reason: str) -> None:
     with pytest.raises(PowerError) as error:
-        start_hosts._token(replace(POWER, token_command=command))
+        power_on._token(replace(POWER, token_command=command))
     assert str(error.value) == f"`{command}` gives no token ({reason})"
-    assert start_hosts._token(POWER) == "t1"
+    assert power_on._token(POWER) == "t1"
 
 
 def test_a_token_command_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_token_command_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(PowerError, match=r"^`echo t1` gives no token within 60 s$"):
-        start_hosts._token(POWER)
+        power_on._token(POWER)
 
 
 def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +122,12 @@ def test_the_operator_s_token_is_asked_for_once(inventory: Inventory, monkeypatc
         tokens.append(power)
         return "t1"
 
-    monkeypatch.setattr("jobs.host_start._fetch", fetch)
-    monkeypatch.setattr(start_hosts, "_token", token)
+    monkeypatch.setattr("jobs.host_power._fetch", fetch)
+    monkeypatch.setattr(power_on, "_token", token)
     hosts = tuple(replace(host, start=f"{host.name}/start") for host in inventory.hosts)
     fleet: Any = Fleet(Clock(), worker=0, ps=0)
     fleet.inventory = replace(inventory, hosts=hosts, power=POWER)
-    assert start_hosts.start_and_wait(fleet, ["worker-0", "ps-0"]) == {}
+    assert power_on.start_and_wait(fleet, ["worker-0", "ps-0"]) == {}
     header = {"Authorization": "Bearer t1"}
     assert sorted(requests) == [("http://own/ps-0/start", header), ("http://own/worker-0/start", header)]
     assert tokens[:1] == [POWER]
@@ -143,6 +143,6 @@ def test_hosts_and_the_operator_use_different_urls(inventory: Inventory) -> None
     assert operator_power.starts["worker-0"] == "http://own/worker-0/start"
     assert "ps-0" not in power.starts
     assert (power.token, power.preempted, power.headers) == ("http://token", "http://preempted", {"Flavor": "G"})
-    assert start_hosts.startable_hosts(stack, ["ps-0", "worker-1"]) == ["worker-1"]
+    assert power_on.startable_hosts(stack, ["ps-0", "worker-1"]) == ["worker-1"]
     assert inventory.start_requests() is None
-    assert start_hosts.startable_hosts(inventory, ["worker-1"]) == []
+    assert power_on.startable_hosts(inventory, ["worker-1"]) == []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from infra.inventory import Inventory, PowerAccess
-from jobs.host_start import NoAnswerError, PowerError, StartClient
+from jobs.host_power import NoAnswerError, PowerError, StartClient
 from ops import terminal
 from ops.cluster.fanout import fan_out
 from ops.cluster.remote import Fleet

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hosts.agent import missing
+from hosts.agent import missing_libraries
 from hosts.agent.job_rules import exit_message
 from jobs.records import ReplicaRecord
 
@@ -92,26 +92,30 @@ def call(source: str) -> list[str]:
     ],
 )
 def test_a_missing_library_or_program_has_a_remedy(lines: list[str], remedy: str) -> None:
-    (line,) = missing.remedy(lines).splitlines()
+    (line,) = missing_libraries.remedy(lines).splitlines()
     assert line.startswith(f"Its host has no {remedy}")
     assert line.endswith(THEN)
 
 
 def test_a_shell_builtin_needs_no_package() -> None:
-    remedy = missing.remedy(["the trainer cannot start: cd: No such file or directory"])
+    remedy = missing_libraries.remedy(["the trainer cannot start: cd: No such file or directory"])
     assert remedy == "cd is a word of shells and no program: run the command as sh -c '…'."
 
 
 def test_a_gpu_library_needs_no_package() -> None:
-    remedy = missing.remedy(["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"])
+    remedy = missing_libraries.remedy(
+        ["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"]
+    )
     assert "CPUs" in remedy
     assert "packages" not in remedy
 
 
 def test_a_missing_folder_is_no_missing_program() -> None:
-    assert not missing.remedy([*call('subprocess.run(["ls"], cwd="nodir")'), f"{NO_FILE} 'nodir'"])
+    assert not missing_libraries.remedy([*call('subprocess.run(["ls"], cwd="nodir")'), f"{NO_FILE} 'nodir'"])
     handled = [*call("run(['own'])"), f"{NO_FILE} 'other'"]
-    assert not missing.remedy([*handled, "Traceback (most recent call last):", "    open('data')", f"{NO_FILE} 'data'"])
+    assert not missing_libraries.remedy(
+        [*handled, "Traceback (most recent call last):", "    open('data')", f"{NO_FILE} 'data'"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_missing_folder_is_no_missing_program() -> None:
     ],
 )
 def test_other_errors_have_no_remedy(line: str) -> None:
-    assert not missing.remedy(["Traceback (most recent call last):", line])
+    assert not missing_libraries.remedy(["Traceback (most recent call last):", line])
 
 
 def test_the_remedy_is_in_the_first_line_of_the_job_s_error() -> None:
@@ -140,7 +144,7 @@ def test_the_remedy_is_in_the_first_line_of_the_job_s_error() -> None:
 
 
 def test_the_named_package_list_exists() -> None:
-    name, _, path = missing.LIST.partition(" in ")
+    name, _, path = missing_libraries.LIST.partition(" in ")
     packages = set(yaml.safe_load((ROOT / path).read_text())[name])
     libraries = ("libGL.so.1", "libglib-2.0.so.0", "libgomp.so.1", "libsndfile.so.1", "libgfortran.so.5")
-    assert {*(missing._LIBRARIES[each] for each in libraries), "git", "rsync", "unzip"} <= packages
+    assert {*(missing_libraries._LIBRARIES[each] for each in libraries), "git", "rsync", "unzip"} <= packages

@@ -90,7 +90,7 @@ def shared_stream(
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
 
-def host_stream(files: Iterable[RemoteFile]) -> bytes:
+def files_stream(files: Iterable[RemoteFile]) -> bytes:
     """Return the part of one host, to be sent after the shared one."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:

@@ -15,8 +15,8 @@ import pytest
 from replicahosts import Clock
 from waiting import limit
 
-from jobs import host_start
-from jobs.host_start import HostStarter, NoAnswerError, PowerError, StartClient
+from jobs import host_power
+from jobs.host_power import HostStarter, NoAnswerError, PowerError, StartClient
 from jobs.records import Power
 
 START, TOKEN, PREEMPTED = "https://compute/worker-0/start", "http://metadata/token", "http://metadata/preempted"
@@ -59,7 +59,7 @@ InstallWeb = Callable[[FakeWeb], FakeWeb]
 @pytest.fixture
 def install_web(monkeypatch: pytest.MonkeyPatch) -> InstallWeb:
     def install_web(web: FakeWeb) -> FakeWeb:
-        monkeypatch.setattr(host_start.urllib.request, "urlopen", web)
+        monkeypatch.setattr(host_power.urllib.request, "urlopen", web)
         return web
 
     return install_web
@@ -124,7 +124,7 @@ def test_a_host_queries_whether_it_is_preempted(install_web: InstallWeb, answer:
 
 def test_a_request_runs_on_a_thread_that_keeps_no_process_from_its_end() -> None:
     threads = SimpleQueue[threading.Thread]()
-    host_start.in_thread(lambda: threads.put(threading.current_thread()))
+    host_power.in_thread(lambda: threads.put(threading.current_thread()))
     thread = threads.get(timeout=limit())
     assert (thread.name, thread.daemon) == ("starter", True)
     assert thread is not threading.current_thread()

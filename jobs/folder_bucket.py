@@ -229,7 +229,7 @@ def open_bucket(url: str) -> Bucket:
     if (url and not separator) or (scheme == "file" and rest.startswith("/")):
         return FolderBucket(Path(rest if separator else url))
     if scheme == "gs":
-        from jobs.gcs import GcsBucket  # some megabytes, and of no use to a host whose bucket is a folder
+        from jobs.gcs_bucket import GcsBucket  # some megabytes, and of no use to a host whose bucket is a folder
 
         return GcsBucket(url)
     raise BucketError(f"{url!r} is no bucket: valid are a folder, file:///folder, and gs://bucket")

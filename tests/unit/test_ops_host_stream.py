@@ -14,21 +14,21 @@ import pytest
 from jobs import paths
 from ops.cluster.host_files import RemoteFile
 from ops.cluster.root_helper import PROGRAM
-from ops.package import push
+from ops.package import host_stream
 
-ROOT = Path(push.__file__).parents[2]
+ROOT = Path(host_stream.__file__).parents[2]
 
 
 def test_the_install_command() -> None:
-    assert push.install_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
-    assert push.install_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
+    assert host_stream.install_command("4f1c", "job01") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c job01"
+    assert host_stream.install_command("4f1c") == "sudo -n /usr/lib/scaletier/root-helper take-in 4f1c"
 
 
 def test_the_check_command() -> None:
-    check = push.check_command(["/var/lib/scaletier", "/my bucket"])
+    check = host_stream.check_command(["/var/lib/scaletier", "/my bucket"])
     state, df = check.rsplit("; ", 1)
     assert df == "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
-    check = push.check_command(["/var/lib/scaletier", "/my bucket"], {"tensorflow": "x", "numpy": "y"})
+    check = host_stream.check_command(["/var/lib/scaletier", "/my bucket"], {"tensorflow": "x", "numpy": "y"})
     code = "'import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])'"
     assert check == f"{state}; {df}; /opt/scaletier/venv/bin/python -c {code} numpy tensorflow"
 
@@ -40,37 +40,39 @@ def run_on_this_machine(folder: Path, command: str) -> str:
 @pytest.mark.parametrize("status", ["preparing: runtime", "failed: image: it has no curl"])
 def test_a_host_that_is_not_ready_prints_only_its_state(tmp_path: Path, status: str) -> None:
     (tmp_path / "scaletier-state").write_text(f"{status}\n")
-    command = run_on_this_machine(tmp_path, push.check_command(["/"], ["no_such_module"]))
+    command = run_on_this_machine(tmp_path, host_stream.check_command(["/"], ["no_such_module"]))
     assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == f"{status}\n"
 
 
 def test_a_host_without_its_python_is_preparing(tmp_path: Path) -> None:
-    command = push.check_command(["/"]).replace(paths.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
+    command = host_stream.check_command(["/"]).replace(paths.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
     assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == "preparing\n"
 
 
 def test_a_host_without_a_launcher_is_too_old(tmp_path: Path) -> None:
-    command = run_on_this_machine(tmp_path, push.check_command(["/"])).replace("[ -e / ]", f"[ -e {tmp_path}/none ]")
+    command = run_on_this_machine(tmp_path, host_stream.check_command(["/"])).replace("[ -e / ]", f"[ -e {tmp_path}/none ]")
     status = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
     assert status == "older than this scaletier\n"
 
 
 def test_the_output_of_the_check_is_read(tmp_path: Path) -> None:
-    command = run_on_this_machine(tmp_path, push.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"]))
+    command = run_on_this_machine(
+        tmp_path, host_stream.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"])
+    )
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert push.read_state(result.stdout) == "ready"
-    free, missing = push.read_check(result.stdout, [str(tmp_path), "/"])
+    assert host_stream.read_state(result.stdout) == "ready"
+    free, missing = host_stream.read_check(result.stdout, [str(tmp_path), "/"])
     assert free.keys() == {str(tmp_path), "/"}
     assert all(free_bytes > 0 for free_bytes in free.values())
     assert missing == ["no_such_module", "numpy_no"]
     with pytest.raises(ValueError, match="df printed nothing"):
-        push.read_check("", ["/"])
+        host_stream.read_check("", ["/"])
 
 
 def test_both_streams_unpack_as_one(tmp_path: Path) -> None:
     code, package = {"hosts/agent/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
-    shared = push.shared_stream(code, package, "ab12")
-    own = push.host_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
+    shared = host_stream.shared_stream(code, package, "ab12")
+    own = host_stream.files_stream([RemoteFile("/etc/scaletier/host.json", "é{}")])
     # GNU tar reads it too, through gzip's two members.
     subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path), "--no-same-owner"], input=shared + own, check=True)
     home = tmp_path / "opt/scaletier/.new"
@@ -92,57 +94,57 @@ def test_both_streams_unpack_as_one(tmp_path: Path) -> None:
     assert list(entries).index("opt/scaletier/.new/package.sha256") > max(
         index for index, name in enumerate(entries) if "package/" in name
     )
-    assert shared == push.shared_stream(code, package, "ab12")
+    assert shared == host_stream.shared_stream(code, package, "ab12")
 
 
 def test_the_parts_of_the_check_are_told_apart() -> None:
-    assert push.read_check("ready\n5\n7\n", ["/a", "/b"]) == ({"/a": 5, "/b": 7}, [])
-    assert push.read_check("ready\n5\none\ntwo three\n", ["/a"]) == ({"/a": 5}, ["one", "two", "three"])
+    assert host_stream.read_check("ready\n5\n7\n", ["/a", "/b"]) == ({"/a": 5, "/b": 7}, [])
+    assert host_stream.read_check("ready\n5\none\ntwo three\n", ["/a"]) == ({"/a": 5}, ["one", "two", "three"])
     with pytest.raises(ValueError, match=r"^df printed nothing of /a, /b$"):
-        push.read_check("ready\n5\n", ["/a", "/b"])
+        host_stream.read_check("ready\n5\n", ["/a", "/b"])
     with pytest.raises(ValueError, match="invalid literal"):
-        push.read_check("ready\nx\n", ["/a"])
+        host_stream.read_check("ready\nx\n", ["/a"])
 
 
 def test_content_is_compressed_by_its_size_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, sizes = list[tuple[int, int]](), list[int]()
-    monkeypatch.setattr(push.gzip, "compress", lambda data, level, mtime: calls.append((level, mtime)) or data)
-    monkeypatch.setattr(push, "compression", lambda size: sizes.append(size) or 7)
-    shared, own = push.shared_stream({"a": b"x"}), push.host_stream([RemoteFile("/etc/a", "x")])
+    monkeypatch.setattr(host_stream.gzip, "compress", lambda data, level, mtime: calls.append((level, mtime)) or data)
+    monkeypatch.setattr(host_stream, "compression", lambda size: sizes.append(size) or 7)
+    shared, own = host_stream.shared_stream({"a": b"x"}), host_stream.files_stream([RemoteFile("/etc/a", "x")])
     assert (len(shared), len(own), calls, sizes) == (1024, tarfile.RECORDSIZE, [(7, 0), (1, 0)], [1024])
 
 
 def test_a_queued_job_sends_no_package() -> None:
-    stream = push.shared_stream({"hosts/agent/__main__.py": b""}) + push.host_stream([])
+    stream = host_stream.shared_stream({"hosts/agent/__main__.py": b""}) + host_stream.files_stream([])
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
         assert tar.getnames() == ["opt/scaletier/.new/hosts/agent/__main__.py"]
 
 
 def test_only_code_for_hosts_is_sent() -> None:
-    files, version = push.code(ROOT)
+    files, version = host_stream.code(ROOT)
     assert {name.partition("/")[0] for name in files} == {"jobs", "hosts"}
     assert {"jobs/__init__.py", "jobs/ledger.py", "hosts/agent/__init__.py", "hosts/agent/__main__.py"} <= files.keys()
     assert files["hosts/VERSION"].decode() == version
-    assert len(push.shared_stream(files)) < 120_000, "each host gets it for each job"
+    assert len(host_stream.shared_stream(files)) < 120_000, "each host gets it for each job"
 
 
 def test_the_sent_code_runs_by_itself(tmp_path: Path) -> None:
-    files, _ = push.code(ROOT)
+    files, _ = host_stream.code(ROOT)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    code = "import hosts.agent.__main__, jobs.gcs, hosts.tuner.run; print(hosts.agent.__file__)"
+    code = "import hosts.agent.__main__, jobs.gcs_bucket, hosts.tuner.run; print(hosts.agent.__file__)"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.stdout == f"{tmp_path}/hosts/agent/__init__.py\n", result.stderr
 
 
 def test_the_version_is_that_of_the_code(tmp_path: Path) -> None:
-    for folder in push.CODE:
+    for folder in host_stream.CODE:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("1")
-    first_version = push.code(tmp_path)[1]
-    assert push.code(tmp_path)[1] == first_version
+    first_version = host_stream.code(tmp_path)[1]
+    assert host_stream.code(tmp_path)[1] == first_version
     (tmp_path / "jobs/a.py").write_text("2")
-    changed = push.code(tmp_path)[1]
+    changed = host_stream.code(tmp_path)[1]
     (tmp_path / "jobs/a.py").rename(tmp_path / "jobs/b.py")
-    assert len({first_version, changed, push.code(tmp_path)[1]}) == 3
+    assert len({first_version, changed, host_stream.code(tmp_path)[1]}) == 3
