@@ -141,9 +141,11 @@ def coverage() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     mark.unlink(missing_ok=True)
     data.unlink(missing_ok=True)
-    command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "--cov-context=test", "--cov-report="]
+    # Of two threads that start at once one may fail to install its tracer, which is no fault of a test.
+    ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
+    command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "-W", ignored]
     result = subprocess.run(
-        [*command, *(f"--cov={package}" for package in PACKAGES), *PATHS],
+        [*command, "--cov-context=test", "--cov-report=", *(f"--cov={package}" for package in PACKAGES), *PATHS],
         cwd=ROOT,
         env=os.environ | {"COVERAGE_FILE": str(data)},
         check=False,
