@@ -96,8 +96,7 @@ class _HostRequest:
     due: float
     times: int = 0
     pending: bool = False
-    answer: str | None = None
-    previous_answer: str | None = None
+    answers: tuple[str | None, str | None] = (None, None)
     reported: str | None = None
 
 
@@ -131,7 +130,7 @@ class HostStarter:
 
     def _send_request(self, host: str, request: _HostRequest) -> None:
         try:
-            request.previous_answer, request.answer = request.answer, self._start(host)
+            request.answers = request.answers[1], self._start(host)
         finally:
             request.pending = False
 
@@ -141,8 +140,8 @@ def _new_line(host: str, request: _HostRequest) -> str:
 
     A refusal counts when it comes twice: a host must be off to be started.
     """
-    answer = request.answer
-    if answer is None or answer == request.reported or (answer and answer != request.previous_answer):
+    previous_answer, answer = request.answers
+    if answer is None or answer == request.reported or (answer and answer != previous_answer):
         return ""
     request.reported = answer
     return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"

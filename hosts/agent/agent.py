@@ -223,7 +223,7 @@ class Agent:
             self._probes,
             self._site.notify,
         )
-        self.supervisor = supervisor
+        self.supervisor, self._failing = supervisor, False  # this job's log has no failure yet
         if self._terminated:  # checked last: terminate() may be called at any time
             supervisor.terminate()
 

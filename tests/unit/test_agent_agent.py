@@ -226,6 +226,19 @@ def test_a_failing_bucket_is_logged_once_and_its_recovery_too(host: Host) -> Non
     ]
 
 
+def test_a_job_s_log_has_no_recovery_from_what_failed_before_it(host: Host) -> None:
+    host.submit()
+    plan = host.root / paths.plan("job01")
+    content = plan.read_bytes()
+    plan.write_bytes(b"{")
+    host.rounds(3)
+    assert host.agent.status.startswith("no job is here: ")
+    plan.write_bytes(content)
+    host.rounds(3)
+    assert host.agent.status.startswith("job job01 ")
+    assert [line for line in host.messages if "bucket" in line] == []
+
+
 def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None:
     host.submit()
     host.submit("job02")

@@ -15,7 +15,7 @@ from infra.scale_tiers import TargetError
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr(state, "time", SimpleNamespace(sleep=pauses.append))
     return pauses
 
 

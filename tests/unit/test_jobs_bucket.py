@@ -182,8 +182,8 @@ def test_a_write_is_on_the_disk_before_it_is_acknowledged(root: Path, monkeypatc
     synced, opened, closed = list[int](), list[int](), list[int]()
     os_open, os_close = os.open, os.close
 
-    def open_(path: Path, flags: int) -> int:
-        opened.append(os_open(path, flags))
+    def open_(*args: Any, **named: Any) -> int:
+        opened.append(os_open(*args, **named))
         return opened[-1]
 
     def close(descriptor: int) -> None:

@@ -568,9 +568,10 @@ def test_the_screen_is_the_whole_terminal_until_its_end(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with Screen() as screen:
-        assert (sys.stdout, sys.stderr, screen.lines, threading.active_count()) == (out, err, 3, threads)
+        assert (sys.stdout, sys.stderr, screen.lines) == (out, err, 3)
+        assert not set(threading.enumerate()) - threads
         assert written() == "\x1b[?1049h\x1b[H\x1b[?25l"
         screen.show([Text("one"), Text("x" * 30)])
         assert written() == f"\x1b[H{'one':<20}\n{'x' * 19}…\n{'':<20}"
