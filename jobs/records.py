@@ -1,6 +1,6 @@
-"""The records of a job: `job.json`, `replicas/<name>.json`, `plan.json`, and the queue of a cluster.
+"""Define the records of a job: `job.json`, `replicas/<name>.json`, `plan.json`, `cancel.json`, and a host's `host.json`.
 
-Names are Cloud ML's (`projects.jobs`) if it has them.
+Keys have the names of Cloud ML's `projects.jobs` if it has such a key.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jobs.variables import JAX_COORDINATOR, MASTER_ADDR
 
 EVENTS_KEPT = 50
 STOP_FILE = "SCALETIER_STOP_FILE"
-"""The variable with the path of a file that exists once a program is to end: it holds the remaining seconds."""
+"""Environment variable with the path of a file; once the file exists, the program must end in the seconds that it holds."""
 RESTART_CODE = 42
-"""TensorFlow's own exit code for "start me again"."""
+"""TensorFlow's own exit code that requests a restart."""
 SERVERS = "ps"
 """The role whose replicas serve others and never end by themselves."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A restart: `seconds` from the end of the start before until it was up again, None until it is."""
+    """An event of a job or replica; for a restart, `seconds` are those from the end until it ran again, else None."""
 
     time: str
     cause: str
@@ -55,10 +55,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class UnsavedFiles(Record):
-    """Files that a replica wrote outside JOB_DIR, searched when its job has ended. Kept if the job wrote nothing to JOB_DIR.
+    """Files that a replica wrote outside JOB_DIR. The search runs when the job has ended.
 
-    `kept` names the files that are in JOB_DIR/left/<replica>/ now, `leftOut` those that were not kept, with their size or the
-    reason; both may be truncated. `error` says in one line why the search is incomplete.
+    If the job wrote nothing to JOB_DIR, the files are copied to JOB_DIR/left/<replica>/: `kept` names the copied ones,
+    `leftOut` the others, with their size or the reason. Both lists may be truncated. `error` is one line: why the
+    search is incomplete.
     """
 
     kind: ClassVar[str] = "the list of unsaved files"
@@ -76,19 +77,29 @@ class UnsavedFiles(Record):
 class ReplicaRecord(Record):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
 
-    `incarnation` and `heartbeatSeq` change with every heartbeat, which is how others tell that the host lives;
-    heartbeatTime is for people. exitCode is the shell's: 0 to 255 as the trainer exited, 128 + n if signal n killed it,
-    which `signal` then names. `killed` is True for a trainer that has ended, is to start again by the rules of
-    `hosts.agent.replica_rules`, and not by its host alone. outOfMemory is that of the trainer that ended last, memoryLimit the
-    bytes that it may have, and `terminationReason` what killed it. `preempted` says that its host was being taken back when
-    its unit was stopped, until a trainer starts again. `starts` counts all starts of the job's trainer here, lastStartTime
-    is that of the newest, startTime that of the first. `restarts` counts those of this attempt, `restartsUsed` those that
-    count against the limit, `faults` those of them that the program caused itself, which time does not give back,
-    `consecutiveFailures` the deaths in a row that were the same one at once, `crashLooping` says that there will be no
-    further restart. `lines` counts what the trainer printed. `usage` is its share of the host, None before the first
-    reading, and for an older version. `progress` is what its trainer reports. firstError is the first that its trainers
-    printed. facts are the chief's alone: what its host found for the manifest. `connections` lists its host's sockets
-    while it prints nothing. `unsaved` is None until the job has ended and its files were searched.
+    Attributes:
+        exitCode: the shell's: 0 to 255 if the trainer exited, 128 + n if signal n ended it; `signal` is then n.
+        killed: True if the trainer has ended and must start again (`hosts.agent.replica_rules`), but not by its host alone: the
+            leader decides, or the unit must start again.
+        outOfMemory: the trainer that ended last exceeded its memory; memoryLimit is its limit in bytes, if known.
+        terminationReason: what ended the last killed trainer.
+        preempted: its host was being preempted when its unit was stopped; reset by the next start.
+        starts: all starts of the job's trainer on this host; startTime is that of the first, lastStartTime of the last.
+        restarts: the restarts in this attempt.
+        restartsUsed: those of them that count against the limit; a long run resets it to `faults`.
+        faults: those of them that the program itself caused (`is_fault`); a long run does not reset it.
+        consecutiveFailures: how many times in a row it ended in the same way soon after its start.
+        crashLooping: it ended so too often; its host does not restart it.
+        lines: how many lines the trainer printed.
+        usage: its share of the host; None before the first reading, and in a record of an older version.
+        connections: its host's sockets, while the trainer prints nothing.
+        progress: what the trainer reported last.
+        incarnation: the agent that wrote the record. It and `heartbeatSeq` show others that the host is alive: one of them
+            changes with every heartbeat. heartbeatTime is for people.
+        firstError: the first error that its trainers printed.
+        facts: what the chief's host found for the manifest: versions, and the hash of the data (`hosts.agent.facts`). Empty in
+            the record of another replica.
+        unsaved: None until the job has ended and the search for such files is over.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -135,29 +146,34 @@ class ReplicaRecord(Record):
 
     @property
     def done(self) -> bool:
-        """True for a trainer that has done its work."""
+        """True if the trainer has finished its work: it exited with 0."""
         return self.state == ReplicaState.EXITED and self.exitCode == 0
 
     @property
     def status(self) -> int:
-        """Its exit status as `subprocess` has it: negative if a signal ended it."""
+        """The exit status in the form of `subprocess`: -n if signal n ended it."""
         return -self.signal if self.signal else self.exitCode or 0
 
 
 @dataclass(frozen=True)
 class JobRecord(HostAssignment, Record):
-    """`jobs/<id>/job.json`: written only by the holder of its lease, one version after the other.
+    """`jobs/<id>/job.json`, written only by the holder of its lease.
 
-    `candidates` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the
-    job is PREPARING (`jobs.queue`). hourlyCost is the price of these hosts in US dollars an hour when the job was made,
-    None if they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts
-    of the whole job from 0, `restartsUsed` those that count against the limit, `faults` those of them that its programs
-    caused. `lostReplicas` are those whose hosts are unresponsive, `droppedReplicas` the optional ones that the job
-    continues without. runSeconds is its time in RUNNING by its leaders' clocks. manifest is the short form of
-    manifest.json: package, cluster, versions, and data once the chief's host has hashed it. `steps` is the global step at
-    which its trainer is to end, None if neither its arguments nor its package say so. `progress` is that of its replicas
-    when the record was written last. `notification` is the target of its final report, None if there is none, and the
-    delivery.
+    Attributes:
+        hosts: the assigned hosts, once the job is PREPARING (`jobs.queue`).
+        candidates: maps each replica, the chief first, to the hosts that it may be assigned.
+        runSeconds: the time in RUNNING, on its leaders' clocks.
+        hourlyCost: the price of these hosts in US dollars an hour when the job was created; None if they have no price.
+        cost: their price from the job's start to its end; None before its end.
+        attempt: the number of the current start of the whole job, from 0.
+        restartsUsed: the restarts of the whole job that count against the limit.
+        faults: those of them that its programs caused.
+        lostReplicas: the replicas that are lost now (`lost` in `hosts.agent.job_rules`).
+        droppedReplicas: the optional replicas that the job continues without, until its next attempt.
+        steps: the global step at which its trainer ends; None if neither its arguments nor its package say so.
+        progress: the progress of its replicas when the record was written last.
+        notification: the target of the final report, and whether it was delivered; None if there is no target.
+        manifest: the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -203,7 +219,7 @@ class JobRecord(HostAssignment, Record):
     def to(self, state: JobState, **changes: Any) -> JobRecord:
         """Return this record in another state, with startTime, or endTime and cost, set.
 
-        A job that never started costs from its creation.
+        The cost of a job that never started is counted from its creation.
 
         Raises:
             TransitionError: the move is not in the table.
@@ -218,7 +234,7 @@ class JobRecord(HostAssignment, Record):
         return replace(self, state=state, **changes)
 
     def ended(self, why: str, cancelled: bool = False) -> JobRecord:
-        """Return this record at its end: FAILED, or CANCELLED if that is requested or under way."""
+        """Return this record in its final state: FAILED, or CANCELLED if `cancelled` is set or the job is CANCELLING."""
         if self.state is JobState.CANCELLING:
             return self.to(JobState.CANCELLED, errorMessage=why or self.errorMessage)
         if not cancelled:
@@ -238,10 +254,7 @@ class Task:
     environment: dict[str, str] = field(default_factory=dict)
 
     def with_addresses(self, addresses: Mapping[str, str]) -> Task:
-        """Return the task with replicas' addresses instead of names.
-
-        It replaces them in TF_CONFIG, MASTER_ADDR and JAX's coordinator.
-        """
+        """Return the task with addresses instead of replicas' names, in TF_CONFIG, MASTER_ADDR and JAX's coordinator."""
         if not addresses:
             return self
         config = json.loads(self.tfConfig)
@@ -259,24 +272,32 @@ class Task:
 class Plan(Record):
     """`jobs/<id>/plan.json`: all that the replicas of a job need to know, written by its submitter, once.
 
-    `replicas` names every replica of the job, the chief first: the order in which they would lead. `tasks` has their names in
-    place of addresses, as the hosts are assigned later, and `addresses` are those of all candidate hosts; `with_hosts` merges
-    the two. `hosts` maps each replica to its host; it is empty in the bucket. A `command` runs in that `folder` of the
-    package, in place of the module. `python` is that of the job's own runtime, empty for the hosts' Python. `data` are the
-    paths, directories or globs of the training data, which the chief's host hashes. `packageSha256` is that of the package's
-    archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else. With a `study`
-    each replica runs the program again and again, as trials. `optionalRoles` are the roles whose loss or repeated kill does
-    not end the job. With a restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
-
-    restartCodes are exit codes that count as a kill, permanentCodes those that never do (`hosts.agent.replica_rules`). By
-    successPolicy `chief` the job SUCCEEDED once the chief has, by `all` once every replica has that `decides`. Replicas that
-    still run then have gracePeriod seconds. By stopSignal `main` SIGTERM goes to a trainer's first process alone, by `all` to
-    each of its processes.
-
-    A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
-    for preparingSeconds and RUNNING for maxRunningTime seconds. A job that prints nothing for stallTimeout seconds
-    counts as killed. Of each replica's log logLimit bytes are kept. The leader reports the job's end to `notify`, a URL or a
-    command (`jobs.notification`); it is empty for no report. A leader keeps its lease for leaseSeconds without a heartbeat.
+    Attributes:
+        replicas: every replica of the job, the chief first; they lead in this order.
+        tasks: each replica's environment, with replicas' names instead of addresses, as hosts are assigned later.
+        packageSha256: the hash of the package's archive.
+        data: paths, directories or globs of the training data; the chief's host hashes it.
+        secrets: names of variables whose values `fab train` copied to the hosts; they are stored nowhere else.
+        study: in a tuning job, what to tune: each replica runs the program many times, as trials.
+        restartPolicy: `replica`: a killed replica restarts alone; `all`: a kill restarts the whole job.
+        optionalRoles: roles whose loss or repeated kill does not end the job: it continues without such a replica.
+        restartCodes: exit codes that count as a kill; permanentCodes never do (`hosts.agent.replica_rules`).
+        successPolicy: the job SUCCEEDED once its deciding replicas are done: with `chief` the chief, with `all` every
+            other replica, too, that is neither a server nor optional.
+        gracePeriod: seconds for replicas that still run when the deciding ones are done.
+        stopSignal: `main`: SIGTERM goes only to a trainer's first process; `all`: to each of its processes.
+        leaseSeconds: a leader loses its lease after this time without a renewal.
+        lostAfterSeconds: a host is lost after this time without a heartbeat.
+        maxWaitTime: seconds for which the job waits for a lost host.
+        maxRunningTime: seconds for which the job may be RUNNING.
+        stallTimeout: a job that prints nothing for these seconds restarts, as if it were killed.
+        preparingSeconds: seconds for which the job may be PREPARING.
+        logLimit: the bytes that are kept of each replica's log.
+        notify: the URL or command to which the leader reports the job's end (`jobs.notification`); empty for no report.
+        command: runs instead of `module`, in this `folder` of the package.
+        python: the Python of the job's own runtime; empty for the hosts' Python.
+        addresses: those of all candidate hosts, by host; `with_hosts` puts those of the assigned ones into `tasks`.
+        hosts: maps each replica to its host; empty in the bucket.
     """
 
     kind: ClassVar[str] = "plan.json"
@@ -321,24 +342,24 @@ class Plan(Record):
         return self.replicas[0]
 
     def is_optional(self, replica: str) -> bool:
-        """Return True if the job continues without this replica."""
+        """Return True if the job can continue without this replica: its role is optional, and it is not the chief."""
         return replica != self.chief and replica.rpartition("-")[0] in self.optionalRoles
 
     def decides(self, replica: str) -> bool:
-        """Return True for a replica that must finish its work for the job to be SUCCEEDED."""
+        """Return True if this replica is deciding: the job is SUCCEEDED once all such replicas are done."""
         everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_optional(replica)
         return replica == self.chief or everyone
 
     def is_server(self, replica: str) -> bool:
-        """Return True for a replica that serves others, and does not end by itself."""
+        """Return True if this replica serves others, and never ends by itself."""
         return replica.rpartition("-")[0] == SERVERS
 
     def stays_done(self, replica: str) -> bool:
-        """Return True for a replica that, once done, does not start again with the whole job."""
+        """Return True if this replica, once done, does not start again when the whole job restarts."""
         return not self.whole if self.successPolicy == "all" else replica == self.chief
 
     def with_hosts(self, hosts: Mapping[str, str]) -> Plan:
-        """Return this plan for a job with these hosts: each replica's address instead of its name.
+        """Return this plan with assigned hosts, and with addresses instead of replicas' names in its tasks.
 
         Raises:
             RecordError: a task's TF_CONFIG is invalid.
@@ -347,11 +368,11 @@ class Plan(Record):
         try:
             tasks = {name: task.with_addresses(addresses) for name, task in self.tasks.items()}
         except (ValueError, AttributeError, TypeError) as error:
-            raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
+            raise RecordError(f"plan.json has an invalid TF_CONFIG: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)
 
     def peers(self, replica: str) -> dict[str, str]:
-        """Return the names and addresses of the hosts that the job's other replicas have."""
+        """Return the addresses of the hosts of the job's other replicas, by host name."""
         others = ((host, self.address(other)) for other, host in self.hosts.items() if other != replica)
         return {host: address for host, address in others if address}
 
@@ -360,21 +381,21 @@ class Plan(Record):
         return self.addresses.get(self.hosts.get(replica, ""), "")
 
     def program(self, python: str) -> list[str]:
-        """Return the command and its arguments.
+        """Return the program's command line; `python` runs the module.
 
-        A command finds this `python` first on the trainer's PATH.
+        A `command` finds this Python first on the trainer's PATH.
         """
         return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property
     def whole(self) -> bool:
-        """True if a kill of one replica restarts all of them."""
+        """True if a kill of one replica restarts the whole job (restartPolicy `all`)."""
         return self.restartPolicy == "all"
 
 
 @dataclass(frozen=True)
 class CancelRequest(Record):
-    """`jobs/<id>/cancel.json`: a job ends if it exists; it has the requester and the optional reason."""
+    """`jobs/<id>/cancel.json`: if it exists, the leader cancels the job; it has the requester and an optional reason."""
 
     kind: ClassVar[str] = "cancel.json"
 
@@ -385,10 +406,10 @@ class CancelRequest(Record):
 
 @dataclass(frozen=True)
 class Power:
-    """Requests that start stopped hosts: a POST to a URL of `starts`, by host.
+    """URLs with which a host starts other, stopped hosts.
 
-    Its token is the answer to a GET of `token`. A GET of `preempted` answers TRUE on a host that is being preempted. Both are
-    sent with `headers`.
+    `starts` maps each host to a URL; a POST to it starts the host. A GET of `token` returns the token for that. A GET of
+    `preempted` returns TRUE if this host is being preempted. Both GETs are sent with `headers`.
     """
 
     starts: dict[str, str]
@@ -399,9 +420,9 @@ class Power:
 
 @dataclass(frozen=True)
 class HostFile(Record):
-    """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit.
+    """`/etc/scaletier/host.json`: this host's name and its access to the bucket, written together with the systemd unit.
 
-    `power` is None if no host can start another.
+    `power` is None if hosts cannot start each other.
     """
 
     kind: ClassVar[str] = "host.json"
@@ -414,5 +435,5 @@ class HostFile(Record):
 
 
 def with_events(events: list[Event], *new: Event) -> list[Event]:
-    """Return the list with more events; only the newest ones stay."""
+    """Return the list with more events, without all but the newest EVENTS_KEPT."""
     return [*events, *new][-EVENTS_KEPT:]

@@ -1,4 +1,4 @@
-"""The leader's work besides its own replica: it holds the job's lease and changes the record."""
+"""Lead a job: hold its lease and change its record."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
 
 _RANKS = 5
+"""Replicas of a higher rank in the plan wait as long as this one before they take the lease."""
 
 
 class Leader:
-    """Every replica has one; it acts only while its replica holds the lease.
+    """Lead a job while its own replica holds the job's lease; every replica has such an object.
 
-    The lease is free once the submitter has handed the job over, and falls free when its holder is silent; the replicas take
-    it in the order of the plan.
+    The lease is free once the submitter has handed the job over. It expires when its holder is silent. Then the replicas try to
+    take it, in the order of the plan.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Leader:
         now: Callable[[], str],
         starter: HostStarter | None = None,
     ) -> None:
-        """Prepare to lead a job; `starter` starts hosts that are off, if there is one."""
+        """Prepare to lead a job; `starter` starts hosts that are off, None if no host can be started."""
         self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
         self._starter = starter
         startable = starter.hosts if starter else frozenset()
@@ -51,35 +52,40 @@ class Leader:
     def may_take(self, job: JobRecord) -> bool:
         """Return True if there is no leader, or its lease has expired.
 
-        A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.queue_monitor`).
+        If the submitter still holds the lease but is silent, the queue monitor ends the job; the lease is not taken.
         """
         lease = job.lease
         silent = self._watch.observe("lease", lease)
         if lease.submitter:
             return False
         if lease.is_assigned_to(self._name):
-            return True  # an earlier incarnation of this replica, which has ended
-        patience = 0.0 if lease.free else self._plan.leaseSeconds
-        return silent >= patience + self._rank * self._plan.leaseSeconds / 2 / _RANKS
+            return True  # the lease names this replica, or an earlier incarnation of it, which has ended
+        expiry = 0.0 if lease.free else self._plan.leaseSeconds
+        return silent >= expiry + self._rank * self._plan.leaseSeconds / 2 / _RANKS
 
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
-        """Take the lease; Conflict if another replica was quicker."""
+        """Take the lease.
+
+        Raises:
+            Conflict: another replica was quicker.
+        """
         stored = self._ledger.change_job(job, job.record.with_holder(self._me))
         self._renewed()
         return stored
 
     def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
-        """Decide what is due and renew the lease if necessary; return the job's record.
+        """Apply the rules of `job_rules`, renew the lease if it is time, and return the job's record.
 
-        Conflict if the lease was taken over meanwhile: then nothing was changed.
+        Raises:
+            Conflict: another replica has taken the lease; nothing was changed.
         """
         record = job.record
         if record.state is JobState.RUNNING:
-            # The time in which this leader saw it run; the next leader continues from there.
+            # Add the time in which this leader saw the job run; the next leader continues from this sum.
             record = replace(record, runSeconds=round(record.runSeconds + self._watch.observe("runs", True), 3))
         hosts = list(self._plan.hosts.values())
-        moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
-        if moved:
+        hosts_changed = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
+        if hosts_changed:
             record = replace(record, hosts=hosts)  # the queue was corrupt, and was rebuilt since the job was submitted
         view = self._look(record, replicas, cancel_requested)
         new = decide(record, view)
@@ -90,7 +96,7 @@ class Leader:
                 new = replace(current, events=with_events(current.events, *(Event(view.now, line) for line in lines)))
         if record.final:
             self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
-        if new is None and not moved and self._clock() < self._renew_at:
+        if new is None and not hosts_changed and self._clock() < self._renew_at:
             return job
         new = new or record
         progress = of_job({n: r.progress for n, r in replicas.items()}, self._plan.chief, new.steps, not new.final)
@@ -102,7 +108,7 @@ class Leader:
         return stored
 
     def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
-        """Return True once every replica of an ended job has stopped, or the time limit is over."""
+        """Return True once every replica of an ended job has stopped, or the time for that is over."""
         view = self._look(job, replicas, False)
         return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)
 
@@ -110,6 +116,7 @@ class Leader:
         self._renew_at = self._clock() + self._plan.leaseSeconds / 3
 
     def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
+        """Return the leader's view; its durations are measured since this leader first saw a value."""
         watch, names = self._watch, self._plan.replicas
         silence = {
             n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None) for n in names

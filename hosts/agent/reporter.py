@@ -1,4 +1,4 @@
-"""One replica's exchange with its job, in its own thread: first its heartbeat, then the job's record."""
+"""Exchange one replica's state with its job, in a thread of its own: write its heartbeat, then read the job's record."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from jobs.states import JobState
 class HostProbes:
     """Functions by which the agent queries its host, and starts others; the defaults return nothing.
 
-    `usage` reads the trainer's resource usage, `connections` the state of the host's sockets by the names of its peers'
-    addresses, `preempted` whether the host is being preempted; `starter` creates a client that starts other hosts.
+    `usage` reads the trainer's resource usage. `connections` takes a map of peers' addresses to their names, and reads the
+    state of the host's sockets. `preempted` reads whether the host is being preempted. `starter` creates a client that starts
+    other hosts.
     """
 
     usage: Callable[[], Usage | None] = lambda: None
@@ -34,7 +35,10 @@ class HostProbes:
 
 
 class Reporter:
-    """Exchanges records between a supervisor and the bucket. A round may wait for the bucket; no thread waits for a round."""
+    """Exchange records between a supervisor and the bucket.
+
+    A round may wait for the bucket; no other thread waits for a round.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,8 @@ class Reporter:
     ) -> None:
         """Prepare to report a replica.
 
-        `version` is that of the record of an earlier incarnation, None if there is none; `notify` is as in HostSite.
+        `version` is that of the record which an earlier incarnation wrote to the bucket, None if there is none. `notify` is
+        that of HostSite.
         """
         plan, name = supervisor.assignment.plan, supervisor.assignment.name
         self._plan, self._name, self._incarnation, self._log = plan, name, incarnation, supervisor.assignment.log
@@ -66,43 +71,44 @@ class Reporter:
         self._epoch = 0
         self._job: JobRecord | None = None
         self.settled = False
-        """True once the job has ended, and this replica has nothing more to do for it."""
+        """True once the job has ended and this replica has nothing left to do for it."""
         self.due_at_once = False
-        """True while one step may lead to the next, so that the next round should come at once."""
+        """True if the job's state changed: the rules may change it again, so the next round should start at once."""
         self.follows_leader = False
-        """True while another replica leads the job, and monitors the queue."""
+        """True while another replica leads the job; that one monitors the queue."""
 
     @property
     def job(self) -> JobRecord | None:
-        """The job as it was last seen."""
+        """The job's record as it was last read; None before the first round."""
         return self._job
 
     @property
     def unpublished(self) -> bool:
-        """True while the replica's present record is not in the bucket."""
+        """True while the bucket does not have the replica's current record."""
         return self._published != self._supervisor.record
 
     def publish(self) -> None:
         """Write this replica's record if it changed or its heartbeat is due.
 
         Raises:
-            BucketError: the bucket fails.
+            BucketError: the bucket cannot be reached.
         """
         record = self._supervisor.record
         if self._published == record and self._clock() < self._heartbeat_at:
             return
         self._heartbeat_seq += 1
-        record_written = self._current(record)
+        new = self._with_status(record)
         try:
-            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
+            self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
         except Conflict:
-            # Our own last write, whose answer was lost, or one that an earlier incarnation of this replica had under way.
+            # Our own last write succeeded but its answer was lost, or a late write of an earlier incarnation came first.
             self._version = self._ledger.replica_version(self._plan.jobId, self._name)
-            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
+            self._version = self._ledger.write_replica(self._plan.jobId, new, self._version)
         self._published = record
         self._heartbeat_at = self._clock() + self._plan.heartbeatSeconds
 
-    def _current(self, record: ReplicaRecord) -> ReplicaRecord:
+    def _with_status(self, record: ReplicaRecord) -> ReplicaRecord:
+        """Return the record with the heartbeat, and with what changes all the time: lines, usage, progress, connections."""
         lines = self._supervisor.lines
         current = replace(
             record,
@@ -115,10 +121,10 @@ class Reporter:
         return replace(current, incarnation=self._incarnation, heartbeatSeq=self._heartbeat_seq)
 
     def round(self) -> None:
-        """Report, read, and lead if it is this replica's turn.
+        """Write this replica's record, read the job's, and lead the job if this replica holds or takes its lease.
 
         Raises:
-            BucketError or RecordError: the next round continues.
+            BucketError or RecordError: this round failed; the next one tries again.
         """
         self.due_at_once = False
         self.publish()
@@ -126,25 +132,25 @@ class Reporter:
         if stored is None:
             raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
         if stored.record.lease.epoch < self._epoch:
-            return  # a late answer: its writer has been overtaken
+            return  # an outdated answer: a later holder of the lease was seen already
         replicas: dict[str, ReplicaRecord] = {}
-        with suppress(Conflict):  # another replica was quicker: the next round reads that
+        with suppress(Conflict):  # another replica was quicker: the next round reads its change
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
                 stored = self._leader.take(stored)
             if self._leader.leads(stored.record):
                 replicas = self._replicas()
                 stored = self._lead(stored, replicas)
         self.follows_leader = not self._leader.leads(stored.record) and not stored.record.lease.submitter
-        self._follow(stored.record)
+        self._apply_job_state(stored.record)
         self._settle(stored, replicas)
         self._measure()
 
     def _measure(self) -> None:
-        """Read the trainer's usage after a round, in time for the next heartbeat: none waits for it."""
+        """Read the trainer's usage after a round, early enough for the next heartbeat, which so need not wait for it."""
         if self._clock() >= self._measure_at:
             self._usage = self._probes.usage()
-            lines, before = self._supervisor.lines, self._lines
-            quiet = lines == before and not self._supervisor.idle
+            lines = self._supervisor.lines
+            quiet = lines == self._lines and not self._supervisor.idle
             self._lines, self._connections = lines, self._probes.connections(self._peers) if quiet else []
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
@@ -152,7 +158,7 @@ class Reporter:
         """Return the records of all replicas of the job."""
         others = [name for name in self._plan.replicas if name != self._name]
         replicas = self._ledger.replicas(self._plan.jobId, others)
-        replicas[self._name] = self._current(self._supervisor.record)
+        replicas[self._name] = self._with_status(self._supervisor.record)
         return replicas
 
     def _lead(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> Stored[JobRecord]:
@@ -168,14 +174,18 @@ class Reporter:
                 self._log.write_message(event.cause, "WARNING")
         return stored
 
-    def _follow(self, job: JobRecord) -> None:
+    def _apply_job_state(self, job: JobRecord) -> None:
+        """Give the supervisor the job's attempt, and order its trainer to end if the job ends."""
         self._epoch = job.lease.epoch
         self._job = job
         ending = job.final or job.state is JobState.CANCELLING
         self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
 
     def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
-        """Finish with an ended job, after the order to end: an idle trainer may be about to restart."""
+        """Set `settled` once there is nothing left to do for an ended job.
+
+        Call it after `_apply_job_state`: without the order to end, an idle trainer could be about to restart.
+        """
         job = stored.record
         if not job.final or not self._supervisor.idle or self.unpublished:
             return
@@ -186,7 +196,7 @@ class Reporter:
         self.settled = True
 
     def _notified(self, stored: Stored[JobRecord]) -> bool:
-        """Return True once the job's end was reported, if configured, and its record has the result."""
+        """Return True once the result of the final report is in the job's record, or no report is configured."""
         job = stored.record
         if not self._plan.notify or (job.notification and job.notification.time):
             return True
@@ -195,7 +205,7 @@ class Reporter:
         try:
             self._ledger.change_job(stored, replace(job, notification=result))
         except Conflict:
-            return False  # the next round writes it into the record as it is then
+            return False  # the next round tries again with the new record
         failed = f"failed: {result.error}" if result.error else "done"
         self._log.write_message(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
         return True

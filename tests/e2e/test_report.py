@@ -124,7 +124,7 @@ def nine_replica_job(job_id: str, rate: float) -> JobEvidence:
             "cluster": {"scaleTier": "CUSTOM", "replicas": {"worker": 4}, "machineTypes": {"worker": "n1-highcpu-8"}},
             "versions": {"scaletier": "0.1.0", "tensorflow": "2.21.0"},
         },
-        events=[Event(moment(500), "evaluator-0 is heard of again")],
+        events=[Event(moment(500), "evaluator-0 sends heartbeats again")],
     )
     killed = [Event(moment(434), "killed by SIGKILL", 27.5)]
     replicas = [

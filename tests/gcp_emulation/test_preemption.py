@@ -101,7 +101,7 @@ def test_a_preempted_worker_is_restarted_and_trains(cloud: Cloud, cluster: Stack
     assert job.replica("worker-1")["restarts"] == 0, "the other worker never stopped"
     assert "this host is preempted" in job.log("worker-0")
     assert "worker-0 is being started" in job.causes
-    assert any(cause.startswith("worker-0 is preempted: its host is to be started again") for cause in job.causes)
+    assert any(cause.startswith("worker-0 is preempted: its host will be started") for cause in job.causes)
     job.wait_succeeded()
     assert job.replica("worker-0")["restarts"] == 1
 

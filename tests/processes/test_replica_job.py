@@ -257,7 +257,7 @@ def test_a_replica_that_never_starts_fails_the_job(make: Make) -> None:
     cluster = make(SLEEPS, "master-0", "worker-0", preparingSeconds=2)
     cluster.start("master-0")
     assert cluster.wait() == [0]
-    assert cluster.job.errorMessage == "The replica worker 0 is not up 2 s after the first replica."
+    assert cluster.job.errorMessage == "The replica worker 0 did not start within 2 s after the first one."
 
 
 def test_the_trainer_continues_without_the_bucket(make: Make) -> None:

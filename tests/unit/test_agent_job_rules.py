@@ -72,7 +72,7 @@ def test_the_chief_s_end_decides_though_others_fail() -> None:
 def test_replicas_that_failed_when_the_chief_succeeded_are_named() -> None:
     failed = (record("worker-0", "EXITED", 1), record("worker-1", "EXITED", 137), record("ps-0", "EXITED", 1))
     new = advance(job(droppedReplicas=["worker-1"]), view(CHIEF_DONE, *failed))
-    hint = "successPolicy: all makes the job depend on it"
+    hint = "set successPolicy: all if the job depends on it"
     assert [event.cause for event in new.events] == [f"worker-0 ended with status 1, and its work may be missing: {hint}"]
     optional = advance(job(), view(CHIEF_DONE, failed[1], plan=OPTIONAL_WORKERS))
     assert [event.cause for event in optional.events] == [
@@ -108,7 +108,7 @@ def test_working_replicas_get_a_grace_period_when_the_chief_ends() -> None:
     assert decide(updated, replace(snapshot, exited={"master-0": 29.9})) is None
     over = advance(updated, replace(snapshot, exited={"master-0": 30.0}))
     assert (over.state, over.errorMessage) == ("SUCCEEDED", "")
-    hint = "a longer gracePeriod, or successPolicy: all, waits for that"
+    hint = "to wait longer, set a longer gracePeriod, or successPolicy: all"
     assert over.events[-1].cause == f"worker-0 still worked when the job ended, and were stopped: {hint}"
 
 
@@ -417,14 +417,15 @@ def test_the_termination_reason(code: int, memory: bool, reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "limit", "hint"),
     [
-        ("ps-0", 2_000_000_000, "2.0 GB are too little: pulumi config has parameterServerType, and memory.ps for local hosts."),
-        ("worker-0", None, "its memory is too little: pulumi config has workerType, and memory.worker for local hosts."),
+        ("ps-0", 2_000_000_000, "2.0 GB: set a larger parameterServerType, or memory.ps for local hosts"),
+        ("worker-0", None, "its host has: set a larger workerType, or memory.worker for local hosts"),
     ],
 )
 def test_a_trainer_out_of_memory_has_a_remedy(name: str, limit: int | None, hint: str) -> None:
     ended = record(name, "EXITED", 1, outOfMemory=True, memoryLimit=limit, errorMessage="sh: 1: ffmpeg: not found")
-    sentence = f"The replica {name.replace('-', ' ')} exited with a non-zero status of 1, so. For this trainer {hint}"
-    assert exit_message(ended, ", so") == f"{sentence}\nsh: 1: ffmpeg: not found"
+    remedy = f"This trainer needs more memory than {hint}, by pulumi config, and run pulumi up."
+    sentence = f"The replica {name.replace('-', ' ')} exited with a non-zero status of 1, so."
+    assert exit_message(ended, ", so") == f"{sentence} {remedy}\nsh: 1: ffmpeg: not found"
 
 
 # A lost host, silence, and limits
@@ -450,18 +451,18 @@ def test_a_lost_replica_is_reported_once_and_its_return_too() -> None:
     new = advance(job(), lost)
     assert (new.state, new.lostReplicas) == ("RUNNING", ["ps-0"])
     assert new.events[-1].cause.startswith(
-        "ps-0 is lost, no heartbeat for 60 s: pulumi up brings it back, else the job is FAILED in 100 s"
+        "ps-0 is lost, no heartbeat for 60 s: run pulumi up to start its host, else the job is FAILED in 100 s"
     )
     assert decide(new, lost) is None
     back = advance(new, view())
-    assert (back.lostReplicas, back.events[-1].cause) == ([], "ps-0 is heard of again")
+    assert (back.lostReplicas, back.events[-1].cause) == ([], "ps-0 sends heartbeats again")
 
 
 def test_preparing_has_a_time_limit() -> None:
     up = view(plan=PLAN, in_state=300.1)
     up = replace(up, replicas={name: up.replicas[name] for name in NAMES[:2]})
     new = advance(job(JobState.PREPARING), up)
-    assert new.errorMessage == "The replicas worker 1, ps 0 are not up 300 s after the first replica."
+    assert new.errorMessage == "The replicas worker 1, ps 0 did not start within 300 s after the first one."
     assert decide(job(JobState.PREPARING), replace(up, in_state=300.0)) is None
 
 
@@ -640,7 +641,7 @@ def test_a_preempted_host_is_lost_at_once_and_started_once_it_stopped() -> None:
     preempted = record("worker-0", "EXITED", 143, preempted=True)
     snapshot = view(preempted, startable=NAMES)
     new = advance(job(), snapshot)
-    cause = "worker-0 is preempted: its host is to be started again, else the job is FAILED in 100 s"
+    cause = "worker-0 is preempted: its host will be started, else the job is FAILED in 100 s"
     assert (new.state, new.lostReplicas, new.events[-1].cause) == ("RUNNING", ["worker-0"], cause)
     assert to_start(new, snapshot) == []
     off = replace(snapshot, silence={"worker-0": 12.5})
@@ -693,4 +694,4 @@ def test_a_preparing_job_waits_longer_for_starting_hosts() -> None:
     assert decide(job(JobState.PREPARING), snapshot) is None
     assert advance(job(JobState.PREPARING), replace(snapshot, startable=())).state == "FAILED"
     too_long = advance(job(JobState.PREPARING), replace(snapshot, in_state=400.1))
-    assert too_long.errorMessage == "The replica ps 0 is not up 400 s after the first replica."
+    assert too_long.errorMessage == "The replica ps 0 did not start within 400 s after the first one."

@@ -434,7 +434,7 @@ def test_a_task_has_the_addresses_of_the_job_s_hosts() -> None:
     assert (placed.peers("master-0"), placed.peers("worker-0")) == ({"w0": "10.0.0.1"}, {"w1": "10.0.0.2"})
     damaged = replace(plan, tasks={"master-0": Task("no JSON")})
     for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
-        with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):
+        with pytest.raises(RecordError, match=r"plan\.json has an invalid TF_CONFIG"):
             replace(damaged, tasks={"master-0": Task(text)}).with_hosts({"master-0": "w1"})
     older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", environment)})
     assert older.with_hosts({"master-0": "master-0"}).tasks == older.tasks
