@@ -10,18 +10,22 @@ from jobs.firsterror import TRACEBACK, is_continuation
 
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
+"""The time between two logged states of a progress bar."""
 HALF_SECONDS = 1.0
+"""The time after which text without an end of line is logged as a line."""
 MESSAGE_SECONDS = 1.0
+"""A line continues the message before it only if it comes within this time."""
 RAISED_SECONDS = 0.05
+"""Lines that follow the last line of a traceback within this time are the rest of the exception's text."""
 
-# The most bytes that backspaces go back, which limits the cost of a line of them.
+# Backspaces can go back by this many bytes at most; it limits the time for a line with many of them.
 _REACH = 4096
-# A colour, which takes no room, a character of UTF-8, or an invalid byte.
+# A token of a line: a colour, which has no width; a character of UTF-8; or an invalid byte.
 _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
-# The end of the input so far, if it may continue: an end of a line, a colour, a character.
+# An unfinished token at the end of the input so far: an end of line, a colour or a character that the next bytes may complete.
 _BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
 _LONGEST_BEGUN = 64
-# A move of the cursor upwards, with the number of lines; and the sequences that move it otherwise, hide it, or erase.
+# The first moves the cursor up by a number of lines; the others move it up or elsewhere, hide it, or erase.
 _UP = re.compile(rb"\x1b\[(\d*)[AF]")
 _MOVES = re.compile(rb"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
 _MOST_ROWS = 100
@@ -48,9 +52,9 @@ _SEVERITY = {
     "error": "ERROR",
 }
 _TF_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# The levels, of 0 to 3, that enable remarks.
+# The levels of 0 to 3 with which TensorFlow prints its remarks.
 _TF_VERBOSE = ("0", "1")
-# Messages of TensorFlow's libraries while they load, before any level of logging applies.
+# Messages that TensorFlow's libraries print while they load, whatever the level of logging is.
 _TF_REMARKS = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ port\.cc:\d+\] oneDNN custom operations are on\."
@@ -62,7 +66,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 class OutputLine(NamedTuple):
-    """One line of a log; time is that of the message it belongs to, in seconds of the epoch."""
+    """One line of a log; time and severity are those of its message, the time in seconds since the epoch."""
 
     time: float
     severity: str
@@ -70,25 +74,26 @@ class OutputLine(NamedTuple):
 
 
 class Splitter:
-    """Splits bytes into lines, independently of the pieces in which they arrive, in bounded memory.
+    """Split bytes into lines in bounded memory. It does not matter in which pieces the bytes arrive.
 
-    Ends of lines are \\n and \\r\\n. A lone \\r redraws a progress bar, and \\b a part of it: it is logged every BAR_SECONDS,
-    and its last state at its end. Text without an end for HALF_SECONDS is a line, and the text that follows is
-    another. Several bars, one below the other, move the cursor up, as tqdm does: each of their rows is such a bar.
+    A line ends with \\n or \\r\\n. A lone \\r redraws a progress bar, \\b a part of it. A bar is logged every BAR_SECONDS, and
+    once more when it ends. Text without an end of line for HALF_SECONDS is logged as a line; what follows is another line. tqdm
+    draws several bars below each other by moving the cursor up: each of these rows is such a bar.
     """
 
     def __init__(self) -> None:
         self._rest = b""
         self._since = 0.0
         self._bar, self._bar_at = False, 0.0
-        self._line_begun = False  # whether the beginning of this line was one already
-        # Redrawn rows by their distance from the lowest; the cursor's; and True if an ended row may be ordinary output.
+        self._line_begun = False  # True if the beginning of this line was already logged as a line of its own
+        # The redrawn rows, by their distance from the lowest row.
         self._rows: dict[int, bytes] = {}
         self._rows_since = 0.0
-        self._up, self._doubtful = 0, False
+        self._up = 0  # the cursor's distance from the lowest row
+        self._doubtful = False  # True if the next row that ends may be ordinary output, not a bar
 
     def feed(self, data: bytes, now: float) -> Iterator[str]:
-        """Return the lines that end in these bytes."""
+        """Return the lines that end in these bytes, and due states of bars."""
         if not self._rest:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
@@ -106,7 +111,7 @@ class Splitter:
             self._line_begun = self._bar = False
             self._since = now
         rest = self._apply_moves(rest, now) if b"\x1b[" in rest else rest
-        # A last \r may be half of \r\n: it waits for what follows.
+        # A \r at the end may be half of \r\n: keep it until the next bytes arrive.
         before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
         if drawn_over or b"\b" in rest:
             self._begin_bar(now)
@@ -118,8 +123,8 @@ class Splitter:
             rest = rest[len(before) + 1 :]
         if b"\b" in rest:
             match = _BEGUN.search(rest, len(rest) - _LONGEST_BEGUN)
-            whole = match.start() if match else len(rest)
-            rest = _apply_backspaces(rest[:whole]) + rest[whole:]
+            end = match.start() if match else len(rest)
+            rest = _apply_backspaces(rest[:end]) + rest[end:]
         while len(rest) > LONGEST_LINE:
             cut = _boundary(rest)
             yield _text(rest[:cut])
@@ -129,20 +134,22 @@ class Splitter:
             yield from self.take_partial(now)
 
     def _row(self, line: bytes, now: float) -> Iterator[str]:
-        """Yield the end of a row above the lowest, unless it is a progress bar, which may continue."""
+        """Handle the end of a row above the lowest: yield it, unless it is a progress bar, which may be redrawn."""
         if line:
             drawn = self._bar or line.startswith(b"\r")
             if self._doubtful or not drawn:
                 yield from self._drawn_rows()
             if drawn:
                 self._draw(line, now)
-                self._doubtful = True  # tqdm moves to a lower row and comes back; otherwise other output followed the bar
+                self._doubtful = (
+                    True  # tqdm goes to a lower row and moves up again; if nothing moves up, other output follows the bar
+                )
             else:
                 yield from self._cut(line)
         self._up -= 1
 
     def _apply_moves(self, text: bytes, now: float) -> bytes:
-        """Draw the rows that the cursor leaves by moving up, and return the text after them."""
+        """Store the rows that the cursor leaves by moving up; return the text after the last move."""
         begin = 0
         for up in _UP.finditer(text):
             self._draw(text[begin : up.start()], now)
@@ -151,6 +158,7 @@ class Splitter:
         return text[begin:]
 
     def _draw(self, text: bytes, now: float) -> None:
+        """Store the cursor's row; a row without visible text is deleted."""
         if not self._rows:
             self._rows_since = now
         if visible := _visible(text, True):
@@ -159,20 +167,20 @@ class Splitter:
             self._rows.pop(self._up, None)
 
     def _drawn_rows(self) -> Iterator[str]:
-        """Yield the rows as they are now."""
+        """Yield the stored rows, from the top, and forget them."""
         rows, self._rows = self._rows, {}
         for _, row in sorted(rows.items(), reverse=True):
             yield from self._cut(row)
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until `take_partial` yields something, or None while no line is unfinished."""
+        """Return the seconds until `take_partial` yields something, or None if no line is unfinished."""
         waits = [self._rows_since + BAR_SECONDS] if self._rows else []
         if self._rest:
             waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
         return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
     def take_partial(self, now: float) -> Iterator[str]:
-        """Yield an unfinished line that has waited long enough; half a character waits on."""
+        """Yield an unfinished line or bar that has waited long enough; bytes of an unfinished character wait on."""
         if self.due(now) != 0.0:
             return
         if now >= self._rows_since + BAR_SECONDS:
@@ -183,13 +191,13 @@ class Splitter:
         if self._bar or self._rest.endswith(b"\r"):
             self._bar, self._bar_at = True, now
         visible = _visible(self._rest, self._bar)
-        whole = visible[: len(visible) - _unfinished(visible)]
-        if whole:
-            yield from self._cut(whole)
-            self._rest, self._line_begun = visible[len(whole) :], True
+        complete = visible[: len(visible) - _unfinished(visible)]
+        if complete:
+            yield from self._cut(complete)
+            self._rest, self._line_begun = visible[len(complete) :], True
 
     def end(self) -> Iterator[str]:
-        """Return the line without an end."""
+        """Yield what is left when the output ends: bars, and a line without an end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         yield from self._drawn_rows()
         if rest:
@@ -200,6 +208,7 @@ class Splitter:
             self._bar, self._bar_at = True, now
 
     def _cut(self, line: bytes) -> Iterator[str]:
+        """Yield a line as text, in several lines if it is longer than LONGEST_LINE."""
         while len(line) > LONGEST_LINE:
             cut = _boundary(line)
             yield _text(line[:cut])
@@ -208,11 +217,11 @@ class Splitter:
 
 
 class Messages:
-    """Finds the message that each line belongs to, for its time and severity.
+    """Find the message that each line belongs to, for its time and severity.
 
-    Python does not mark where a message ends. So a line without a severity of its own continues the one before
-    when it comes soon and is indented or empty, when a traceback still waits for its exception, and when it comes right
-    after that exception, whose text may have many lines.
+    Python does not mark the end of a message. So a line without a severity of its own continues the message before it if it
+    comes within MESSAGE_SECONDS and one of these is true: it is indented or empty; it is part of a traceback; it comes within
+    RAISED_SECONDS after the traceback's exception, whose text may have many lines.
     """
 
     def __init__(self) -> None:
@@ -241,7 +250,7 @@ class Messages:
         if pause > MESSAGE_SECONDS:
             return False
         if traceback:
-            # logging.exception writes its message first; one exception leads to the next.
+            # logging.exception writes its message first; a chained exception has several tracebacks.
             logged = self._first.severity in ("ERROR", "CRITICAL") and not TRACEBACK.match(self._first.message)
             return self._chained or logged
         if severity is not None:
@@ -250,7 +259,7 @@ class Messages:
 
 
 def severity_of(text: str) -> str | None:
-    """Return DEBUG, INFO, WARNING, ERROR or CRITICAL by the line itself; None if it has none."""
+    """Return DEBUG, INFO, WARNING, ERROR or CRITICAL if the line itself has a severity; else None."""
     for mark in _MARKS:
         if match := mark.match(text):
             return _SEVERITY.get(match[1], match[1])
@@ -263,7 +272,7 @@ def is_quiet(environment: Mapping[str, str]) -> bool:
 
 
 def is_remark(line: str) -> bool:
-    """Return True for a useless message of TensorFlow's libraries."""
+    """Return True for a message that TensorFlow's libraries print at each start and that does not help users."""
     return _TF_REMARKS.match(line) is not None
 
 
@@ -274,13 +283,13 @@ def _text(line: bytes) -> str:
 
 
 def _visible(line: bytes, bar: bool) -> bytes:
-    """Return a line as a terminal shows it: its last state; of a bar without padding spaces."""
+    """Return a line as a terminal shows it: after its last redraw, and without the padding of a redrawn line."""
     _, drawn_over, last = line.removesuffix(b"\r").rpartition(b"\r")
     return _apply_backspaces(last).rstrip(b"\b ") if bar or drawn_over or b"\b" in last else last
 
 
 def _apply_backspaces(line: bytes) -> bytes:
-    """Apply the backspaces in a line. Those at its end stay, as they say where the next character goes."""
+    """Apply the backspaces in a line. Those at its end are kept: they say where the next character is drawn."""
     first = line.find(b"\b")
     if first < 0:
         return line
@@ -299,7 +308,7 @@ def _apply_backspaces(line: bytes) -> bytes:
 
 
 def _unfinished(text: bytes) -> int:
-    """Return the number of bytes at the end that begin a character of UTF-8."""
+    """Return the number of bytes at the end that are the beginning of an incomplete UTF-8 character."""
     for length in range(1, min(4, len(text) + 1)):
         first = text[-length]
         if first & 0xC0 != 0x80:
@@ -308,7 +317,7 @@ def _unfinished(text: bytes) -> int:
 
 
 def _boundary(line: bytes) -> int:
-    """Return where to cut so that no character of UTF-8 is cut in two."""
+    """Return the place, at most LONGEST_LINE, at which a cut does not divide a UTF-8 character."""
     cut = LONGEST_LINE
     while cut > LONGEST_LINE - 4 and line[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -1,4 +1,4 @@
-"""Run a shard through the model: each instance gives a line, or an error."""
+"""Run the records of a shard through the model: each gives a line of output, or an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = 128
 
 
 class ShardPredictor:
-    """A signature of a model; RestError if there is none of that name."""
+    """Predict with one signature of a model; RestError if the model has none of that name."""
 
     def __init__(self, run: Callable[[str, Arrays], Arrays], signatures: Mapping[str, Signature], name: str) -> None:
         self._run, self._name = run, name
@@ -24,14 +24,18 @@ class ShardPredictor:
 
     @property
     def takes_key(self) -> bool:
-        """True if the model takes the number of a record."""
+        """True if the signature has an integer input `key`: it takes the record's number in the whole input."""
         key = self._signature.inputs.get(KEY)
         return key is not None and key.dtype is not None and np.dtype(key.dtype).kind in "iu"
 
     def predict(self, records: Iterator[bytes], as_lines: bool, key: int, errors: list[dict[str, Any]]) -> Iterator[bytes]:
-        """Yield an output line for each record, or line of JSON, of a shard; add those that fail to `errors`.
+        """Yield a line of output for each record of a shard that has a result; add the others to `errors`.
 
-        An error has its line number in the shard, from 1; `key` is the first record's number in the input.
+        Args:
+            records: the shard's records: TFRecords, or lines of JSON if `as_lines` is set.
+            as_lines: skip empty lines, and parse the others as JSON.
+            key: the number of the shard's first record in the whole input.
+            errors: gets a line number in the shard, from 1, and a reason for each record without a result.
         """
         waiting: list[tuple[int, Any]] = []
         for number, record in enumerate(records):
@@ -56,7 +60,7 @@ class ShardPredictor:
                 yield result + b"\n"
 
     def _results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
-        """Return each instance's result; if some are refused, halve the batch to find them."""
+        """Return each instance's result or error. If a batch is refused, halve it to find the instances that cause it."""
         if not instances:
             return []
         try:

@@ -1,6 +1,6 @@
-"""The input files: their kind, their size, and the records of a shard.
+"""Read the input files: detect their kind and size, and yield the records of a shard.
 
-TensorFlow reads them, from any bucket.
+TensorFlow reads the files, so they may be in any bucket that it supports.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from hosts.serving.saved import tensorflow
 
 T = TypeVar("T")
 Record = tuple[int, int, bytes | None]
-"""The byte at which a record begins, the one behind it, and its content; None at the end of the file."""
+"""The byte at which a record begins, the byte after its end, and its content; None instead of content ends the file."""
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
-# Bytes of a TFRecord: length and its checksum, and the data's checksum behind the data. Source: TensorFlow, record_writer.h.
+# Bytes of a TFRecord: the length, its checksum, the data, the data's checksum. Source: TensorFlow, record_writer.h.
 _LENGTH, _LENGTH_CRC, _DATA_CRC = 8, 4, 4
 _BLOCK = 65_536
 _MOST_PACKED = 1032
-"""The most bytes that gzip makes of one."""
+"""One byte of gzip unpacks to at most this many bytes."""
 _ENDED_EARLY = "cannot be read from here on"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds between the attempts to read, for short failures."""
+"""Seconds between attempts to read, for failures that pass."""
 
 
 class UnreadableError(Exception):
-    """A file that cannot be read: one line, and whether a retry may succeed.
+    """Report a file that cannot be accessed, in one line; `passing` is True if a later attempt may succeed.
 
-    It is no statement about the file's content.
+    Damaged content is no such error: it is reported by `Count.damage` and `InputFile.damage`.
     """
 
     def __init__(self, path: str, error: Exception) -> None:
         super().__init__(f"{path} cannot be read: {why(error)}")
         errors = tensorflow().errors
-        lasting = (errors.NotFoundError, errors.PermissionDeniedError, errors.UnauthenticatedError)
-        wrong = (errors.InvalidArgumentError, errors.FailedPreconditionError, errors.UnimplementedError)
-        self.passing = not isinstance(error, (*lasting, *wrong))
+        permanent = (errors.NotFoundError, errors.PermissionDeniedError, errors.UnauthenticatedError)
+        invalid = (errors.InvalidArgumentError, errors.FailedPreconditionError, errors.UnimplementedError)
+        self.passing = not isinstance(error, (*permanent, *invalid))
 
 
 class _ShorterError(Exception):
-    """A file has fewer bytes than it had."""
+    """A file has fewer bytes than when it was inspected."""
 
 
 def detect_kind(head: bytes) -> tuple[bool, bool]:
-    """Return whether a file with this head has TFRecords, not lines, and whether it is in gzip.
+    """Return whether a file with this head has TFRecords instead of lines, and whether it is compressed with gzip.
 
-    A TFRecord begins with its length in eight bytes, of which the last are 0; no text has a 0. Source: TensorFlow, tf_record.
+    A TFRecord begins with its length in eight bytes; the last of them are 0, and text has no 0. Source: TensorFlow, tf_record.
 
     Raises:
-        ValueError: it is corrupt.
+        ValueError: the gzip data is damaged.
     """
     packed = head.startswith(_GZIP)
     try:
         begin = zlib.decompressobj(wbits=31).decompress(head, 8) if packed else head[:8]
     except zlib.error as error:
-        raise ValueError(f"is broken: {error}") from None
+        raise ValueError(f"its gzip data is damaged: {error}") from None
     return b"\0" in begin, packed
 
 
@@ -72,7 +72,7 @@ def inspect_file(path: str) -> InputFile:
     """Return a file with its kind and size.
 
     Raises:
-        UnreadableError: it cannot be read for half a minute.
+        UnreadableError: it cannot be accessed, even after retries for half a minute.
     """
 
     def read() -> InputFile:
@@ -84,7 +84,7 @@ def inspect_file(path: str) -> InputFile:
                 return InputFile(path, damage=_describe(error))
             if packed and size >= 4:
                 opened.seek(size - 4)
-                # Of the last part of the file, modulo 4 GiB: RFC 1952.
+                # gzip stores the unpacked size modulo 4 GiB, and only of the file's last member: RFC 1952. It is a hint.
                 size = min(int.from_bytes(opened.read(4), "little"), _MOST_PACKED * size)
             return InputFile(path, size, records, packed)
 
@@ -92,7 +92,7 @@ def inspect_file(path: str) -> InputFile:
 
 
 class InputReader:
-    """Reads shards in their order; a file in gzip is unpacked once for all of them."""
+    """Read shards in their order; so a gzip file is unpacked only once for all of them."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -101,10 +101,10 @@ class InputReader:
         self._at: int
         self._end: int
         self.count: Count
-        """The records of the last shard, once it was read to its end."""
+        """The count of the last shard that was read; set once `read` has yielded its last record."""
 
     def read(self, file: InputFile, shard: Shard) -> Iterator[bytes]:
-        """Yield the records of a shard, or its lines without their ends, up to damage.
+        """Yield the records of a shard, or its lines without line ends; stop at damage, and report it in `count`.
 
         Raises:
             UnreadableError: as by `inspect_file`.
@@ -121,7 +121,7 @@ class InputReader:
                     self._at, self._ahead = begin, record
                     break
                 self._at, self._ahead = end, None
-                if begin >= shard.start:  # otherwise it is another replica's
+                if begin >= shard.start:  # an earlier one belongs to the shard before
                     start = begin if start is None else start
                     number += 1
                     yield content
@@ -142,7 +142,7 @@ class InputReader:
 
 
 def _retry(path: str, read: Callable[[], T]) -> T:
-    """Read, again and again if that fails, but not if the content is damaged."""
+    """Call `read` until it succeeds, up to six times; raise at once if the content is damaged."""
     for pause in (*_PAUSES, None):
         try:
             return read()
@@ -156,15 +156,15 @@ def _retry(path: str, read: Callable[[], T]) -> T:
 
 
 def _damages(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the errors that mean damage of a file's content, and `more`; all others concern the access to it."""
+    """Return the types of errors that mean damaged content, and `more`. All others mean that the access failed."""
     errors = tensorflow().errors
     return (*more, errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
 
 def records(file: InputFile, start: int) -> Iterator[Record]:
-    """Yield a file's records, or its lines without their ends, that begin at a byte or behind it, and its end.
+    """Yield the records, or lines without line ends, that begin at byte `start` or later; the last item marks the file's end.
 
-    Raises an error for damage.
+    Damaged content raises one of the errors of `_damages`.
     """
     for begin, end, content in _tfrecords(file, start) if file.records else _lines(file, start):
         if begin >= start:
@@ -172,7 +172,7 @@ def records(file: InputFile, start: int) -> Iterator[Record]:
 
 
 class _Bytes(io.RawIOBase):
-    """The bytes of a TensorFlow file; its own line reader drops each \\r."""
+    """Provide the bytes of a TensorFlow file for Python's line reader; TensorFlow's own drops each \\r."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
@@ -197,7 +197,7 @@ def _lines(file: InputFile, start: int) -> Iterator[Record]:
             yield byte, byte + len(line), line.removesuffix(b"\n").removesuffix(b"\r")
             byte += len(line)
         if byte < file.size and not file.packed:
-            raise _ShorterError(f"it was changed, and has {byte} bytes where it had {file.size}")
+            raise _ShorterError(f"it has changed: it has {byte} bytes and had {file.size}")
         yield byte, byte, None
 
 
@@ -208,8 +208,8 @@ def _tfrecords(file: InputFile, start: int) -> Iterator[Record]:
             end = byte + _LENGTH + _LENGTH_CRC + len(record) + _DATA_CRC
             yield byte, end, record
             byte = end
-        if byte < file.size:  # TensorFlow takes a file that is cut between two records for a whole one
-            raise _ShorterError(f"it is cut, and has {byte} bytes without gzip where it had {file.size}")
+        if byte < file.size:  # TensorFlow does not notice if a file was truncated between two records
+            raise _ShorterError(f"it is truncated: it has {byte} bytes after unpacking and had {file.size}")
         yield byte, byte, None
         return
     reader = tensorflow().record_io.RandomRecordReader(file.path)
@@ -218,14 +218,14 @@ def _tfrecords(file: InputFile, start: int) -> Iterator[Record]:
         try:
             record, end = reader.read(byte)
         except IndexError:
-            raise _ShorterError(f"it was changed, and has {byte} bytes where it had {file.size}") from None
+            raise _ShorterError(f"it has changed: it has {byte} bytes and had {file.size}") from None
         yield byte, end, record
         byte = end
     yield byte, byte, None
 
 
 def _first(file: InputFile, reader: Any, start: int) -> int:
-    """Return the byte of the first whole TFRecord at a byte or behind it, or the file's size if there is none."""
+    """Return the byte at which the first complete TFRecord at `start` or later begins; the file's size if there is none."""
     head = _LENGTH + _LENGTH_CRC
     with tensorflow().file_io.FileIO(file.path, "rb") as opened:
         opened.seek(start)
@@ -235,7 +235,7 @@ def _first(file: InputFile, reader: Any, start: int) -> int:
             for place in map(int, _heads(block)):
                 begin, length = byte + place, int.from_bytes(block[place : place + _LENGTH], "little")
                 if begin + head + length + _DATA_CRC > file.size:
-                    continue  # eight bytes of data and their checksum look like a head, too
+                    continue  # data can look like a head by chance, or contain a TFRecord
                 with contextlib.suppress(*_damages(IndexError)):
                     reader.read(begin)
                     return begin
@@ -245,7 +245,7 @@ def _first(file: InputFile, reader: Any, start: int) -> int:
 
 
 def _heads(block: bytes) -> Any:
-    """Return the places at which eight bytes are followed by their checksum, as in the head of a TFRecord."""
+    """Return the places in a block at which eight bytes are followed by their checksum: possible heads of TFRecords."""
     if len(block) < _LENGTH + _LENGTH_CRC:
         return ()
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(block, np.uint8), _LENGTH + _LENGTH_CRC)
@@ -265,5 +265,5 @@ def _describe(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """Return the line of an error of TensorFlow."""
+    """Return the message of a TensorFlow error as one line."""
     return str(getattr(error, "message", error)).partition("\n")[0].partition(" [Op:")[0].strip()

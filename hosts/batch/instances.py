@@ -1,6 +1,6 @@
-"""Parse a line or a record of the input into an instance for the server.
+"""Parse a line or a record of the input into an instance, as in a request to a model server.
 
-Raises RestError if it holds none.
+A line or record that is not an instance raises RestError.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hosts.serving.signatures import Signature, Tensor
 
 _RAW = "_raw"
 KEY = "key"
+"""The name of an input that gets the record's number in the whole input."""
 
 
 def of_line(line: bytes) -> Any:
@@ -28,11 +29,11 @@ def of_line(line: bytes) -> Any:
 
 
 def of_record(record: bytes, signature: Signature, key: int) -> Any:
-    """Return the features of a tf.train.Example that are named as inputs, in their shapes.
+    """Return the features of a tf.train.Example that have the names of inputs, in the inputs' shapes; ignore others.
 
-    Others are ignored. A missing input of numbers is read from the bytes NAME_raw, one an element, as images are kept:
-    unchanged for whole numbers, scaled to 0 to 1 for others. `key` is the record's number, for a signature that takes a `key`
-    if the record has none. A signature with one input of texts gets the record itself if no feature has its name.
+    A missing numeric input is read from NAME_raw, one byte per element, as images are stored: integers unchanged, floats
+    divided by 255. A missing integer input `key` gets `key`, the record's number in the whole input. If the only input has
+    strings, and no feature has its name, it gets the record itself.
     """
     inputs = signature.inputs
     try:
@@ -61,7 +62,7 @@ def _values(feature: Any) -> list[Any]:
 
 
 def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
-    """Return the elements of one value of bytes as numbers of that kind; other values unchanged."""
+    """Return the bytes of a single bytes value as numbers of that kind; return any other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
     elements = np.frombuffer(values[0], np.uint8)
@@ -69,9 +70,9 @@ def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
 
 
 def _shaped(values: Any, tensor: Tensor) -> Any:
-    """Return the values in the input's shape without its first dimension.
+    """Return the values in the input's shape without its first dimension, which is that of the batch.
 
-    Values of another size stay flat; a later check refuses them.
+    Values that do not fit the shape stay flat; a later check refuses them.
     """
     shape = [-1 if size is None else size for size in (tensor.shape or (None, None))[1:]]
     elements = math.prod(size for size in shape if size >= 0)

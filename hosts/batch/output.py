@@ -1,11 +1,11 @@
-"""The output folder: results, errors, metrics, and the progress, each file written atomically.
+"""Read and write the output folder: results, errors, metrics and progress. Each file is written atomically.
 
 | file | content |
 |---|---|
 | `prediction.results-00000-of-00020` | a line for each instance of a shard |
 | `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
-| `metrics.json` | the numbers of both; it comes last |
-| `.parts/plan.json` | the input files, by the chief |
+| `metrics.json` | the counts of both; it is written last |
+| `.parts/plan.json` | the input files as the chief inspected them |
 | `.parts/counts-0.json` | record counts of a replica's shards, if the model takes record numbers |
 | `.parts/00000.json` | the outcome of a shard that is done |
 """
@@ -29,7 +29,7 @@ _PLAN = f"{_PARTS}/plan.json"
 
 
 class BatchError(Exception):
-    """An end without predictions: one line, and the exit code."""
+    """Report in one line why there are no predictions, with the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class BatchError(Exception):
 
 
 class PredictionOutput:
-    """A folder, of a file system or of a bucket such as `gs://name/path`."""
+    """Access the output folder, which may be in a bucket, such as `gs://name/path`."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder.rstrip("/")
@@ -50,18 +50,18 @@ class PredictionOutput:
         """Return the input files, or None if the chief has not inspected them yet."""
         return self._read_list(_PLAN, InputFile)
 
-    def keep_plan(self, files: Sequence[InputFile]) -> None:
+    def write_plan(self, files: Sequence[InputFile]) -> None:
         self._write(_PLAN, [json.dumps([asdict(file) for file in files]).encode()])
 
     def counts(self, rank: int) -> list[Count] | None:
-        """Return the records of a replica's shards, or None if it has not counted them yet."""
+        """Return the counts of a replica's shards, or None if it has not counted its records yet."""
         return self._read_list(_counts(rank), Count)
 
-    def keep_counts(self, rank: int, counts: Sequence[Count]) -> None:
+    def write_counts(self, rank: int, counts: Sequence[Count]) -> None:
         self._write(_counts(rank), [json.dumps([asdict(count) for count in counts]).encode()])
 
-    def done(self, shard: Shard) -> ShardOutcome:
-        """Return the outcome of a shard that is done."""
+    def outcome(self, shard: Shard) -> ShardOutcome:
+        """Return the outcome of a shard that is done; FileNotFoundError if it is not."""
         content = self._read(_part(shard))
         if content is None:
             raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
@@ -69,63 +69,63 @@ class PredictionOutput:
         return ShardOutcome(**{**data, "count": Count(**data["count"])})
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
-        """Return the shards to do; none if all were done and merged."""
+        """Return the shards that are not done; an empty list if all were done and merged, and `.parts` was deleted."""
         try:
-            there = set(self._io.list_directory_v2(f"{self._folder}/{_PARTS}"))
+            done = set(self._io.list_directory_v2(f"{self._folder}/{_PARTS}"))
         except tensorflow().errors.NotFoundError:
             return []
-        return [shard for shard in shards if _part(shard).rpartition("/")[2] not in there]
+        return [shard for shard in shards if _part(shard).rpartition("/")[2] not in done]
 
-    def keep_results(self, shard: Shard, lines: Iterable[bytes]) -> None:
-        """Write the results of a shard; the name is as in Cloud ML."""
+    def write_results(self, shard: Shard, lines: Iterable[bytes]) -> None:
+        """Write the results of a shard to a file with Cloud ML's name."""
         self._write(f"prediction.results-{shard.number:05d}-of-{shard.total:05d}", lines)
 
-    def keep_done(self, shard: Shard, done: ShardOutcome) -> None:
-        """Record a shard as done; call it after `keep_results`.
+    def write_outcome(self, shard: Shard, outcome: ShardOutcome) -> None:
+        """Write the outcome of a shard, which marks it as done; call it after `write_results`.
 
-        If the process is killed in between, the shard is done again, with the same result.
+        If the process is killed in between, the shard is predicted again, with the same result.
         """
-        self._write(_part(shard), [json.dumps(asdict(done)).encode()])
+        self._write(_part(shard), [json.dumps(asdict(outcome)).encode()])
 
     @property
     def metrics(self) -> dict[str, int] | None:
-        """Counts of `instances` and `errors`, once all is done."""
+        """The counts `instances` and `errors`; None until all shards are merged."""
         content = self._read(METRICS)
         return None if content is None else dict(json.loads(content))
 
     def finish(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> dict[str, int]:
         """Merge the outcomes of all shards, in their order, and return the counts.
 
-        Results behind damage are dropped: their line and record numbers are unknown.
+        Results after a damaged place in a file are discarded, because their line and record numbers are unknown.
 
         Raises:
             BatchError: no file has a record.
         """
-        metrics, records, first = {"instances": 0, "errors": 0}, 0, "all is empty"
+        metrics, records, first_error = {"instances": 0, "errors": 0}, 0, "all input files are empty"
 
         def errors() -> Iterator[bytes]:
-            nonlocal records, first
+            nonlocal records, first_error
             tally = Tally()
             for shard in shards:
-                path, outcome = files[shard.file].path, self.done(shard)
+                path, outcome = files[shard.file].path, self.outcome(shard)
                 valid, damage = tally.add(shard, outcome.count)
                 if valid:
                     line, errors = tally.line - outcome.count.records, outcome.errors
                     records += outcome.count.records
                     metrics["instances"] += outcome.instances
                 else:
-                    self.keep_results(shard, ())
+                    self.write_results(shard, ())
                     line, errors = tally.line, [{"line": 1, "error": damage}] if damage else []
                 if errors and not metrics["errors"]:
-                    first = f"{path} {errors[0]['error']}"
+                    first_error = f"{path} {errors[0]['error']}"
                 metrics["errors"] += len(errors)
                 for error in errors:
-                    whole = {"file": path, "line": line + error["line"], "error": error["error"]}
-                    yield json.dumps(whole, ensure_ascii=False).encode() + b"\n"
+                    report = {"file": path, "line": line + error["line"], "error": error["error"]}
+                    yield json.dumps(report, ensure_ascii=False).encode() + b"\n"
 
         self._write(ERRORS, errors())
         if not records:
-            raise BatchError(f"nothing could be read: {first}")
+            raise BatchError(f"nothing could be read: {first_error}")
         self._write(METRICS, [json.dumps(metrics).encode()])
         return metrics
 
@@ -147,13 +147,13 @@ class PredictionOutput:
             return None
 
     def _write(self, name: str, pieces: Iterable[bytes]) -> None:
-        path, part = f"{self._folder}/{name}", f"{self._folder}/{_PARTS}/.{name.rpartition('/')[2]}.{os.getpid()}"
+        path, partial = f"{self._folder}/{name}", f"{self._folder}/{_PARTS}/.{name.rpartition('/')[2]}.{os.getpid()}"
         self._io.recursive_create_dir_v2(f"{self._folder}/{_PARTS}")
-        with self._io.FileIO(part, "wb") as file:
+        with self._io.FileIO(partial, "wb") as file:
             file.write(b"")  # creates the file even if there are no pieces
             for piece in pieces:
                 file.write(piece)
-        self._io.rename_v2(part, path, overwrite=True)
+        self._io.rename_v2(partial, path, overwrite=True)
 
 
 def _counts(rank: int) -> str:

@@ -1,6 +1,6 @@
-"""The request of a batch prediction: a file of the package.
+"""Read and write the request of a batch prediction: a file in the job's package.
 
-So every replica, and every start of one, has the same.
+So every replica, and every restart of one, has the same request.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ FILE = "hosts/batch/request.json"
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs and the model.
+    """The inputs and the model of a batch prediction.
 
-    `inputs` are files as the hosts see them, in order; `files` are the model's, each path in its folder with its SHA-256.
+    `inputs` are the paths of the input files on the hosts, in order. `files` maps each path in the model's folder to its
+    SHA-256.
     """
 
     inputs: tuple[str, ...]
@@ -33,5 +34,5 @@ class Request:
 
     @classmethod
     def of_package(cls) -> Request:
-        """Return the request of the package with this module."""
+        """Return the request in the package that contains this module."""
         return cls.from_json((Path(__file__).resolve().parents[2] / FILE).read_bytes())

@@ -1,4 +1,4 @@
-"""The shards of the input: pure functions of the files' sizes, so that all replicas compute the same."""
+"""Divide the input into shards: pure functions of the files' sizes, so all replicas compute the same shards."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# More than one a replica, so that a restarted one has little to do over again.
+# The shards of a replica; more than one, so that a restarted replica repeats only a part of its work.
 PER_REPLICA = 4
 _ENDLESS = 2**62
-_NOT_JOINED = "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
+_NOT_JOINED = (
+    "cannot be read from here on: it is damaged, it changed after the scan, or a record contains TFRecords (then gzip the file)"
+)
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input: TFRecords, or lines, perhaps in gzip.
+    """A file of the input.
 
     Attributes:
-        size: bytes, without gzip.
-        damage: why nothing of it can be read.
+        size: its bytes, after unpacking; only a hint for a gzip file.
+        records: True if it has TFRecords, False if it has lines.
+        packed: True if it is compressed with gzip.
+        damage: why nothing of it can be read; empty if it can.
     """
 
     path: str
@@ -30,7 +34,10 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Shard:
-    """The records that begin at the bytes from `start` to `end` of a file, one of `total` shards; numbers are from 0."""
+    """The records that begin in the bytes from `start` to before `end` of a file.
+
+    `number`, from 0, is that of this shard of `total`; `file` is the index of the file in the input.
+    """
 
     number: int
     total: int
@@ -43,15 +50,15 @@ def cut(files: Sequence[InputFile], replicas: int) -> list[Shard]:
     """Cut the files into about PER_REPLICA shards per replica.
 
     Each byte is in one shard, in order, and no shard spans two files. An empty file has a shard, too. The last shard of a gzip
-    file has no end, as the file's size is only a hint.
+    file is unlimited, because the file's size is only a hint.
     """
     size = max(1, -(-sum(file.size for file in files) // (PER_REPLICA * replicas)))
-    pieces = [max(1, -(-file.size // size)) for file in files]
+    counts = [max(1, -(-file.size // size)) for file in files]
     shards: list[Shard] = []
-    for index, (file, count) in enumerate(zip(files, pieces, strict=True)):
-        for piece in range(count):
-            end = _ENDLESS if file.packed and piece == count - 1 else file.size * (piece + 1) // count
-            shards.append(Shard(len(shards), sum(pieces), index, file.size * piece // count, end))
+    for index, (file, count) in enumerate(zip(files, counts, strict=True)):
+        for place in range(count):
+            end = _ENDLESS if file.packed and place == count - 1 else file.size * (place + 1) // count
+            shards.append(Shard(len(shards), sum(counts), index, file.size * place // count, end))
     return shards
 
 
@@ -62,7 +69,10 @@ def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class Count:
-    """Records in a shard: count, byte where the first begins, byte after the last, and why reading stopped."""
+    """How much of a shard was read: its `records`, from byte `start` of the first to `end` after the last.
+
+    `damage` is the reason if reading stopped at a damaged place; else empty.
+    """
 
     records: int
     start: int
@@ -71,7 +81,11 @@ class Count:
 
 
 class Tally:
-    """Counts records before a shard: `line` in its file, `key` in the whole input."""
+    """Count the records of shards that are added in order, and check that each shard continues the one before.
+
+    `line` is the number of records so far in the current file, `key` in the whole input. So before a shard is added, `key` is
+    the number of its first record, from 0.
+    """
 
     def __init__(self) -> None:
         self.line = self.key = self._byte = 0
@@ -81,13 +95,13 @@ class Tally:
         """Add the next shard.
 
         Returns:
-            Whether its records are valid; if not, the new damage before it, empty if that was reported.
+            Whether its records are valid, so that they were counted. If not: the reason, or "" if it was already reported.
         """
         if shard.start == 0:
             self.line, self._byte, self._readable = 0, 0, True
         if not self._readable:
             return False, ""
-        # A record that does not begin at the end of another was found inside a record's data.
+        # If the first record does not begin where the last one ended, it was found within a record's data, or the file changed.
         if count.start != self._byte and (count.records or not count.damage):
             self._readable = False
             return False, _NOT_JOINED
@@ -98,7 +112,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class ShardOutcome:
-    """The outcome of a shard: its records, the number of results, and line and reason of each error."""
+    """The outcome of a shard: how much was read, the number of results, and the line and reason of each error."""
 
     count: Count
     instances: int

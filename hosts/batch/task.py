@@ -1,7 +1,7 @@
-"""`python -m hosts.batch.task`: this process's part of a batch prediction.
+"""Run one replica's part of a batch prediction: `python -m hosts.batch.task`.
 
-Exit codes: 0 done, also where some instances have no result; 1 nothing could be read, or the model is not what was deployed;
-2 the call was wrong; 143 the input, or the bucket, could not be reached for a while: to be started again.
+Exit codes: 0: done, even if some instances have no result. 1: nothing could be read, or the model is not the deployed one.
+2: the command line is invalid. 143: the input or the bucket did not answer for a while; the task must be started again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hosts.serving.saved import SavedModel, tensorflow
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.25
-# As a signal would end it.
-_AGAIN = 143
+# The code of a program that SIGTERM ended: the agent restarts it.
+_RESTART_EXIT = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m hosts.batch.task", description="Predict a batch.")
-    parser.add_argument("--data", required=True, help="the files of the input, as they were asked for")
+    parser.add_argument("--data", required=True, help="the input files as the user gave them")
     parser.add_argument("--model", required=True, help="the folder of the model")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR"), help="the output")
     parser.add_argument("--signature", default=SIGNATURE, help="signature of the model")
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
-        return _fail(str(error), _AGAIN if error.passing else 1)
+        return _fail(str(error), _RESTART_EXIT if error.passing else 1)
     except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError) as error:
-        return _fail(f"the bucket does not answer: {why(error)}", _AGAIN)
+        return _fail(f"the bucket does not answer: {why(error)}", _RESTART_EXIT)
     return 0
 
 
@@ -62,7 +62,7 @@ def _fail(message: str, code: int) -> int:
 
 @dataclass(frozen=True)
 class BatchTask:
-    """A replica's part of a batch; the chief, of rank 0, inspects the files and merges the outcomes."""
+    """Do a replica's part of a batch prediction; the chief, rank 0, also inspects the files and merges the outcomes."""
 
     request: Request
     model: str
@@ -72,12 +72,12 @@ class BatchTask:
     replicas: int
 
     def run(self) -> None:
-        """Predict this replica's shards, and as the chief finish the output; repeat nothing that an earlier run has done."""
+        """Predict this replica's shards, and as the chief finish the output. Skip what an earlier run has done."""
         start = time.monotonic()
         output = self.output
         if output.metrics is None:
             if self.rank == 0 and output.plan() is None:
-                output.keep_plan([inspect_file(path) for path in self.request.inputs])
+                output.write_plan([inspect_file(path) for path in self.request.inputs])
             if files := self._wait_for(output.plan):
                 shards = cut(files, self.replicas)
                 self._predict_all(files, shards)
@@ -90,9 +90,9 @@ class BatchTask:
             _print(f"Predicted {metrics['instances']} instances, {metrics['errors']} errors ({seconds:.1f} sec)")
 
     def _wait_for(self, read: Callable[[], T | None]) -> T | None:
-        """Wait for a result of another replica and return it; None if all was finished meanwhile.
+        """Wait until `read` returns what another replica writes, and return it; None if the batch was finished meanwhile.
 
-        If it never does, the end of the job ends the wait.
+        There is no timeout: the wait ends only with the job.
         """
         while not (value := read()):
             if self.output.metrics is not None:
@@ -108,27 +108,27 @@ class BatchTask:
             return
         with tempfile.TemporaryDirectory(prefix="model-") as scratch:
             predictor = self._load(Path(scratch))
-            numbered = predictor.takes_key and any(file.records for file in files)
-            keys = self._count(files, shards) if numbered and self.replicas > 1 else None
+            needs_keys = predictor.takes_key and any(file.records for file in files)
+            keys = self._count(files, shards) if needs_keys and self.replicas > 1 else None
             reader, tally = InputReader(), Tally()
             for shard in own:
                 if shard in todo:
                     key = keys[shard.number] if keys else tally.key
-                    done = self._predict(predictor, reader, files[shard.file], shard, key)
-                    self.output.keep_done(shard, done)
+                    outcome = self._predict(predictor, reader, files[shard.file], shard, key)
+                    self.output.write_outcome(shard, outcome)
                 else:
-                    done = self.output.done(shard)
-                tally.add(shard, done.count)
+                    outcome = self.output.outcome(shard)
+                tally.add(shard, outcome.count)
 
     def _count(self, files: Sequence[InputFile], shards: Sequence[Shard]) -> list[int]:
-        """Return the number of the first record of each shard; every replica counts its own."""
+        """Return the number of each shard's first record in the whole input. Each replica counts its own shards."""
         if self.output.counts(self.rank) is None:
             reader, counts = InputReader(), list[Count]()
             for shard in shards_of(shards, self.rank, self.replicas):
                 for _ in reader.read(files[shard.file], shard):
                     pass
                 counts.append(reader.count)
-            self.output.keep_counts(self.rank, counts)
+            self.output.write_counts(self.rank, counts)
         ranks = range(min(self.replicas, len(shards)))
         by_rank = [self._wait_for(partial(self.output.counts, rank)) or [] for rank in ranks]
         tally, keys = Tally(), list[int]()
@@ -138,6 +138,7 @@ class BatchTask:
         return keys
 
     def _load(self, scratch: Path) -> ShardPredictor:
+        """Download the model to a temporary folder and load it."""
         file_io, errors = tensorflow().file_io, tensorflow().errors
 
         def download(path: str, target: Path) -> bool:
@@ -157,6 +158,7 @@ class BatchTask:
             raise BatchError(str(error), 2) from None
 
     def _predict(self, predictor: ShardPredictor, reader: InputReader, file: InputFile, shard: Shard, key: int) -> ShardOutcome:
+        """Predict a shard, whose first record has the number `key`, write its results, and return its outcome."""
         start = time.monotonic()
         errors = list[dict[str, Any]]()
         instances = 0
@@ -167,7 +169,7 @@ class BatchTask:
                 instances += 1
                 yield line
 
-        self.output.keep_results(shard, results())
+        self.output.write_results(shard, results())
         count = reader.count
         if count.damage:
             errors.append({"line": count.records + 1, "error": count.damage})

@@ -86,7 +86,8 @@ def test_a_shard_begins_where_the_last_one_ended(count: Count, valid: bool) -> N
     tally = Tally()
     tally.add(first, Count(5, 0, 110))
     not_joined = (
-        "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
+        "cannot be read from here on: it is damaged, it changed after the scan, "
+        "or a record contains TFRecords (then gzip the file)"
     )
     assert tally.add(second, count) == (valid, "" if valid else not_joined)
     assert (tally.line, tally.key) == (5 + count.records * valid,) * 2

@@ -127,7 +127,7 @@ def test_several_replicas_share_the_work(
 
 
 def plan(request: Request, out: Path) -> None:
-    PredictionOutput(str(out)).keep_plan([inputs.inspect_file(path) for path in request.inputs])
+    PredictionOutput(str(out)).write_plan([inputs.inspect_file(path) for path in request.inputs])
 
 
 def test_a_file_is_read_once_by_all_replicas_together(
@@ -170,7 +170,7 @@ def test_a_file_that_changes_during_the_batch_is_reported(make_request: MakeRequ
     assert results(out) == [200.0, *(2.0 * x for x in range(1, 6)), 154.0]
     assert errors(out) == [("a", 7)]
     assert (
-        "cannot be read from here on: damaged, changed since the scan, or its records contain TFRecords (gzip the file)"
+        "it is damaged, it changed after the scan, or a record contains TFRecords (then gzip the file)"
         in (out / ERRORS).read_text()
     )
 
@@ -200,13 +200,13 @@ def test_a_record_s_key_is_its_number_in_the_input(
     keyed, out = Request(request.inputs, hash_files(tmp_path / "keyed")), tmp_path / "out"
     plan(keyed, out)
     counted: list[int] = []
-    keep_counts = PredictionOutput.keep_counts
+    write_counts = PredictionOutput.write_counts
 
     def record_counts(output: PredictionOutput, rank: int, counts: Any) -> None:
         counted.append(rank)
-        keep_counts(output, rank, counts)
+        write_counts(output, rank, counts)
 
-    monkeypatch.setattr(PredictionOutput, "keep_counts", record_counts)
+    monkeypatch.setattr(PredictionOutput, "write_counts", record_counts)
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     workers = [threading.Thread(target=run, args=(keyed, tmp_path / "keyed", out, rank, replicas)) for rank in range(replicas)]
     for worker in workers:
@@ -304,7 +304,7 @@ def test_a_head_whose_record_would_end_behind_the_file_is_not_read(tmp_path: Pat
         assert reader.places == places
 
 
-_BROKEN = "cannot be read from here on: is broken: Error -3 while decompressing data: unknown compression method"
+_BROKEN = "cannot be read from here on: its gzip data is damaged: Error -3 while decompressing data: unknown compression method"
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,8 @@ def test_existing_results_are_not_computed_again(make_request: MakeRequest, mode
     output = PredictionOutput(str(out))
     plan(request, out)
     second = cut([inputs.inspect_file(request.inputs[0])], 1)[1]
-    output.keep_results(second, [b"77.0\n"])
-    output.keep_done(second, ShardOutcome(Count(1, second.start, second.end), 1))
+    output.write_results(second, [b"77.0\n"])
+    output.write_outcome(second, ShardOutcome(Count(1, second.start, second.end), 1))
     run(request, model, out)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
     assert output.not_done([second]) == [], "no shard is open once the results are merged"
@@ -501,7 +501,8 @@ def test_a_gzip_file_cut_between_two_records_is_reported(tmp_path: Path, replica
             damages.append(reader.count.damage)
     assert len(complete) == 5
     assert [damage for damage in damages if damage] == [
-        f"cannot be read from here on: it is cut, and has {len(records) // 9 * 5} bytes without gzip where it had {file.size}"
+        "cannot be read from here on: it is truncated: "
+        f"it has {len(records) // 9 * 5} bytes after unpacking and had {file.size}"
     ]
 
 
@@ -516,7 +517,7 @@ def test_a_file_that_got_shorter_is_reported(make_request: MakeRequest, model: P
     assert results(out) == [2.0 * x for x in range(25)]
     assert errors(out) == [("a", 26), ("b", 1)]
     errors_text = (out / ERRORS).read_text()
-    assert "cannot be read from here on: it was changed, and has 240 bytes where it had 390" in errors_text
+    assert "cannot be read from here on: it has changed: it has 240 bytes and had 390" in errors_text
     assert "cannot be read from here on: Compressed file ended before" in errors_text
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 2}
 
@@ -525,7 +526,9 @@ def test_a_batch_without_readable_input_fails(make_request: MakeRequest, model: 
     request, out = make_request(a=b"", b=b"\x1f\x8b\xff\xff"), tmp_path / "out"
     plan(request, out)
     run(request, model, out, 1, 2)  # only the chief fails the job
-    with pytest.raises(BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
+    with pytest.raises(
+        BatchError, match=r"nothing could be read: .*/b cannot be read from here on: its gzip data is damaged"
+    ) as caught:
         run(request, model, out, 0, 2)
     assert caught.value.code == 1
     assert not (out / "metrics.json").exists()
@@ -550,7 +553,7 @@ def test_the_command_line(
     assert task.main(["--data", "a", "--model", str(model)]) == 0
     monkeypatch.setattr(Request, "of_package", lambda: make_request(a=b""))
     assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "other")]) == 1
-    assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
+    assert capsys.readouterr().err == "error: nothing could be read: all input files are empty\n"
     arguments = ["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "third"), "--signature", "other"]
     monkeypatch.setattr(Request, "of_package", lambda: make_request(a=lines(1)))
     assert task.main(arguments) == 2
