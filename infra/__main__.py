@@ -53,7 +53,7 @@ def main() -> None:
     folder = f"{FOLDER}/{stack}"
     contents = {"folder": folder, "inventory": inventory, "privateKey": key.privateKey}
     files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.ready)))
-    cluster.guard([files])
+    cluster.declare_guard([files])
     # With these two `fab` works wherever the stack's state is. The inventory is secret only to keep it off the screen.
     pulumi.export("inventory", pulumi.Output.secret(inventory))
     pulumi.export("operatorKey", key.privateKey)

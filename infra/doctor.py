@@ -1,7 +1,7 @@
-"""Checks of a stack and of this machine: `python -m infra.doctor [STACK] [--fix]`.
+"""Check a stack and this machine: `python -m infra.doctor [STACK] [--fix]`.
 
-It prints each finding as a JSON object on a line; `fab doctor` shows them. A check is a function that yields findings. A
-target has its own ones in its `doctor.py`; to add one, add a function to the list there.
+It prints each finding as a line of JSON, which `fab doctor` shows. A check is a function that yields findings. Each target has
+further checks in `infra/<target>/doctor.py`; to add one, add a name and a function to the dict CHECKS there.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from infra.templates import ROOT
 SECONDS = 120.0
 _PINNED = ("pulumi", "pulumi-gcp", "pylxd", "fabric", "paramiko")
 _GIB = 2**30
-_LEAST, _LITTLE = _GIB, 5 * _GIB
+_MIN_FREE, _LOW_FREE = _GIB, 5 * _GIB
 
 
 def checks(stack: str | None) -> dict[str, Check]:
     """Return all checks of this machine, and of the stack if there is one."""
     inventory = known(stack) if stack else None
     target = inventory["target"] if inventory else "lxd"
-    # Imported here, so that what one target needs is needed by it alone.
+    # Imported here, so the libraries of one target are not needed for the other.
     target_checks: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
     own = {name: partial(check, inventory) for name, check in target_checks.items()}
     if inventory is None:
-        own = {name: partial(_eased, check) for name, check in own.items()}
+        own = {name: partial(_as_warnings, check) for name, check in own.items()}
     return {"pulumi": pulumi, "python": python, "machine": machine, "state": partial(state, stack), **own}
 
 
-def _eased(check: Check) -> Iterator[Finding]:
-    """Yield a check's findings as warnings: without a stack nothing needs the target yet."""
+def _as_warnings(check: Check) -> Iterator[Finding]:
+    """Yield a check's errors as warnings, because without a stack nothing needs the target yet."""
     try:
         for finding in check():
             yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
-    except Exception as error:  # noqa: BLE001  as of any check
+    except Exception as error:  # noqa: BLE001  a check may raise anything
         yield warning(one_line(error))
 
 
@@ -57,14 +57,14 @@ def known(stack: str) -> dict[str, Any] | None:
     """Return the stack's local inventory, or None if there is none."""
     file = ROOT / FOLDER / stack / "inventory.json"
     try:
-        facts = json.loads(file.read_text())
+        inventory = json.loads(file.read_text())
     except FileNotFoundError:
         return None
-    return facts if isinstance(facts, dict) and facts.get("hosts") else None
+    return inventory if isinstance(inventory, dict) and inventory.get("hosts") else None
 
 
 def pulumi() -> Iterator[Finding]:
-    """Return Pulumi's command, and whether this project can use it."""
+    """Check that Pulumi's command runs and is new enough."""
     least = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
     program = shutil.which("pulumi") or str(Path(sys.prefix, "bin", "pulumi"))
     try:
@@ -74,18 +74,18 @@ def pulumi() -> Iterator[Finding]:
         return
     version = result.stdout.strip().removeprefix("v")
     if numbers(version) < numbers(least):
-        yield fail(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
+        yield fail(f"pulumi is {version or 'without a version'}, and {least} is needed", "make pulumi")
     else:
         yield ok(f"pulumi {version}")
 
 
 def state(stack: str | None) -> Iterator[Finding]:
-    """Check the state in use: whether it opens, and whether it has the hosts that are known here."""
-    which = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
+    """Check that the current state opens, and that it has the hosts of the local inventory."""
+    state_note = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused(ROOT):
         yield ok(unused)
     if stack is None:
-        yield ok(which)
+        yield ok(state_note)
         return
     here = ROOT / FOLDER / stack / "inventory.json"
     try:
@@ -94,15 +94,15 @@ def state(stack: str | None) -> Iterator[Finding]:
         if f"no stack named '{stack}' found" not in str(error):
             yield fail(str(error))
         elif here.exists():
-            yield warning(f"{which}; it has no stack {stack}, whose hosts are known here", _remedy(stack))
+            yield warning(f"{state_note}; it has no stack {stack}, whose hosts are in the local inventory", _remedy(stack))
         return
     if pending := [str(each["resource"]["urn"]).rpartition("::")[2] for each in deployment.get("pending_operations") or ()]:
         clear = "pulumi up, then pulumi refresh --clear-pending-creates"
         yield warning(f"an update did not end, and the state has {', '.join(pending)} as pending", clear)
     if here.exists() and here.read_text() != _inventory_of(deployment):
-        yield warning(f"{which}; its stack {stack} has other hosts than those that are known here", "fab connect")
+        yield warning(f"{state_note}; its stack {stack} has other hosts than the local inventory", "fab connect")
         return
-    yield ok(which)
+    yield ok(state_note)
 
 
 def _remedy(stack: str) -> str:
@@ -112,7 +112,7 @@ def _remedy(stack: str) -> str:
 
 
 def _inventory_of(deployment: Mapping[str, Any]) -> str | None:
-    """Return the inventory among the outputs of a stack, None if it has none."""
+    """Return the inventory from the outputs of a stack, or None if it has none."""
     for resource in deployment.get("resources") or ():
         if resource["type"] == "pulumi:pulumi:Stack":
             output = (resource.get("outputs") or {}).get("inventory")
@@ -130,7 +130,7 @@ def python() -> Iterator[Finding]:
             yield fail(f"{name} is not installed", "make venv")
             continue
         if version != pins.get(name, version):
-            yield warning(f"{name} is {version}, and the project was tried with {pins[name]}", "make venv")
+            yield warning(f"{name} is {version}, and the project was tested with {pins[name]}", "make venv")
     yield ok(f"Python {sys.version.partition(' ')[0]}, pulumi-gcp {importlib.metadata.version('pulumi-gcp')}")
 
 
@@ -140,11 +140,11 @@ def machine() -> Iterator[Finding]:
 
 
 def free_space(where: str, free: int) -> Finding:
-    """Return a finding about this number of free bytes."""
-    what, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
-    if free < _LEAST:
-        return fail(what, remedy)
-    return warning(what, remedy) if free < _LITTLE else ok(what)
+    """Return a finding about the free bytes of a disk."""
+    problem, remedy = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
+    if free < _MIN_FREE:
+        return fail(problem, remedy)
+    return warning(problem, remedy) if free < _LOW_FREE else ok(problem)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> None:
     printed: set[str] = set()
     for finding in findings:
         if finding.what in printed:
-            continue  # several checks meet the same fault
+            continue  # several checks may find the same fault
         printed.add(finding.what)
         sys.stdout.write(json.dumps(finding.to_dict()) + "\n")
         sys.stdout.flush()

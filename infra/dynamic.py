@@ -1,7 +1,7 @@
 """Dynamic resources whose code stays out of the state.
 
-Pulumi pickles a dynamic provider into the state of every resource. This one is a name only: the module that it names does
-the work, so an edit of that module is no change of any resource.
+Pulumi pickles the provider of a dynamic resource into the resource's state. Our provider pickles only a module's name, so
+editing that module changes no resource.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, ReadResul
 
 Props = dict[str, Any]
 
-# grpc logs the traceback of every error that a provider raises; the error itself reaches the user through the engine.
+# grpc logs the traceback of every error that a provider raises. Silence it: Pulumi itself prints the error.
 logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 _configuration: dict[str, Callable[[str], str | None]] = {}
-# Modules by the names that states of older stacks have.
+# Modules that were renamed: states of older stacks have their old names.
 _MOVED = {"infra.lxd.seal": "infra.lxd.bucket_guard"}
-# The engine calls from many threads. Two that first import modules which import each other, as pylxd's do, end by a deadlock.
+# Pulumi calls from many threads. Two threads that import pylxd for the first time together can deadlock, as its modules import
+# each other.
 _importing = threading.Lock()
 
 
 def configuration(key: str) -> str | None:
     """Return a value of the stack's configuration, in the process of the dynamic provider.
 
-    Its secrets must not be in a resource's state.
+    A resource reads secrets, such as credentials, with this function, so that they are not in its state.
     """
     return _configuration["get"](key) if _configuration else None
 
 
 class ModuleProvider(ResourceProvider):
-    """Passes each call to the module of that name, which implements a kind of resource.
+    """Pass each call to a module, which implements one kind of resource.
 
-    The module has `create(props)`, which returns the id and the outputs, and, unless the default does:
+    The module has `create(props)`, which returns the id and the outputs. It may also have, where the default is not enough:
 
-    - `read(id, props)`: None for what no longer exists; by default what the state has;
-    - `update(id, old, new)`: by default `create`;
-    - `delete(id, props)`: by default nothing;
-    - `REPLACE`: the inputs whose change needs a new resource; any other change is an update in place;
-    - `DELETE_FIRST` False: a replacement is created before the old resource is deleted.
+    - `read(id, props)`: returns the resource's properties, or None if it no longer exists. Default: the state's properties.
+    - `update(id, old, new)`: changes the resource in place. Default: calls `create`.
+    - `delete(id, props)`: deletes the resource. Default: does nothing.
+    - `REPLACE`: the inputs whose change needs a new resource. Any other change is an update in place. Default: none.
+    - `DELETE_FIRST`: False to create a replacement before the old resource is deleted. Default: True.
 
-    `create` must succeed if an interrupted run left a part, and `delete` if the resource is incomplete or gone. Outputs hold
-    the inputs that were applied. States of stacks have the names of this class and of the modules.
+    `create` must succeed if an interrupted run left parts, and `delete` if the resource is incomplete or gone. Outputs contain
+    the inputs that were applied. Existing states store these names: do not rename this class or its modules.
     """
 
     def __init__(self, module: str) -> None:
@@ -84,12 +85,12 @@ class ModuleProvider(ResourceProvider):
 
 
 def plain(props: Mapping[str, Any]) -> Props:
-    """Return a resource's properties in the form that its module expects."""
+    """Return a resource's properties as its module expects them: whole numbers as int, no keys of Pulumi's own."""
     return {key: _whole(value) for key, value in props.items() if not key.startswith("__")}
 
 
 def _whole(value: Any) -> Any:
-    """Return a value with whole numbers as int: the engine sends floats."""
+    """Return a value with whole numbers as int, because Pulumi sends all numbers as floats."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -100,12 +101,16 @@ def _whole(value: Any) -> Any:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Return the names of the inputs in `new` that differ from those that `old` applied."""
+    """Return the names of the inputs in `new` that differ from the applied ones in `old`."""
     return {key for key, value in new.items() if old.get(key) != value}
 
 
 class ModuleResource(Resource):
-    """A dynamic resource; a subclass names its module in `lifecycle` and its new properties in `outputs`."""
+    """A dynamic resource whose code is the functions of a module.
+
+    A subclass sets `lifecycle = __name__`: the functions `create`, `update` and so on of its own module then implement it. It
+    lists in `outputs` the properties that are not inputs.
+    """
 
     lifecycle: str
     outputs: tuple[str, ...] = ()

@@ -1,4 +1,7 @@
-"""The effect of a cluster's change on its jobs: reported at every preview, refused by an update."""
+"""Guard running jobs against a change of the cluster: warn at a preview, refuse at an update.
+
+The guard of the bucket's data is `infra/lxd/bucket_guard.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Create = Callable[[str, bytes], None]
 
 
 def same_target(previous: str | None, target: str) -> None:
-    """Raise TargetError if the stack is up on another target, which would be destroyed with its bucket."""
+    """Raise TargetError if the stack is up on another target: the update would destroy its hosts and bucket."""
     if previous not in (None, target):
         raise TargetError(
             f"target is {target}, and this stack is up on {previous}: `pulumi destroy` first, or another stack beside it "
@@ -35,7 +38,7 @@ def removed_hosts(previous: Iterable[str], spec: ClusterSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """The hosts that an update removes and replaces; all work there ends."""
+    """The hosts that an update removes or replaces; everything that runs on them ends."""
 
     removed: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
@@ -51,7 +54,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AffectedJob:
-    """A job that a change takes hosts from: the reason, and whether it can continue."""
+    """A job that loses hosts by a change: the reason, and whether it can continue."""
 
     job_id: str
     why: str
@@ -59,21 +62,21 @@ class AffectedJob:
 
 
 def affected_jobs(queue: Queue, change: Change, read: Read) -> list[AffectedJob]:
-    """Return each job that has one of these hosts, or waits and has too few others."""
+    """Return each job that has one of these hosts, or waits and could not start without them."""
     jobs = []
     for entry in queue.entries:
         if entry.held and (lost_hosts := [host for host in entry.hosts if host in change.hosts]):
-            can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
-            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
+            continues = _can_continue(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
+            jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", continues))
         elif not entry.held and len(place(entry.candidates_by_replica, change.removed)) < len(entry.candidates_by_replica):
             jobs.append(AffectedJob(entry.jobId, f"job {entry.jobId} waits for more hosts than remain"))
     return jobs
 
 
-def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
-    """Return True if all of these are optional by the job's plan, or the plan is unreadable.
+def _can_continue(content: bytes | None, replicas: list[str]) -> bool:
+    """Return True if the job's plan has all of these replicas as optional.
 
-    No job is ended unseen.
+    Also return True if the plan is unreadable: a job is never cancelled without knowing its plan.
     """
     try:
         return content is None or all(map(Plan.from_json(content).is_optional, replicas))
@@ -84,7 +87,7 @@ def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
 def check(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
     """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
-    If it is `allowed`, the update ends the jobs that cannot continue, as `fab cancel` would.
+    If `allowed` (disruptJobs), the update ends the jobs that cannot continue, as `fab cancel` would.
     """
     if not change.hosts or (content := read(QUEUE)) is None:
         return
@@ -95,17 +98,17 @@ def check(change: Change, read: Read, create: Create, preview: bool, allowed: bo
         return
     if not jobs:
         return
-    what = f"{change}, and {'; '.join(job.why for job in jobs)}"
+    problem = f"{change}, and {'; '.join(job.why for job in jobs)}"
     ended = [job.job_id for job in jobs if not job.continues]
     if allowed:
-        how = [f"{', '.join(ended)} ends"] if ended else []
-        how += [f"{job.job_id} continues, or waits" for job in jobs if job.continues]
-        pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
+        effects = [f"{', '.join(ended)} ends"] if ended else []
+        effects += [f"{job.job_id} continues, or waits" for job in jobs if job.continues]
+        pulumi.log.warn(f"{problem}: disruptJobs is true, so it is done; {', '.join(effects)}")
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts removed: {', '.join(change.hosts)}")
             for job_id in ended:
                 create(cancel(job_id), request.to_json())
     elif preview:
-        pulumi.log.warn(f"{what}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
+        pulumi.log.warn(f"{problem}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:
-        raise TargetError(f"{what}: nothing was changed. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
+        raise TargetError(f"{problem}: nothing was changed. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")

@@ -1,4 +1,4 @@
-"""The SSH key pair of a stack, made once and kept in the stack's state (the private half as a secret)."""
+"""The SSH key pair of a stack, generated once and stored in the stack's state (the private key as a secret)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
     privateKey: Output[str]
 
     def __init__(self, name: str, comment: str, opts: ResourceOptions | None = None) -> None:
-        # A renamed stack keeps its key: another would be another host each.
+        # A renamed stack keeps its key, because a new key would replace every host.
         secret = ResourceOptions(additional_secret_outputs=["privateKey"], ignore_changes=["comment"])
         super().__init__(name, {"comment": comment}, ResourceOptions.merge(opts, secret))
 

@@ -1,4 +1,4 @@
-"""The interface of a target, and the inventory that is made of its result."""
+"""Define the interface of a target, and make the inventory from its resources."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from infra.state import StackState
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """The result of a target.
+    """The resources that a target declared, as the inventory and the stack's outputs need them.
 
     Attributes:
-        hosts: by replica, the fields of its `Host` that the target alone knows.
-        addresses, ssh_hosts, create_times: the same fields of the hosts in their order, as they may be outputs.
-        host_keys: the public host key by what ssh connects to.
-        bucket, operator_bucket: those of the `Inventory`.
-        facts: further fields of the `Inventory` that the target alone knows.
+        hosts: for each replica, the `Host` fields that only the target can fill.
+        addresses, ssh_hosts, create_times: these `Host` fields, one per host in the order of `hosts`; kept apart because their
+            values may be Pulumi outputs.
+        host_keys: the public host keys, by the names in `ssh_hosts`.
+        bucket, operator_bucket: these fields of the `Inventory`.
+        inventory_fields: the other `Inventory` fields that only the target can fill.
         hourly_costs: US dollars by role, and of what belongs to no role; None without prices.
         ready: the resources that exist once all hosts are ready.
-        guard: declares what a destroy deletes first, given what is declared before it.
+        declare_guard: a function that declares the resource that a destroy deletes first, `BucketGuard` for local hosts. Its
+            argument is the resources declared before it. By default it declares nothing.
     """
 
     hosts: Mapping[Replica, Mapping[str, Any]]
@@ -38,15 +40,15 @@ class ClusterResources:
     host_keys: Output[dict[str, str]]
     bucket: Input[str]
     operator_bucket: Input[str]
-    facts: Mapping[str, Any]
+    inventory_fields: Mapping[str, Any]
     ready: Sequence[Resource]
     hourly_costs: Mapping[str, float] | None = None
-    guard: Callable[[Sequence[Resource]], None] = lambda _: None
+    declare_guard: Callable[[Sequence[Resource]], None] = lambda _: None
 
     def inventory(self, stack: str, spec: ClusterSpec, config: ClusterConfig) -> Output[str]:
         """Return the inventory as JSON, the stack output that `fab` reads; it holds no secret."""
 
-        def inventory(known: Mapping[str, Any]) -> str:
+        def to_json(known: Mapping[str, Any]) -> str:
             outputs = zip(known["addresses"], known["ssh_hosts"], known["create_times"], strict=True)
             hosts = tuple(
                 Host(
@@ -59,9 +61,9 @@ class ClusterResources:
                     machine_type=spec.roles[replica.role].machine_type,
                     accelerator=to_plain(spec.roles[replica.role].accelerator),
                     create_time=create_time,
-                    **facts,
+                    **fields,
                 )
-                for (replica, facts), (address, ssh_host, create_time) in zip(self.hosts.items(), outputs, strict=True)
+                for (replica, fields), (address, ssh_host, create_time) in zip(self.hosts.items(), outputs, strict=True)
             )
             record = Inventory(
                 stack=stack,
@@ -71,7 +73,7 @@ class ClusterResources:
                 bucket=known["bucket"],
                 operator_bucket=known["operator_bucket"],
                 labels=config.labels,
-                **self.facts,
+                **self.inventory_fields,
             )
             return json.dumps(to_plain(record), indent=1) + "\n"
 
@@ -82,15 +84,15 @@ class ClusterResources:
             ssh_hosts=Output.all(*self.ssh_hosts),
             host_keys=self.host_keys,
             create_times=Output.all(*self.create_times),
-        ).apply(inventory)
+        ).apply(to_json)
 
 
 class Target(ABC):
-    """A cluster on a target, before an update; the module `target` of the target's package has it as TARGET.
+    """A cluster on a target, before an update; a target's package assigns its subclass to TARGET in `target.py`.
 
-    The constructor reads the environment before any resource is declared. It sets `spec` to the cluster with the GPUs of its
-    machine types, and raises TargetError for what the target would refuse. `state` is the stack's, which is read once a run:
-    two readings may disagree.
+    The constructor reads the environment before any resource is declared. It sets `spec` to the cluster, with the GPUs that its
+    machine types include, and raises TargetError if the target would refuse the cluster. `state` is the stack's state. It is
+    read only once per run, because a second read could differ.
     """
 
     config_type: ClassVar[type[ClusterConfig]]
@@ -105,12 +107,12 @@ class Target(ABC):
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """Return the present content of a file of the bucket, None if it does not exist."""
+        """Return the current content of a file in the bucket, None if it does not exist."""
 
     @abstractmethod
     def create(self, path: str, content: bytes) -> None:
-        """Write a file of the bucket unless it exists; TargetError if that fails."""
+        """Write a file in the bucket unless it exists; raise TargetError if that fails."""
 
     def replaced_hosts(self) -> list[str]:
-        """Return the existing hosts that an update would replace, if that is known before."""
+        """Return the existing hosts that the update will replace, as far as it is known before."""
         return []

@@ -1,7 +1,4 @@
-"""The one environment of Jinja, over the templates of the top-level folder.
-
-An undefined name is an error.
-"""
+"""Render the Jinja templates in `templates/`; an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the text of `templates/<template>` with these values."""
+    """Return the text of `templates/<template>`, rendered with these values."""
     return environment().get_template(template).render(**values)
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the environment, which keeps each template as it was compiled; `json` is a filter of it."""
-    import jinja2  # takes time, which not every command of fab has
+    """Return the environment, which caches compiled templates and adds the filter `json`."""
+    import jinja2  # slow to import, so only commands that render import it
 
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "templates"),

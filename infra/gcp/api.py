@@ -1,7 +1,7 @@
-"""Google's REST APIs, where the provider has no call: quotas before an update, host keys after it.
+"""Call Google's REST APIs for what Pulumi's provider cannot read: quotas before an update, host keys after it.
 
-Credentials and endpoints are those of the provider: `gcp:` configuration, its environment variables, then Application Default
-Credentials.
+Credentials and endpoints come from the same places as the provider's, in this order: `gcp:` configuration, its environment
+variables, Application Default Credentials.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from google.auth.transport.requests import AuthorizedSession
 from infra.scale_tiers import TargetError
 
 Get = Callable[[str], str | None]
+"""A function that returns a value of the stack's configuration by its key, such as `gcp:zone`; it makes no HTTP request."""
 COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
 STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
 IAM = ("gcp:iamCustomEndpoint", "GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/")
@@ -38,13 +39,13 @@ class GcpError(TargetError):
 
 
 class UnreachableError(GcpError):
-    """No answer at all, so the request's outcome is unknown."""
+    """No answer, or one that cannot be read, so the request's outcome is unknown."""
 
 
 class ApiError(GcpError):
     """An error status of a REST API.
 
-    `status` is HTTP's, `reason` Google's word for it (`accessNotConfigured`).
+    `status` is the HTTP status; `reason` is Google's name for the error, such as `accessNotConfigured`.
     """
 
     def __init__(self, message: str, status: int, reason: str) -> None:
@@ -53,7 +54,7 @@ class ApiError(GcpError):
 
 
 def endpoint(api: tuple[str, str, str], get: Get) -> str:
-    """Return the base URL of an API, with the slash at its end."""
+    """Return the base URL of an API, with a slash at its end."""
     key, variable, default = api
     return (get(key) or os.environ.get(variable) or default).rstrip("/") + "/"
 
@@ -62,7 +63,7 @@ def session(get: Get) -> requests.Session:
     """Return a session with the operator's credentials; threads may share it for reading.
 
     Raises:
-        GcpError: there are none.
+        GcpError: there are no valid credentials.
     """
     client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
     return client
@@ -72,7 +73,7 @@ def credentials(get: Get) -> Any:
     """Return the operator's credentials.
 
     Raises:
-        GcpError: there are none.
+        GcpError: there are no valid credentials.
     """
     try:
         return _credentials(get)
@@ -150,14 +151,14 @@ def _line(error: BaseException) -> str:
 
 
 def instance_url(props: Mapping[str, Any], instance: str, what: str) -> str:
-    """Return the URL of a call for an instance, with the endpoint, project and zone of `props`."""
+    """Return the URL of a call on an instance; `props` has the endpoint, project and zone."""
     return f"{props['endpoint']}projects/{props['project']}/zones/{props['zone']}/instances/{instance}/{what}"
 
 
 def guest_attributes(
     client: requests.Session, props: Mapping[str, Any], hosts: Iterable[str], space: str, what: str
 ) -> dict[str, dict[str, str]]:
-    """Return what these hosts have written into a namespace of their guest attributes, by host; all are asked in parallel.
+    """Return, by host, what hosts have written into a namespace of their guest attributes; ask all in parallel.
 
     Source: Compute Engine documentation, "Guest attributes".
 
@@ -165,7 +166,7 @@ def guest_attributes(
         props: has the endpoint, the project, the zone, and the names of the instances by host.
 
     Raises:
-        GcpError: the right is missing; the message names `what` was read.
+        GcpError: the operator lacks the permission; the message names `what` was to be read.
     """
 
     def ask(host: str) -> dict[str, str]:

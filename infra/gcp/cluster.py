@@ -35,10 +35,10 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 
 
 @dataclass(frozen=True)
-class ProjectFacts:
-    """State of the project before an update.
+class ProjectState:
+    """The Google Cloud project before an update.
 
-    `compute` and `storage` are the endpoints of these APIs. `bucket_left`: this stack's bucket exists without a cluster.
+    `compute` and `storage` are the endpoints of these APIs. `bucket_exists`: the bucket exists and is not in the stack's state.
     """
 
     names: GoogleNames
@@ -46,26 +46,26 @@ class ProjectFacts:
     compute: str
     storage: str
     cost: Cost | None
-    bucket_left: bool
+    bucket_exists: bool
     discovery: Discovery
 
 
 class GcpCluster(ComponentResource):
-    """Network, firewall, identities, bucket, and a host a replica.
+    """Network, firewall, identities, bucket, and a host for each replica.
 
     The longest chain of dependencies has 5: network, subnet (or firewall), host, host keys, the operator's files.
     """
 
     hosts: Mapping[Replica, InstanceHost]
 
-    def __init__(self, config: GcpConfig, facts: ProjectFacts, authorized_key: Output[str]) -> None:
+    def __init__(self, config: GcpConfig, project_state: ProjectState, authorized_key: Output[str]) -> None:
         super().__init__("scaletier:gcp:Cluster", "cluster")
-        self.config, self.facts, self.inside = config, facts, ResourceOptions(parent=self)
-        self.spec, self.place, names = facts.discovery.spec, facts.discovery.place, facts.names
-        network, subnet, firewall_project, holds = self._network()
+        self.config, self.project_state, self.inside = config, project_state, ResourceOptions(parent=self)
+        self.spec, self.place, names = project_state.discovery.spec, project_state.discovery.place, project_state.names
+        network, subnet, firewall_project, owned_subnet = self._network()
         labels = {**config.labels, "scaletier-stack": names.stack}
-        keep = config.retain_bucket, config.force_destroy, facts.bucket_left
-        self.bucket = Storage(self.place, facts.bucket, labels, *keep, self.inside).bucket
+        bucket_options = config.retain_bucket, config.force_destroy, project_state.bucket_exists
+        self.bucket = Storage(self.place, project_state.bucket, labels, *bucket_options, self.inside).bucket
         identity = ServiceIdentity(self.place.project, names, self.spec.roles, config.service_account, self.inside)
         bindings = identity.grant(self.bucket)
         rules: tuple[Resource, ...] = ()
@@ -77,7 +77,7 @@ class GcpCluster(ComponentResource):
                 self.spec,
                 identity.emails,
                 operator=config.operator_cidr or IAP_RANGE,
-                shared=holds is None,
+                shared=owned_subnet is None,
                 inside=config.network if config.closed else None,
                 fetching=tuple(role for role, item in self.spec.roles.items() if item.accelerator and config.image is None),
                 opts=self.inside,
@@ -98,7 +98,7 @@ class GcpCluster(ComponentResource):
                     config=config,
                     image=image(config.image, gpus),
                     subnet=subnet,
-                    holds=holds,
+                    owned_subnet=owned_subnet,
                     account=identity.emails[replica.role],
                     authorized_key=authorized_key,
                     startup_script=scripts[replica.role],
@@ -113,7 +113,7 @@ class GcpCluster(ComponentResource):
         identity.let_start(self.place.zone, jobs)
         # The inputs for reading the guest attributes of all hosts.
         attribute_inputs: dict[str, Any] = {
-            "endpoint": facts.compute,
+            "endpoint": project_state.compute,
             "project": self.place.project,
             "zone": self.place.zone,
             "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
@@ -121,23 +121,23 @@ class GcpCluster(ComponentResource):
         }
         self.keys = HostKeys("host-keys", {**attribute_inputs, "timeout": config.host_key_timeout}, self.inside)
         versions = {replica.name: scripts[replica.role].apply(version) for replica in self.spec.replicas}
-        # It waits for the changed hosts.
+        # HostsReady waits until the changed hosts are ready.
         changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
         HostsReady("ready", {**attribute_inputs, "scripts": versions, "timeout": config.ready_timeout}, changed)
         self.register_outputs({"bucket": self.bucket})
 
     def _network(self) -> tuple[Output[str], Output[str], str, Resource | None]:
         """Return the links of network and subnet, the network's project, and the subnet if the stack owns it."""
-        if other := self.facts.discovery.subnet:
+        if other := self.project_state.discovery.subnet:
             return Output.from_input(other.network), Output.from_input(other.link), other.project, None
-        own = ClusterNetwork(self.place, self.facts.names, self.config.network, self.config.flow_logs, self.inside)
-        return own.network, own.subnet, self.place.project, own.holds
+        own = ClusterNetwork(self.place, self.project_state.names, self.config.network, self.config.flow_logs, self.inside)
+        return own.network, own.subnet, self.place.project, own.subnet_resource
 
     def _runtime(self, item: Recipe) -> RuntimeArchive:
         return RuntimeArchive(
             f"python-{item.python}{'-gpu' if item.cuda else ''}",
             {
-                "endpoint": self.facts.storage,
+                "endpoint": self.project_state.storage,
                 "project": self.place.project,
                 "bucket": self.bucket,
                 "python": item.python,
@@ -148,7 +148,7 @@ class GcpCluster(ComponentResource):
         )
 
     def _script(self, role: Role, item: Recipe, runtime: RuntimeArchive) -> Output[str]:
-        config, accelerator, other = self.config, self.spec.roles[role].accelerator, self.facts.discovery.subnet
+        config, accelerator, other = self.config, self.spec.roles[role].accelerator, self.project_state.discovery.subnet
         network = other.range if other else config.network
         return Output.all(item, self.bucket, runtime.sha256).apply(
             lambda known: startup_script(ImageArchive(*known), accelerator, config.idle_timeout, network, config.closed)
@@ -162,10 +162,12 @@ class GcpCluster(ComponentResource):
         return host.public_address.apply(lambda public: public or host.address)
 
     def result(self) -> ClusterResources:
-        """Return the target's result."""
-        place, cost = self.place, self.facts.cost
+        """Return the resources for the inventory and the stack's outputs."""
+        place, cost = self.place, self.project_state.cost
         self.keys.late.apply(_warn)
-        shapes = {role: self.facts.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()}
+        shapes = {
+            role: self.project_state.discovery.catalogue.machines[item.machine_type] for role, item in self.spec.roles.items()
+        }
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         hosts = {
             replica: {
@@ -190,10 +192,10 @@ class GcpCluster(ComponentResource):
             host_keys=by_ssh_host,
             bucket=bucket,
             operator_bucket=bucket,
-            facts={
+            inventory_fields={
                 "poll_seconds": POLL_SECONDS,
                 "proxy_command": None if self.config.operator_cidr else through_iap,
-                "power": _power(self.facts.compute),
+                "power": _power(self.project_state.compute),
                 "tensorflow": self.config.runtime_version,
                 "python": self.python,
             },
@@ -205,7 +207,7 @@ class GcpCluster(ComponentResource):
 def _power(endpoint: str) -> PowerAccess:
     """Return the requests that start hosts.
 
-    If the operator uses an endpoint of its own, hosts do not: they reach Google's without a public address.
+    The operator may have configured another endpoint. Hosts always use Google's, which they reach without a public address.
     """
     return PowerAccess(
         url=COMPUTE[2],

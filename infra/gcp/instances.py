@@ -1,4 +1,4 @@
-"""The hosts: one instance a replica, each on its own, so that a change of one leaves the others alone."""
+"""The hosts: one instance per replica. Each is a resource of its own, so changing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 class HostArgs:
     """Inputs of one host; `startup_script` runs at every boot.
 
-    `subnet` has its address, which is reserved if the subnet is another's; `holds` is the subnet if the stack owns it.
+    `subnet` is the link of the host's subnet. `owned_subnet` is that subnet's resource, or None if the
+    stack does not own it: then the host's address is reserved.
     """
 
     place: Place
@@ -40,7 +41,7 @@ class HostArgs:
     config: GcpConfig
     image: str
     subnet: Output[str]
-    holds: Resource | None
+    owned_subnet: Resource | None
     account: Output[str]
     authorized_key: Output[str]
     startup_script: Output[str]
@@ -49,8 +50,8 @@ class HostArgs:
 class InstanceHost(ComponentResource):
     """A host: its instance and its address.
 
-    Outputs: `instance` (its name), `made` (the same, once it exists), `address` (internal), `public_address` (empty if it has
-    none), `instance_id`, `create_time` (RFC 3339).
+    Outputs: `instance` (its name), `made` (the same, once the instance exists), `address` (internal),
+    `public_address` (empty if it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance: str
@@ -64,7 +65,9 @@ class InstanceHost(ComponentResource):
         super().__init__("scaletier:gcp:Host", replica.name, None, opts)
         self.instance = args.names.of(replica.name)
         role, config = args.role, args.config
-        self.address = Output.from_input(address(config.network, replica)) if args.holds else self._reserved(replica, args)
+        self.address = (
+            Output.from_input(address(config.network, replica)) if args.owned_subnet else self._reserved(replica, args)
+        )
         own = {
             "scaletier-stack": args.names.stack,
             "scaletier-role": str(replica.role),
@@ -108,15 +111,15 @@ class InstanceHost(ComponentResource):
             allow_stopping_for_update=True,
             # A host that was preempted, or stopped itself when idle, is started again by `pulumi up`.
             desired_status="RUNNING",
-            # A name and an address belong to one instance at a time.
+            # Only one instance at a time can have a name and an address.
             opts=ResourceOptions(
                 parent=self,
                 depends_on=list(after),
                 delete_before_replace=True,
                 replacement_trigger=_replacement_trigger(role.accelerator, config.public_address),
-                # A subnet of another range is another one, and none goes while a host is in it.
-                replace_with=[args.holds] if args.holds else None,
-                # Some machine types come with local disks of their own, which are none of this program's.
+                # Another range replaces the subnet, and Google deletes no subnet that has a host.
+                replace_with=[args.owned_subnet] if args.owned_subnet else None,
+                # Some machine types include local disks, which this program does not manage.
                 ignore_changes=["scratchDisks"],
             ),
         )
@@ -128,7 +131,7 @@ class InstanceHost(ComponentResource):
         self.register_outputs({"instance": self.instance, "address": self.address})
 
     def _reserved(self, replica: Replica, args: HostArgs) -> Output[str]:
-        """Return an address that stays the same if the host is recreated, so that its peers reach it again."""
+        """Reserve an address and return it: a recreated host has it again, so its peers can reach it."""
         reserved = Address(
             f"{replica.name}-address",
             name=self.instance,

@@ -1,6 +1,6 @@
-"""The stack's own network: a custom VPC, a subnet with private Google access, and Cloud NAT.
+"""The stack's own network: a custom VPC, a subnet with Private Google Access, and Cloud NAT.
 
-Hosts without a public address reach the web through Cloud NAT.
+Hosts without a public address reach the internet through Cloud NAT.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from infra.gcp.zones import Place
 
 
 class ClusterNetwork(ComponentResource):
-    """Outputs: the links of the network and of its subnet; `holds` is what no host outlives.
+    """The network, as one component. Outputs: the links of the network and of its subnet.
+
+    `subnet_resource` is the subnet; if it is replaced, every host is replaced.
 
     Args:
-        range_: that of the subnet.
-        flow_logs: samples its traffic into Cloud Logging.
+        range_: the subnet's address range.
+        flow_logs: True to write samples of its traffic to Cloud Logging.
     """
 
-    holds: Resource
+    subnet_resource: Resource
     network: Output[str]
     subnet: Output[str]
 
@@ -76,9 +78,10 @@ class ClusterNetwork(ComponentResource):
             source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
             subnetworks=[RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])],
             log_config=RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
-            # By its project, region, router and name it is one thing: made before the old one went, it would go with that.
+            # Google identifies a NAT by project, region, router and name. If the new one came first, deleting the old one would
+            # delete it too.
             opts=ResourceOptions(parent=self, delete_before_replace=True),
         )
-        self.holds = subnet
+        self.subnet_resource = subnet
         self.network, self.subnet = network.self_link, subnet.self_link
         self.register_outputs({"network": self.network, "subnet": self.subnet})

@@ -1,6 +1,6 @@
 """The stack's bucket: packages, records, logs, checkpoints.
 
-It is never public, and not destroyed while it holds anything.
+It is never public, and not destroyed while it contains anything.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pulumi_gcp.storage import (
 
 from infra.gcp.zones import Place
 
-_NOT_AT_ONCE = ("forceDestroy", "labels", "lifecycleRules", "versioning")
+_IGNORED_AT_IMPORT = ("forceDestroy", "labels", "lifecycleRules", "versioning")
 
 
 class Storage(ComponentResource):
-    """Output: the bucket's name.
+    """The bucket, as one component. Output: its name.
 
     Args:
-        retain: leaves the bucket in place when the stack is destroyed.
-        force: deletes it with its content.
-        exists: a killed update or a destroyed stack left it. It is imported unchanged, as the engine refuses to import one that
-            differs; the next update applies these settings.
+        retain: True to leave the bucket in place when the stack is destroyed.
+        force: True to delete it with its content.
+        exists: True if the bucket exists already, left by a killed update or a destroyed stack. It is imported as it is, as
+            Pulumi refuses to import one that differs; the next update applies the settings.
     """
 
     bucket: Output[str]
@@ -48,7 +48,7 @@ class Storage(ComponentResource):
             public_access_prevention="enforced",
             versioning=BucketVersioningArgs(enabled=True),
             lifecycle_rules=[
-                # Records are written over many times in a job: versions are for mistakes, not for history.
+                # A job overwrites its records many times. Old versions are kept only for a week, to undo mistakes.
                 BucketLifecycleRuleArgs(
                     action=BucketLifecycleRuleActionArgs(type="Delete"),
                     condition=BucketLifecycleRuleConditionArgs(days_since_noncurrent_time=7, with_state="ARCHIVED"),
@@ -63,7 +63,7 @@ class Storage(ComponentResource):
                 parent=self,
                 retain_on_delete=retain,
                 import_=name if exists else None,
-                ignore_changes=list(_NOT_AT_ONCE) if exists else None,
+                ignore_changes=list(_IGNORED_AT_IMPORT) if exists else None,
             ),
         )
         self.bucket = bucket.name

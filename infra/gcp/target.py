@@ -1,4 +1,4 @@
-"""The Google Cloud target: checks what can be known before an update, then builds the cluster."""
+"""The Google Cloud target: check what Google would refuse, then declare the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pulumi.runtime.config import get_config
 
 from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
-from infra.gcp.cluster import GcpCluster, ProjectFacts
+from infra.gcp.cluster import GcpCluster, ProjectState
 from infra.gcp.config import GcpConfig
 from infra.gcp.discovery import Discovery, discover
 from infra.gcp.machines import MachineType
@@ -33,7 +33,7 @@ def provider_config(key: str) -> str | None:
 
 
 def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[str, MachineType]) -> Cost | None:
-    """Return the cluster's cost by the list of prices, or None if that lacks the region."""
+    """Return the cluster's cost by the price list, or None if the list lacks the region."""
     hosts = {}
     for role, role_spec in spec.roles.items():
         kind = machines[role_spec.machine_type]
@@ -46,7 +46,7 @@ def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[st
 
 
 def check_cost(price: Cost | None, most: float | None, region: str) -> None:
-    """Raise TargetError for a cluster above `maxHourlyCost`, or with that limit and no price."""
+    """Raise TargetError if the cluster costs more than `maxHourlyCost`, or has that limit and no price."""
     if most is None:
         return
     if price is None:
@@ -62,13 +62,13 @@ def check_cost(price: Cost | None, most: float | None, region: str) -> None:
 
 
 def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
-    """Report the chosen zone and the next one: only an update learns that a zone has no more hosts."""
+    """Log the chosen zone and the next one, because Google reports a stock-out only during an update."""
     others = [place.zone for place in choice if place != discovery.place]
     if others:
         after = ",".join(others)
         pulumi.log.info(
             f"zone {discovery.place.zone}; if it has no more hosts available (a stock-out), "
-            f"`pulumi config set zones {after}` makes them all in {others[0]}"
+            f"`pulumi config set zones {after}` creates them all in {others[0]}"
         )
     if discovery.subnet and not discovery.subnet.reaches_google:
         pulumi.log.warn(
@@ -76,36 +76,37 @@ def _log_choice(discovery: Discovery, choice: Sequence[Place]) -> None:
         )
 
 
-def _check_ours(has_hosts: bool, known: bool, project: str, stack: str) -> None:
-    """Raise TargetError if hosts have this stack's names and its state has none: they are another's."""
+def _check_own_hosts(has_hosts: bool, known: bool, project: str, stack: str) -> None:
+    """Raise TargetError if hosts have this stack's names, but its state has none: they belong to another state."""
     if has_hosts and not known:
         raise TargetError(
-            f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
-            "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.orphans). Take another name"
+            f"project {project} has hosts of a stack {stack} that are not in this state. If a colleague's state has them, "
+            "choose another stack name, or that state (PULUMI_BACKEND_URL). If their state was lost, remove them: "
+            "`python -m infra.gcp.orphans --delete --state-is-lost`"
         )
 
 
 def _warn_unrecorded(discovery: Discovery, state: StackState) -> None:
-    """Warn about hosts that a killed update created and did not record: they cost money."""
+    """Warn about hosts that a killed update created but did not record: they cost money."""
     recorded = state.of("compute/instance:Instance")
     if unrecorded := [host.name for host in discovery.hosts or () if host.name not in recorded]:
         pulumi.log.warn(
-            f"{', '.join(unrecorded)} at Google and not in the state, left by an update that did not end: "
-            "python -m infra.gcp.orphans --delete removes them, then pulumi up"
+            f"an update that did not end left hosts at Google that are not in the state, {', '.join(unrecorded)}: "
+            "`python -m infra.gcp.orphans --delete` removes them, then `pulumi up`"
         )
 
 
 def _bucket_of(state: StackState) -> str | None:
-    """Return the bucket that the stack has, or None if it has none yet."""
+    """Return the name of the stack's bucket, or None if it has none yet."""
     return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
 
 
-def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
-    """Raise TargetError if this stack would replace a bucket that holds anything."""
-    if now and now != bucket and not retain and has_content(now, get):
+def _check_replaced_bucket(current: str | None, new: str, retain: bool, get: Get) -> None:
+    """Raise TargetError if the update would replace a bucket that contains data."""
+    if current and current != new and not retain and has_content(current, get):
         raise TargetError(
-            f"this stack's bucket {now} holds something, and {bucket} would take its place: `pulumi config set bucket {now}` "
-            "keeps it. To leave it where it is, `pulumi config set retainBucket true && pulumi up` first"
+            f"this stack's bucket {current} contains data, and {new} would replace it: `pulumi config set bucket {current}` "
+            "to go on using it, or `pulumi config set retainBucket true && pulumi up` first to retain it unused"
         )
 
 
@@ -125,20 +126,22 @@ class GcpTarget(Target):
         check_cost(price, config.max_hourly_cost, region)
         bucket, state_bucket = config.bucket or own.bucket, _bucket_of(state)
         has_own_bucket = preflight(result, config, bucket, own.stack, get)
-        _check_ours(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
-        _check_kept(state_bucket, bucket, config.retain_bucket, get)
+        _check_own_hosts(bool(result.hosts), bool(state_bucket or state.hosts), result.place.project, stack)
+        _check_replaced_bucket(state_bucket, bucket, config.retain_bucket, get)
         _warn_unrecorded(result, state)
         pulumi.log.info(price.line(region) if price else f"infra/prices.yaml has no price for this cluster in {region}")
         _log_choice(result, choice)
-        left = bool(has_own_bucket and not state_bucket)
-        self.facts = ProjectFacts(own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, result)
+        bucket_exists = bool(has_own_bucket and not state_bucket)
+        self.project_state = ProjectState(
+            own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, bucket_exists, result
+        )
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        return GcpCluster(self.config, self.facts, authorized_key).result()
+        return GcpCluster(self.config, self.project_state, authorized_key).result()
 
     def read(self, path: str) -> bytes | None:
         get: Get = provider_config
-        url = f"{endpoint(STORAGE, get)}b/{self.facts.bucket}/o/{quote(path, safe='')}"
+        url = f"{endpoint(STORAGE, get)}b/{self.project_state.bucket}/o/{quote(path, safe='')}"
         try:
             answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
@@ -154,7 +157,7 @@ class GcpTarget(Target):
         base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
         params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
         try:
-            answer = session(get).post(f"{base}b/{self.facts.bucket}/o", params=params, data=content, timeout=TIMEOUT)
+            answer = session(get).post(f"{base}b/{self.project_state.bucket}/o", params=params, data=content, timeout=TIMEOUT)
         except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
         if not answer.ok and answer.status_code != requests.codes.precondition_failed:

@@ -13,16 +13,16 @@ from infra.lxd.host import purge
 from infra.lxd.layout import LxdNames
 
 REPLACE = frozenset({"project", "pool", "name"})
-MARK, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
-"""The mark on a volume that says what a destroy does with it. A volume without one may hold data, and is never deleted."""
-WISH = (
-    "`pulumi config set retainBucket true` for it to stay on this machine, or `pulumi config set forceDestroy true` for it to "
-    "go with all that is in it, `pulumi up`, and `pulumi destroy` again"
+ON_DESTROY, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
+"""The label on a volume: what a destroy does with it. A volume without the label may contain data and is never deleted."""
+CHOICES = (
+    "`pulumi config set retainBucket true` to retain the bucket on this machine, or `pulumi config set forceDestroy true` to "
+    "delete it with its data; then `pulumi up` and `pulumi destroy`"
 )
 
 
 class BucketVolume(ModuleResource, module="lxd", name="Bucket"):
-    """Inputs: project, pool, name, size (bytes that it may hold at most; 0 for no limit)."""
+    """Inputs: project, pool, name, size (the most bytes that it may contain; 0 for no limit)."""
 
     lifecycle = __name__
 
@@ -44,7 +44,7 @@ def _volumes(props: Props) -> Any:
 
 
 def pool_of(project: str) -> str | None:
-    """Return the storage pool that a project's bucket is in, or None if it has none."""
+    """Return the storage pool of a project's bucket, or None if the project has no bucket."""
     with errors("storage pools"):
         if not client().projects.exists(project):
             return None
@@ -53,15 +53,17 @@ def pool_of(project: str) -> str | None:
         return next((props["pool"] for props in volumes if get_volume(props)), None)
 
 
-def mark(props: Props, wish: str | None) -> None:
-    """Write on the volume whether it is retained."""
-    _configure(props, MARK, wish)
+def set_on_destroy(props: Props, action: str | None) -> None:
+    """Label the volume with what a destroy does with it: REMOVE, RETAIN, or None for neither."""
+    _configure(props, ON_DESTROY, action)
 
 
 def _configure(props: Props, key: str, value: str | None) -> None:
     with errors(f"volume {props['name']}"):
         if (volume := get_volume(props)) is None:
-            raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
+            raise LxdError(
+                f"volume {props['name']} does not exist any more: `pulumi refresh`, then `pulumi up` creates a new one"
+            )
         config = {other: item for other, item in volume["config"].items() if other != key} | ({key: value} if value else {})
         body = {"config": config, "description": volume["description"]}
         _volumes(props)[props["name"]].put(params={"project": props["project"]}, json=body)
@@ -72,7 +74,7 @@ def _limit(props: Props) -> str | None:
 
 
 def used(props: Props) -> int | None:
-    """Return the bucket's size in bytes, or None if it is missing or its pool does not count."""
+    """Return the bytes used in the bucket, or None if it is missing or its pool does not count them."""
     with errors(f"volume {props['name']}"):
         if not get_volume(props):
             return None
@@ -87,7 +89,7 @@ def used(props: Props) -> int | None:
 def create(props: Props) -> tuple[str, Props]:
     with errors(f"volume {props['name']}"):
         if not get_volume(props):
-            body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
+            body = {"name": props["name"], "config": {ON_DESTROY: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
         _configure(props, "size", _limit(props))
     quotas.count(props["pool"])
@@ -99,7 +101,7 @@ def read(name: str, props: Props) -> Props | None:
         volume = get_volume(props)
     if volume is None:
         return None
-    # A limit without accounting is none: an update makes the pool count again.
+    # Without quota accounting the limit is not enforced. Return another value, so that the next update turns accounting on.
     counted = quotas.counted(props["pool"])
     return {**props, "size": number(volume["config"].get("size", "0")) if counted else "not counted"}
 
@@ -114,16 +116,17 @@ def delete(name: str, props: Props) -> None:
     """Delete the volume unless it is to be retained.
 
     Raises:
-        LxdError: it may hold something and neither option is set.
+        LxdError: it may contain data, and neither retainBucket nor forceDestroy is set.
     """
     with errors(f"volume {name}"):
         volume = get_volume(props)
-        wish = volume["config"].get(MARK) if volume else RETAIN
-        if wish is None:
+        action = volume["config"].get(ON_DESTROY) if volume else RETAIN
+        if action is None:
             raise LxdError(
-                f"the bucket may hold something, so it stays: `pulumi up` and `fab get` what is to stay, then {WISH}"
+                "the bucket may contain data and was not deleted. To save data: `pulumi up` (recreates the hosts), `fab get ID`"
+                f". Then {CHOICES}"
             )
-        # The hosts of the state are gone by now; an interrupted run may have left others, which hold on to the volume.
+        # The state's hosts are deleted by now. An interrupted run may have left others, which still mount the volume.
         purge(props["project"])
-        if wish == REMOVE:
+        if action == REMOVE:
             _volumes(props)[props["name"]].delete(params={"project": props["project"]})

@@ -1,4 +1,4 @@
-"""The guard of a bucket that is not empty.
+"""Guard a bucket that is not empty: a resource whose deletion fails.
 
 `pulumi destroy` deletes it first, while hosts still run and can list the bucket.
 """
@@ -14,7 +14,7 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, hosts_of, missing
-from infra.lxd.bucket import REMOVE, RETAIN, WISH, mark, pool_of
+from infra.lxd.bucket import CHOICES, REMOVE, RETAIN, pool_of, set_on_destroy
 from infra.lxd.layout import BUCKET
 
 REPLACE = frozenset({"project", "pool", "name"})
@@ -23,39 +23,40 @@ _SHOWN = 3
 
 
 class BucketGuard(ModuleResource, module="lxd", name="Seal"):
-    """Inputs: project, pool, name of the bucket; retain and force, the configuration for its end.
+    """Inputs: project, pool and name of the bucket; retain (retainBucket) and force (forceDestroy).
 
-    Created last, so deleted first. If the deletion fails, nothing else is destroyed.
+    Created last and so deleted first. If the deletion fails, nothing else is destroyed.
     """
 
     lifecycle = __name__
 
 
 def create(props: Props) -> tuple[str, Props]:
-    mark(props, RETAIN if props["retain"] else REMOVE if props["force"] else None)
+    set_on_destroy(props, RETAIN if props["retain"] else REMOVE if props["force"] else None)
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
 def delete(name: str, props: Props) -> None:
-    """Raise LxdError if the bucket holds anything and no option allows it; then all stays as it is."""
+    """Raise LxdError if the bucket contains data and neither option is set: then nothing is destroyed."""
     if pool_of(props["project"]) is None:
         return
     if props["retain"]:
         where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {props['project']}"
-        sys.stderr.write(f"the bucket stays: {where}; the next stack of this name uses it\n")
+        sys.stderr.write(f"the bucket is retained: {where}; the next stack of this name reuses it\n")
     elif not props["force"]:
         with errors(f"volume {props['name']}"):
-            _look(props["project"])
-        mark(props, REMOVE)
+            _check_empty(props["project"])
+        set_on_destroy(props, REMOVE)
 
 
-def _look(project: str) -> None:
+def _check_empty(project: str) -> None:
+    """Raise LxdError if the bucket contains data, or no running host can list it."""
     host = running(project)
     if host is None:
-        raise LxdError(f"no host runs that could list the bucket, so nothing is destroyed: `pulumi up` first, or {WISH}")
+        raise LxdError(f"no running host can list the bucket, so nothing was destroyed: `pulumi up` first, or {CHOICES}")
     content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
     if content:
-        raise LxdError(f"the bucket holds {content}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")
+        raise LxdError(f"the bucket contains {content}, so nothing was destroyed. To save data: `fab get ID`. Then {CHOICES}")
 
 
 def running(project: str) -> Any:
@@ -78,7 +79,7 @@ def _listed(host: Any, path: str) -> list[str]:
 
 
 def holdings(folders: Mapping[str, Sequence[str]]) -> str:
-    """Return a description of a bucket's content, without empty folders and the cluster's records. Pure."""
+    """Return a description of a bucket's content, without empty folders and the cluster's own records."""
     parts = []
     for folder, entries in sorted(folders.items()):
         if entries and folder not in _BOOKKEEPING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from infra.lxd.api import LxdError, client, errors
 from infra.runtime.build import folder_of
-from infra.runtime.recipe import ours
+from infra.runtime.recipe import default_recipe
 from infra.templates import ROOT
 
 # The Pythons that jobs bring along, each in a folder here.
@@ -57,7 +57,7 @@ def require_runtime() -> Path:
     Raises:
         LxdError: it is not built yet.
     """
-    folder = folder_of(ours())
+    folder = folder_of(default_recipe())
     if not folder.exists():
         raise LxdError("the Python of the hosts is missing: make it with `make image`")
     return folder

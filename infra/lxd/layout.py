@@ -1,4 +1,4 @@
-"""Names, addresses and sizes of a local stack: pure functions, so that stacks never collide."""
+"""Compute names, addresses and sizes of a local stack, so that stacks never collide; pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = "scaletier-"
 BUCKET = "/bucket"
 """The folder of the bucket on every host."""
 RUNTIMES = "/opt/scaletier/runtimes"
-"""The folder of the jobs' own Pythons on every host."""
+"""The folder of the jobs' own Python environments on every host."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LxdNames:
 
     @property
     def key(self) -> str:
-        """The digits at its end, which no other stack has."""
+        """The digits at the end of the project's name, unique to the stack."""
         return self.project.rpartition("-")[2]
 
     @property
@@ -44,7 +44,7 @@ class LxdNames:
 
 
 def names(stack: str, key: str) -> LxdNames:
-    """Return the names of a stack: `key` is 6 hexadecimal digits; the stack's own name is for people."""
+    """Return the names of a stack: `key` is 6 hexadecimal digits. They identify it; the rest is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
     return LxdNames(f"{PREFIX}{plain}-{key}")
 
@@ -56,7 +56,7 @@ def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:
 
 
 def address(network: ipaddress.IPv4Network, replica: Replica) -> ipaddress.IPv4Address:
-    """Return the address of a replica, which does not depend on the other hosts."""
+    """Return the address of a replica; it does not depend on the other hosts."""
     return network[_BLOCK[replica.role] + replica.index]
 
 
@@ -77,14 +77,14 @@ def port(bridge: str, replica: Replica) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """Limits of one host: processors, or a share of one, and memory in bytes."""
+    """Limits of one host: a number of processors, which may be a fraction, and memory in bytes."""
 
     cpus: float
     memory: int
 
 
 def shape(machine_type: str) -> tuple[int, float]:
-    """Return (vCPUs, memory in GB) of a machine type of the N1 kind; other kinds count as 4 GB a vCPU.
+    """Return (vCPUs, memory in GB) of a machine type named like N1's; other types count as (4, 16.0).
 
     Source: Compute Engine documentation, "General-purpose machine family", N1 machine series.
     """
@@ -96,10 +96,10 @@ def shape(machine_type: str) -> tuple[int, float]:
 
 
 def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, float], memory: Mapping[Role, int]) -> dict[Role, Size]:
-    """Return limits by role: the tier's shapes, scaled so that the largest host has all processors here.
+    """Return limits by role: the tier's shapes, scaled so that the largest host has all processors of this machine.
 
-    A host that never trains is scaled with it, and does not change the others. Limits are ceilings, not reservations, so their
-    sum may exceed the machine. `cpus` and `memory` override a role.
+    Serving hosts are scaled by the same factor, but are not used to compute it. Limits are not reservations, so their sum may
+    exceed the machine. `cpus` and `memory` override the limits of a role.
     """
     shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
     scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.runs_jobs))

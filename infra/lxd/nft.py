@@ -29,7 +29,7 @@ def load(script: str) -> None:
     """Run a script atomically.
 
     Raises:
-        LxdError: nft refuses it; the message has its reason.
+        LxdError: nft refuses the script; the message has the reason.
     """
     result = _nft("-f", "-", script=script)
     if result.returncode:
@@ -39,8 +39,8 @@ def load(script: str) -> None:
 
 
 def remove(table: str) -> None:
-    """Remove a table of the bridge family; do nothing if it is gone."""
-    # Declared first, so that a table that is gone already is no error.
+    """Delete a table of the bridge family; do nothing if it does not exist."""
+    # The script declares the table first, so that deleting a table that does not exist is no error.
     load(f"table bridge {table}\ndelete table bridge {table}\n")
 
 
@@ -62,22 +62,23 @@ def list_chains() -> str:
 
 
 def differences(table: str, script: str) -> list[str] | None:
-    """Return the rules missing in a table (`- rule`) and in excess (`+ rule`), or None without a table.
+    """Return the differences between a script and its table, or None if the table does not exist.
 
-    nft itself formats the script's rules: it loads them into a dormant table that is deleted at once.
+    `- rule`: in the script, not loaded. `+ rule`: loaded, not in the script. nft itself formats the script's rules: they are
+    loaded into a dormant table, which filters nothing and is deleted at once.
     """
     loaded = listed(table)
     if loaded is None:
         return None
-    asleep = f"{table}_asleep_{os.getpid()}_{threading.get_ident()}"
-    renamed = script.replace(f"table bridge {table}", f"table bridge {asleep}")
-    opening = f"table bridge {asleep} {{\n"
+    dormant = f"{table}_dormant_{os.getpid()}_{threading.get_ident()}"
+    renamed = script.replace(f"table bridge {table}", f"table bridge {dormant}")
+    opening = f"table bridge {dormant} {{\n"
     try:
         load(renamed.replace(opening, f"{opening}\tflags dormant;\n"))
-        expected = listed(asleep) or ""
+        expected = listed(dormant) or ""
     finally:
-        remove(asleep)
-    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "")), _rules(loaded))
+        remove(dormant)
+    return changed(_rules(expected.replace(dormant, table).replace("\tflags dormant\n", "")), _rules(loaded))
 
 
 def _rules(text: str) -> list[str]:
@@ -85,5 +86,5 @@ def _rules(text: str) -> list[str]:
 
 
 def changed(expected: list[str], loaded: list[str]) -> list[str]:
-    """Return missing lines with `- ` in front, and excess ones with `+ `; order counts. Pure."""
+    """Return lines only in `expected` as `- line`, and lines only in `loaded` as `+ line`; order matters."""
     return [line for line in difflib.ndiff(expected, loaded) if line.startswith(("- ", "+ "))]

@@ -1,7 +1,8 @@
 """Leftovers of local stacks on this machine: `python -m infra.lxd.orphans STACK` prints them.
 
-Without STACK, the LXD projects of every stack of every checkout that still has something; `--up` those that are no retained
-bucket, `--kept` the options for those that are, a line each. `--claimed STACK` prints what a new stack of that name finds.
+Without STACK, it prints the LXD projects of all stacks of all checkouts. `--up` prints projects that are still in use; `--kept`
+prints, one line each, how to reuse or delete a retained bucket. `--claimed STACK` prints the projects that a new stack of that
+name would collide with or reuse.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _BRIDGES = "/sys/class/net"
 
 
 def names_of(stack: str) -> list[LxdNames]:
-    """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was kept.
+    """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was retained.
 
-    The stack of the state in use counts, whichever checkout made it, before others of the name in this checkout.
+    Prefer projects whose label names the current state; without one, take this checkout's projects of that name.
     """
     projects = [owner for owner in owners() if owner.stack == stack]
     current = [owner for owner in projects if owner.backend == backend.url(ROOT)]
@@ -37,7 +38,7 @@ def names_of(stack: str) -> list[LxdNames]:
 
 
 def leftovers(stack: str) -> list[str]:
-    """Return a stack's objects: its project, and bridges, firewalls and processes of no other project."""
+    """Return a stack's objects: its projects, and bridges, firewalls and processes that belong to no other project."""
     projects = owners()
     own_projects = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
     others = {LxdNames(owner.project).key for owner in projects if owner not in own_projects}
@@ -52,26 +53,26 @@ def leftovers(stack: str) -> list[str]:
 
 
 def _strays(known: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and bridge of each bridge and nft table with a key that is not among the known ones."""
+    """Yield kind, name and bridge of each bridge and nft table whose key is not among the known ones."""
     bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
     objects = [("network", name) for name in sorted(bridges)] + [("nft table", name) for name in tables()]
     for kind, name in objects:
-        pattern = rf"st({_KEY})" if kind == "network" else rf"scaletier_({_KEY})(?:_asleep_.*)?"
+        pattern = rf"st({_KEY})" if kind == "network" else rf"scaletier_({_KEY})(?:_[a-z]+_.*)?"
         if (match := re.fullmatch(pattern, name)) and match[1] not in known:
             yield kind, name, f"st{match[1]}"
 
 
 def orphans(stacks: Container[str] | None) -> list[Finding]:
-    """List what belongs to no stack.
+    """List the objects that belong to no stack.
 
-    Nothing that a state may still have is an orphan, and nothing that runs is to be deleted.
+    An object is not an orphan if a state might still list it. Never suggest deleting something that runs.
 
     Args:
-        stacks: the names of the stacks in the state in use, None if it cannot be read.
+        stacks: the names of the stacks in the current state, None if it cannot be read.
     """
     projects = owners()
     remove = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
-    return [_orphan(owner) for owner in projects if not owner.kept and _lost(owner, stacks)] + [
+    return [_orphan(owner) for owner in projects if not owner.retained and _lost(owner, stacks)] + [
         warning(f"{kind} {name} is in no stack", f"{remove[kind]} {name}")
         for kind, name, bridge in _strays({LxdNames(owner.project).key for owner in projects})
         if not _in_use(bridge)
@@ -79,12 +80,12 @@ def orphans(stacks: Container[str] | None) -> list[Finding]:
 
 
 def _in_use(bridge: str) -> bool:
-    """Tell whether hosts are connected to a bridge, perhaps those of another LXD on this machine."""
+    """Return True if hosts are connected to a bridge; they may belong to another LXD on this machine."""
     return any(Path(_BRIDGES, bridge, "brif").glob("*"))
 
 
 def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
-    """Return True if no state can have the stack: all readable states and that of its label lack it."""
+    """Return True if no state can list the stack: the state in its label and all other readable states lack it."""
     here, own = backend.url(ROOT), backend.own_url(ROOT)
     if not owner.backend or any(backend.mentions(url, owner.project) for url in {here, own}):
         return False
@@ -94,41 +95,50 @@ def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
 
 
 def _orphan(owner: Owner) -> Finding:
+    """Return the finding about a lost project, with numbered choices if none of its hosts runs."""
     name = owner.project
     what = f"project {name} (stack {owner.stack} of {owner.checkout}) is not in its state, {owner.backend}"
     with errors(f"project {name}"):
-        running = sum(instance.status == "Running" for instance in client(name).instances.all())
+        instances = client(name).instances.all()
+    running = sum(instance.status == "Running" for instance in instances)
     if running:
         return warning(
             f"{what}, and {running} of its hosts run",
-            f"put the state back if it was moved; if the hosts are not needed, lxc stop --all --project {name}, and look again",
+            f"if the state was moved, move it back; if nobody needs the hosts, lxc stop --all --project {name}, fab doctor",
         )
+    hosts = " ".join(instance.name for instance in instances)
+    delete_hosts = f"lxc delete --force --project {name} {hosts} && " if hosts else ""
     return warning(
         what,
-        f"put the state back if it was moved; lxc project set {name} user.scaletier.kept true, and the next stack "
-        f"{owner.stack} takes its bucket up; or lxc delete --force --project {name} its hosts, then its volume and the project",
+        f"(1) if the state was moved, move it back; or (2) lxc project set {name} user.scaletier.kept true: the next stack "
+        f"{owner.stack} reuses the bucket; or (3) delete it with its data: {delete_hosts}{_delete_command(name)}",
     )
 
 
 def claimed(stack: str) -> list[str]:
-    """Return this checkout's projects of the stack, and the bucket that its next `up` adopts."""
+    """Return this checkout's projects of the stack, and the one whose retained bucket its next `up` reuses."""
     projects = owners()
     own_projects = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
     return [_describe(owner) for owner in projects if owner.project in {*own_projects, retained_project(projects, stack, ROOT)}]
 
 
 def advice(owner: Owner) -> str:
-    """Return the options for a retained bucket, in a line."""
-    pool, name = pool_of(owner.project), owner.project
-    volume = f"lxc storage volume delete {pool} {LxdNames.bucket} --project {name} && " if pool else ""
+    """Return one line: how to reuse or delete a retained bucket."""
     return (
-        f"the bucket of stack {owner.stack} stays: the next stack of that name in {owner.checkout} uses it; "
-        f"`{volume}lxc project delete {name}` removes it"
+        f"the bucket of stack {owner.stack} is retained: the next stack of that name in {owner.checkout} reuses it; "
+        f"`{_delete_command(owner.project)}` deletes it"
     )
 
 
+def _delete_command(project: str) -> str:
+    """Return the command that deletes a project's bucket, if it has one, and the project."""
+    pool = pool_of(project)
+    volume = f"lxc storage volume delete {pool} {LxdNames.bucket} --project {project} && " if pool else ""
+    return f"{volume}lxc project delete {project}"
+
+
 def _describe(owner: Owner) -> str:
-    return f"project {owner.project}" + (" (its bucket, which was to be retained)" if owner.kept else "")
+    return f"project {owner.project}" + (" (its retained bucket)" if owner.retained else "")
 
 
 def main(arguments: list[str]) -> str:
@@ -137,9 +147,9 @@ def main(arguments: list[str]) -> str:
         case []:
             return "; ".join(owner.project for owner in owners())
         case ["--up"]:
-            return "; ".join(owner.project for owner in owners() if not owner.kept)
+            return "; ".join(owner.project for owner in owners() if not owner.retained)
         case ["--kept"]:
-            return "\n".join(advice(owner) for owner in owners() if owner.kept)
+            return "\n".join(advice(owner) for owner in owners() if owner.retained)
         case ["--claimed", stack]:
             return "; ".join(claimed(stack))
         case [stack] if not stack.startswith("-"):

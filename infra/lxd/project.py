@@ -1,4 +1,4 @@
-"""The LXD project with all of a stack: its deletion removes leftovers of an interrupted run, too."""
+"""The LXD project that contains a stack: deleting it also deletes what an interrupted run left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.lxd.layout import PREFIX, LxdNames
 
 REPLACE = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
-_STACK, _CHECKOUT, _KEPT = "user.scaletier.stack", "user.scaletier.checkout", "user.scaletier.kept"
+_STACK, _CHECKOUT, _RETAINED = "user.scaletier.stack", "user.scaletier.checkout", "user.scaletier.kept"
 _BACKEND = "user.scaletier.backend"
 
 
@@ -34,13 +34,13 @@ class Project(ModuleResource, module="lxd", name="Project"):
 class Owner:
     """The stack that an LXD project belongs to.
 
-    `kept` if the stack is destroyed and its bucket was to stay; `backend` is the URL of its state, empty if it is unknown.
+    `retained`: the stack is destroyed and its bucket retained. `backend` is the URL of its state, empty if it is unknown.
     """
 
     project: str
     stack: str
     checkout: str
-    kept: bool
+    retained: bool
     backend: str = ""
 
 
@@ -52,7 +52,7 @@ def owners() -> list[Owner]:
             item["name"],
             config.get(_STACK, ""),
             config.get(_CHECKOUT, ""),
-            config.get(_KEPT) == "true",
+            config.get(_RETAINED) == "true",
             config.get(_BACKEND, ""),
         )
         for item in answer["metadata"]
@@ -62,11 +62,11 @@ def owners() -> list[Owner]:
 
 
 def retained_project(projects: Iterable[Owner], stack: str, root: Path) -> str | None:
-    """Return the project whose bucket a stack of that name may adopt.
+    """Return the project whose retained bucket a new stack of that name reuses, or None.
 
-    It is this checkout's, else one of a checkout that is gone.
+    Prefer this checkout's project; without one, take a project whose checkout no longer exists.
     """
-    retained = [owner for owner in projects if owner.kept and owner.stack == stack]
+    retained = [owner for owner in projects if owner.retained and owner.stack == stack]
     here = [owner.project for owner in retained if owner.checkout == str(root)]
     abandoned = [owner.project for owner in retained if is_missing(owner.checkout)]
     return next(iter([*here, *abandoned]), None)
@@ -98,7 +98,7 @@ def read(name: str, props: Props) -> Props | None:
 
 
 def update(name: str, old: Props, new: Props) -> Props:
-    _configure(name, _labels(new), without=_KEPT)
+    _configure(name, _labels(new), without=_RETAINED)
     return new
 
 
@@ -119,7 +119,7 @@ def delete(name: str, props: Props) -> None:
         if bucket.pool_of(name) is None:
             _remove(name)
         else:
-            _configure(name, {_KEPT: "true"})
+            _configure(name, {_RETAINED: "true"})
     network.delete(own.bridge, props)
     firewall.delete(own.table, props)
 

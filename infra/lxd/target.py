@@ -1,4 +1,4 @@
-"""The local target: a cluster on the machine in front of you, as one component."""
+"""The local target: a cluster of LXD containers on this machine, as one component."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from infra.templates import ROOT
 
 
 def host_props(
-    spec: ClusterSpec, config: LxdConfig, facts: PreflightResult, authorized_key: Input[str]
+    spec: ClusterSpec, config: LxdConfig, result: PreflightResult, authorized_key: Input[str]
 ) -> dict[Replica, dict[str, Any]]:
-    """Return the inputs of each host; pure but for the number of processors here."""
-    names, network = facts.names, facts.network
+    """Return the inputs of each host. It reads only the number of processors of this machine."""
+    names, network = result.names, result.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
         replica: {
             "project": names.project,
             "name": replica.name,
-            "image": facts.image,
+            "image": result.image,
             "pool": config.storage_pool,
             "bridge": names.bridge,
             "port": port(names.bridge, replica),
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
             "bucket": names.bucket,
-            "runtime": str(facts.runtime),
+            "runtime": str(result.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
             "firewall": host_rules(network, replica.role),
@@ -72,38 +72,38 @@ class LxdTarget(Target):
 
     def __init__(self, stack: str, spec: ClusterSpec, config: LxdConfig, state: StackState) -> None:
         self.stack, self.spec, self.config, self.state = stack, spec, config, state
-        self.facts = preflight(stack, spec, config, state)
-        for warning in self.facts.warnings:
+        self.preflight = preflight(stack, spec, config, state)
+        for warning in self.preflight.warnings:
             pulumi.log.warn(warning)
 
     def replaced_hosts(self) -> list[str]:
-        """Return the hosts that need replacement, since a property differs that no host can change."""
+        """Return the hosts that need replacement, because a property differs that cannot change in place."""
         existing = self.state.of("lxd:Host")
         key = next((str(outputs["publicKey"]) for outputs in self.state.of("operator:OperatorKey").values()), "")
-        expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.facts, key).items()}
+        expected = {replica.name: props for replica, props in host_props(self.spec, self.config, self.preflight, key).items()}
         return [name for name in expected if name in existing and changes(existing[name], expected[name]) & host.REPLACE]
 
     def build(self, authorized_key: Output[str]) -> ClusterResources:
-        names, network = self.facts.names, self.facts.network
+        names, network = self.preflight.names, self.preflight.network
         cluster = ComponentResource("scaletier:lxd:Cluster", "cluster")
         identity = Identity("identity", {"project": names.project}, ResourceOptions(parent=cluster))
         inside = ResourceOptions(parent=cluster, depends_on=[identity])
         labels = {"stack": self.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
         project = Project("project", {"name": names.project, **labels}, inside)
-        # First made, last deleted: what an interrupted run left goes with it.
+        # Created first and so deleted last; deleting it also deletes what an interrupted run left behind.
         first = ResourceOptions(parent=cluster, depends_on=[project])
         bridge = BridgeNetwork("network", {"name": names.bridge, "range": str(network)}, first)
-        # Pulumi deletes the bucket before the bridge. That deletes leftover hosts too, so nothing uses the bridge any more.
+        # Pulumi deletes the bucket before the bridge. That deletes leftover hosts too, which would still use the bridge.
         within = ResourceOptions(parent=cluster, depends_on=[bridge])
         volume = {"project": names.project, "pool": self.config.storage_pool, "name": names.bucket}
-        bucket = BucketVolume("bucket", {**volume, "size": self.facts.bucket_size}, within)
+        bucket = BucketVolume("bucket", {**volume, "size": self.preflight.bucket_size}, within)
         firewall = Firewall(
             "firewall", {"table": names.table, "rules": rules(self.spec, names.table, names.bridge, network)}, first
         )
-        # No host starts before the firewall stands.
+        # No host starts before the firewall is loaded.
         # Delete an old host before its replacement is created: both have one name, so a later deletion would hit the new one.
         before = ResourceOptions(parent=cluster, depends_on=[bucket, firewall], delete_before_replace=True)
-        props = host_props(self.spec, self.config, self.facts, authorized_key)
+        props = host_props(self.spec, self.config, self.preflight, authorized_key)
         hosts = {replica: HostContainer(replica.name, item, before) for replica, item in props.items()}
         ready = Ready(
             "ready",
@@ -118,9 +118,9 @@ class LxdTarget(Target):
         )
         cluster.register_outputs({})
 
-        def guard(last: Sequence[Resource]) -> None:
-            wish = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
-            BucketGuard("seal", {**volume, **wish}, ResourceOptions(parent=cluster, depends_on=list(last)))
+        def declare_guard(last: Sequence[Resource]) -> None:
+            on_destroy = {"retain": self.config.retain_bucket, "force": self.config.force_destroy}
+            BucketGuard("seal", {**volume, **on_destroy}, ResourceOptions(parent=cluster, depends_on=list(last)))
 
         addresses = [str(item["address"]) for item in props.values()]
         return ClusterResources(
@@ -131,29 +131,29 @@ class LxdTarget(Target):
             host_keys=ready.hostKeys,
             bucket=BUCKET,
             operator_bucket="sftp:///bucket",
-            facts={"runtimes": RUNTIMES, "operator_runtimes": str(RUNTIMES_HERE), "shared_cpus": os.cpu_count()},
+            inventory_fields={"runtimes": RUNTIMES, "operator_runtimes": str(RUNTIMES_HERE), "shared_cpus": os.cpu_count()},
             ready=[ready],
-            guard=guard,
+            declare_guard=declare_guard,
         )
 
     def read(self, path: str) -> bytes | None:
-        """Return a file of the stack's bucket, through the first running host."""
+        """Return a file in the stack's bucket, through the first running host."""
         with suppress(LxdError), errors("LXD"):
-            if (through := running(self.facts.names.project)) is not None:
-                content: bytes = through.files.get(f"{BUCKET}/{path}")
+            if (instance := running(self.preflight.names.project)) is not None:
+                content: bytes = instance.files.get(f"{BUCKET}/{path}")
                 return content
         return None
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a file of the stack's bucket unless it exists, through the first running host."""
+        """Write a file in the stack's bucket unless it exists, through the first running host."""
         try:
             with errors("LXD"):
-                if (through := running(self.facts.names.project)) is None:
-                    raise LxdError("no host of it runs")
+                if (instance := running(self.preflight.names.project)) is None:
+                    raise LxdError("no host of the stack runs")
                 try:
-                    through.files.get(f"{BUCKET}/{path}")
+                    instance.files.get(f"{BUCKET}/{path}")
                 except pylxd.exceptions.NotFound:
-                    through.files.put(f"{BUCKET}/{path}", content, mode=0o644)
+                    instance.files.put(f"{BUCKET}/{path}", content, mode=0o644)
         except LxdError as error:
             raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
 

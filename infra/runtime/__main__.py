@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from infra.runtime.build import BuildError, folder
-from infra.runtime.recipe import ours
+from infra.runtime.recipe import default_recipe
 
 
 def main() -> int:
     try:
-        print(folder(ours()))
+        print(folder(default_recipe()))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
-"""A runtime as a list of packages for a Python version, named by a hash of that list.
+"""Define a runtime: a list of packages for a Python version, named by a hash of that list.
 
-Pure but for the files that the lists are in.
+The functions only read the files that contain the lists.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from infra.scale_tiers import PYTHON, Accelerator
 from infra.templates import ROOT
 
 FOLDER = "runtimes"
-"""Where runtimes are in the bucket, beside `jobs` and `models`, and below /opt/scaletier on a host."""
+"""The folder of runtimes in the bucket, beside `jobs` and `models`, and below /opt/scaletier on a host."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Lines for pip, and the version of Python, such as 3.11, that the hosts' image has."""
+    """Lines for pip, and the version of Python in the hosts' image, such as 3.11."""
 
     python: str
     requirements: tuple[str, ...]
@@ -32,7 +32,7 @@ class Recipe:
 
     @property
     def cuda(self) -> bool:
-        """True for one with the libraries that TensorFlow needs for GPUs."""
+        """True if it includes the libraries that TensorFlow needs for GPUs."""
         return any("[and-cuda]" in line for line in self.requirements)
 
     @property
@@ -42,7 +42,7 @@ class Recipe:
 
 
 def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:
-    """Return the recipe for hosts with, or without, an accelerator."""
+    """Return the recipe for hosts with or without an accelerator."""
     package = "tensorflow[and-cuda]" if accelerator else "tensorflow-cpu"
     return Recipe(
         python,
@@ -51,15 +51,15 @@ def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = 
     )
 
 
-def ours() -> Recipe:
+def default_recipe() -> Recipe:
     """Return the recipe for hosts without an accelerator and with the default TensorFlow."""
     return recipe(_tensorflow(), None)
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """Return the requirements: this TensorFlow, the trainer's, server's and tuner's, and gcsfs.
+    """Return the requirements: those of the trainer, the model server and the tuner, gcsfs, and this TensorFlow.
 
-    The constraints set other versions.
+    The constraints set the versions of the others.
     """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
     own = [name for name in names if not name.startswith("tensorflow")]
@@ -67,14 +67,14 @@ def requirement_lines(tensorflow: str) -> list[str]:
 
 
 def constraint_lines(runtime_version: str) -> list[str]:
-    """Return the tested versions of what hosts may have; none for another TensorFlow, which needs others."""
+    """Return the tested versions of packages, or nothing for another TensorFlow, which may need other versions."""
     if runtime_version != _tensorflow():
         return []
     return [line for line in _lines("constraints.txt") if not re.match(r"(?i)tensorflow|uv==", line)]
 
 
 def _tensorflow() -> str:
-    """Return the tested version."""
+    """Return the tested version of TensorFlow."""
     return next(line for line in _lines("trainer/requirements.txt") if line.startswith("tensorflow")).partition("==")[2]
 
 

@@ -129,7 +129,7 @@ def test_a_bucket_survives_a_rename_and_destruction_of_its_stack(pair: Stack) ->
     pair.up()
     assert (pair.names, pair.hosts(), bucket_has_data(pair)) == (names, hosts, True)
     message = run_refused(pair, "destroy", "--yes", "--skip-preview")
-    assert "the bucket holds models (kept), so nothing is destroyed" in message
+    assert "the bucket contains models (kept), so nothing was destroyed" in message
     assert (pair.hosts(), bucket_has_data(pair)) == (hosts, True)
     write_config(pair, retainBucket=True)
     pair.up()

@@ -97,7 +97,7 @@ def test_the_next_zone_is_named(program: Program, monkeypatch: pytest.MonkeyPatc
     for zones in ("us-central1-a,us-central1-b", '["us-central1-a", "us-central1-b"]'):
         stack = program("gcp", scaleTier="BASIC", zones=zones)
         assert stack.one("Instance").inputs["zone"] == ZONE
-        assert "`pulumi config set zones us-central1-b` makes them all in us-central1-b" in messages[-1]
+        assert "`pulumi config set zones us-central1-b` creates them all in us-central1-b" in messages[-1]
     program("gcp", scaleTier="BASIC")
     assert "zone" not in messages[-1]
 

@@ -265,6 +265,6 @@ def test_the_choice_of_a_zone_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     subnet.reaches_google = False
     target._log_choice(SimpleNamespace(place=b, subnet=subnet), [a, b, c])  # type: ignore[arg-type]
     assert lines == [
-        "zone r-b; if it has no more hosts available (a stock-out), `pulumi config set zones r-a,r-c` makes them all in r-a",
+        "zone r-b; if it has no more hosts available (a stock-out), `pulumi config set zones r-a,r-c` creates them all in r-a",
         "projects/x/y has no Private Google Access: without Cloud NAT its hosts do not reach their bucket",
     ]

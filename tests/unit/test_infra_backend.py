@@ -160,7 +160,7 @@ def test_another_state_without_the_stack_is_a_warning_with_a_remedy(checkout: Pa
     (finding,) = state(monkeypatch, error)
     assert (finding.severity, finding.remedy) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
     assert finding.what.startswith("the state in use is gs://team (PULUMI_BACKEND_URL)")
-    assert "it has no stack local, whose hosts are known here" in finding.what
+    assert "it has no stack local, whose hosts are in the local inventory" in finding.what
     (stacks := checkout / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
     (stacks / "local.json").touch()
     (finding,) = state(monkeypatch, error)

@@ -157,7 +157,7 @@ def test_google_s_bucket_is_read_and_written_by_its_api(monkeypatch: pytest.Monk
     session = Session()
     monkeypatch.setattr(target, "session", lambda _: session)
     gcp = object.__new__(target.GcpTarget)  # without a call to Google
-    gcp.facts = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
+    gcp.project_state = SimpleNamespace(bucket="mine")  # type: ignore[assignment]
     assert gcp.read(QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert reads == [(url, {"alt": "media"})]
@@ -202,13 +202,13 @@ def test_a_local_bucket_is_read_through_a_running_host(monkeypatch: pytest.Monke
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
     lxd = object.__new__(target.LxdTarget)  # without a call to LXD
-    lxd.facts = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
+    lxd.preflight = SimpleNamespace(names=LxdNames("scaletier-local-abcdef"))  # type: ignore[assignment]
     monkeypatch.setattr(bucket_guard, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for hosts, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(bucket_guard, "hosts_of", lambda _, hosts=hosts: hosts)
         assert lxd.read(QUEUE) == read
         if read is None:
-            with pytest.raises(TargetError, match="no host of it runs"):
+            with pytest.raises(TargetError, match="no host of the stack runs"):
                 lxd.create("jobs/j/cancel.json", b"{}")
         for _ in range(2 if read else 0):  # the second time it exists
             lxd.create("jobs/j/cancel.json", b"{}")

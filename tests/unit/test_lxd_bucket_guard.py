@@ -94,11 +94,11 @@ def test_a_bucket_with_content_is_kept_with_an_error_that_names_it(volume: Volum
         bucket_guard.delete("seal", props())
     message = str(refused.value)
     assert message.startswith(
-        "the bucket holds jobs (job1, job2, job3 and 1 more), models (mnist), so nothing is destroyed: `fab get`"
+        "the bucket contains jobs (job1, job2, job3 and 1 more), models (mnist), so nothing was destroyed."
     )
     assert all(f"`pulumi config set {key} true`" in message for key in ("retainBucket", "forceDestroy"))
     assert "\n" not in message
-    with pytest.raises(LxdError, match="may hold something, so it stays"):
+    with pytest.raises(LxdError, match="may contain data and was not deleted"):
         bucket.delete("bucket", dict(VOLUME))
     assert volume.config is not None
 
@@ -117,7 +117,7 @@ def test_an_empty_bucket_and_an_unused_one_are_deleted(volume: Volume) -> None:
 def test_without_a_running_host_nothing_is_destroyed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket_guard.create(props())
     monkeypatch.setattr(bucket_guard, "running", lambda _: None)
-    with pytest.raises(LxdError, match="no host runs that could list the bucket, so nothing is destroyed: `pulumi up` first"):
+    with pytest.raises(LxdError, match="no running host can list the bucket, so nothing was destroyed: `pulumi up` first"):
         bucket_guard.delete("seal", props())
     with pytest.raises(LxdError):
         bucket.delete("bucket", dict(VOLUME))
@@ -151,19 +151,19 @@ def test_hosts_are_kept_with_a_kept_bucket(volume: Volume, monkeypatch: pytest.M
         monkeypatch.setattr(module, "purge", purged.append)
     monkeypatch.setattr(project, "client", bucket.client)
     volume.config = {}
-    with pytest.raises(LxdError, match="may hold something, so it stays"):
+    with pytest.raises(LxdError, match="may contain data and was not deleted"):
         bucket.delete("bucket", dict(VOLUME))
-    with pytest.raises(LxdError, match="may hold something, so it stays"):
+    with pytest.raises(LxdError, match="may contain data and was not deleted"):
         project.delete(VOLUME["project"], {})
     assert purged == []
-    volume.config = {bucket.MARK: bucket.REMOVE}
+    volume.config = {bucket.ON_DESTROY: bucket.REMOVE}
     bucket.delete("bucket", dict(VOLUME))
     assert purged == [VOLUME["project"]]
 
 
 def test_a_manually_removed_volume_is_one_error_line(volume: Volume) -> None:
     volume.config = None
-    with pytest.raises(LxdError, match="volume bucket is not there any more: `pulumi refresh`"):
+    with pytest.raises(LxdError, match="volume bucket does not exist any more: `pulumi refresh`"):
         bucket_guard.create(props())
 
 
@@ -179,7 +179,7 @@ def test_a_manually_set_limit_is_parsed_or_kept_as_text() -> None:
 
 
 def test_the_bucket_s_size_changes_in_place_and_the_mark_is_kept(volume: Volume) -> None:
-    assert volume.config == {bucket.MARK: bucket.REMOVE, "size": str(2**34)}
+    assert volume.config == {bucket.ON_DESTROY: bucket.REMOVE, "size": str(2**34)}
     bucket_guard.create(props())
     assert volume.config == {"size": str(2**34)}
     assert bucket.read("bucket", dict(SIZED)) == SIZED
@@ -242,8 +242,8 @@ def test_a_retained_bucket_is_reported_and_a_missing_one_needs_no_host(
     assert retained == props(retain=True)
     bucket_guard.delete("seal", retained)
     assert capsys.readouterr().err == (
-        "the bucket stays: volume bucket of storage pool scaletier, in LXD's project scaletier-local-abcdef; "
-        "the next stack of this name uses it\n"
+        "the bucket is retained: volume bucket of storage pool scaletier, in LXD's project scaletier-local-abcdef; "
+        "the next stack of this name reuses it\n"
     )
     volume.config = None
     monkeypatch.setattr(bucket_guard, "running", lambda _: None)
@@ -310,7 +310,7 @@ def test_a_bucket_is_created_once_and_found_in_its_pool(pools: Pools) -> None:
     assert bucket.read("bucket", FAST) is None
     assert bucket.pool_of(VOLUME["project"]) is None
     assert bucket.create(FAST) == ("scaletier-local-abcdef/fast/bucket", FAST)
-    config = {bucket.MARK: bucket.REMOVE}
+    config = {bucket.ON_DESTROY: bucket.REMOVE}
     body = {"name": "bucket", "config": config, "content_type": "filesystem"}
     sized = {"config": {**config, "size": str(2**34)}, "description": "mine"}
     assert pools.requests == [("post", IN_PROJECT, body), ("put", IN_PROJECT, sized), ("count", "fast")]

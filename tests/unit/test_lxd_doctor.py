@@ -153,6 +153,7 @@ class Machine:
         monkeypatch.setattr(orphans, "owners", lambda: self.owners)
         monkeypatch.setattr(orphans, "client", self.client)
         monkeypatch.setattr(orphans, "tables", lambda: self.tables)
+        monkeypatch.setattr(orphans, "pool_of", lambda _: "fast")
         monkeypatch.setattr(orphans, "_BRIDGES", str(self.bridges))
         monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": []})
         monkeypatch.setattr(orphans, "ROOT", folder)
@@ -160,12 +161,12 @@ class Machine:
 
     def client(self, project: str = "default") -> SimpleNamespace:
         networks = [SimpleNamespace(name=name) for name in self.networks]
-        hosts = [SimpleNamespace(status=status) for status in self.hosts.get(project, [])]
+        hosts = [SimpleNamespace(name=f"ps-{n}", status=status) for n, status in enumerate(self.hosts.get(project, []))]
         return SimpleNamespace(networks=SimpleNamespace(all=lambda: networks), instances=SimpleNamespace(all=lambda: hosts))
 
-    def add_project(self, key: str, state: str, *hosts: str, stack: str = "local", kept: bool = False) -> str:
+    def add_project(self, key: str, state: str, *hosts: str, stack: str = "local", retained: bool = False) -> str:
         project = f"scaletier-{stack}-{key}"
-        self.owners.append(Owner(project, stack, str(orphans.ROOT), kept, state))
+        self.owners.append(Owner(project, stack, str(orphans.ROOT), retained, state))
         self.hosts[project] = list(hosts)
         return project
 
@@ -193,7 +194,7 @@ def test_projects_that_another_state_may_have_are_no_orphans(
     machine.add_project("111111", shared_state, stack="team")
     machine.add_project("222222", "gs://team", stack="cloud")
     machine.add_project("333333", "", stack="of-an-earlier-version")
-    machine.add_project("444444", "file:///gone/.pulumi-state", stack="gone", kept=True)
+    machine.add_project("444444", "file:///gone/.pulumi-state", stack="gone", retained=True)
     for state in ("", shared_state, "gs://other", "file:///empty"):
         monkeypatch.setenv("PULUMI_BACKEND_URL", state)
         for stacks in (set[str](), None):
@@ -213,7 +214,8 @@ def test_an_orphan_is_missing_in_its_own_state(machine: Machine, tmp_path: Path,
     remote = machine.add_project("222222", "gs://team", stack="cloud")
     first, second = machine.orphans({"local"})
     assert first.what.startswith(f"project {lost} (stack lost of {tmp_path}) is not in its state, {own_state}")
-    assert f"lxc delete --force --project {lost}" in first.remedy
+    commands = f"lxc storage volume delete fast bucket --project {lost} && lxc project delete {lost}"
+    assert first.remedy.endswith(f"lxc delete --force --project {lost} ps-0 && {commands}")
     assert "and 1 of its hosts run" in second.what
     assert f"lxc stop --all --project {without_state}" in second.remedy
     assert "delete" not in second.remedy, "running hosts are not to be deleted"
@@ -226,14 +228,14 @@ def test_an_orphan_is_missing_in_its_own_state(machine: Machine, tmp_path: Path,
 def test_bridges_and_tables_of_no_project_are_orphans_unless_hosts_use_them(machine: Machine) -> None:
     machine.add_project("abcdef", "")
     machine.networks = ["stabcdef", "st555555", "st777777", "lxdbr0", "st22222x"]
-    machine.tables = ["scaletier_abcdef", "scaletier_666666", "scaletier_666666_asleep_1_2", "scaletier_777777", "lxd"]
+    machine.tables = ["scaletier_abcdef", "scaletier_666666", "scaletier_666666_dormant_1_2", "scaletier_777777", "lxd"]
     (machine.bridges / "st777777/brif/vethx").mkdir(parents=True)
     (machine.bridges / "st555555/brif").mkdir(parents=True)
     table = "nft delete table bridge scaletier_666666"
     assert machine.orphans() == [
         warning("network st555555 is in no stack", "lxc network delete st555555"),
         warning("nft table scaletier_666666 is in no stack", table),
-        warning("nft table scaletier_666666_asleep_1_2 is in no stack", f"{table}_asleep_1_2"),
+        warning("nft table scaletier_666666_dormant_1_2 is in no stack", f"{table}_dormant_1_2"),
     ]
 
 
@@ -308,7 +310,7 @@ def write_program(path: Path, output: str) -> None:
     [
         ("v3.10.0", ok("pulumi 3.10.0")),
         ("v3.9.9", fail("pulumi is 3.9.9, and 3.10.0 is needed", "make pulumi")),
-        ("", fail("pulumi is of no version, and 3.10.0 is needed", "make pulumi")),
+        ("", fail("pulumi is without a version, and 3.10.0 is needed", "make pulumi")),
     ],
 )
 def test_pulumi_s_version_is_compared(project: Path, version: str, finding: Finding) -> None:
@@ -331,7 +333,7 @@ def test_versions_of_libraries_are_compared_with_the_pinned_ones(project: Path, 
     monkeypatch.setattr("importlib.metadata.version", version)
     python = sys.version.partition(" ")[0]
     assert list(general.python()) == [
-        warning("pylxd is 2.3, and the project was tried with 2.4", "make venv"),
+        warning("pylxd is 2.3, and the project was tested with 2.4", "make venv"),
         fail("paramiko is not installed", "make venv"),
         ok(f"Python {python}, pulumi-gcp 8.0"),
     ]

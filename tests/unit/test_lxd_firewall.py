@@ -188,7 +188,7 @@ def test_the_rules_of_a_sleeping_copy_are_compared(monkeypatch: pytest.MonkeyPat
     loaded = f"{opening}\tcounter drop\n\tip saddr 10.0.0.1 accept\n}}\n"
 
     def run(command: list[str], **options: Any) -> CompletedProcess[str]:
-        if "asleep" in command[-1]:
+        if "dormant" in command[-1]:
             copy = loaded.replace(TABLE, command[-1]).replace("{\n", "{\n\tflags dormant\n", 1)
             programs.results.insert(0, (0, copy.replace("\tip saddr 10.0.0.1 accept\n", ""), ""))
         else:
@@ -198,9 +198,9 @@ def test_the_rules_of_a_sleeping_copy_are_compared(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nft.subprocess, "run", run)
     script = f"table bridge {TABLE}\ndelete table bridge {TABLE}\n{opening}\tcounter drop\n}}\n"
     assert nft.differences(TABLE, script) == ["+ ip saddr 10.0.0.1 accept"]
-    asleep = programs.commands[2][-1]
-    assert re.fullmatch(rf"{TABLE}_asleep_\d+_\d+", asleep)
+    dormant = programs.commands[2][-1]
+    assert re.fullmatch(rf"{TABLE}_dormant_\d+_\d+", dormant)
     _, load, _, removal = programs.scripts
-    copy = f"table bridge {asleep}\ndelete table bridge {asleep}\n"
-    assert load == f"{copy}table bridge {asleep} {{\n\tflags dormant;\n\tcounter drop\n}}\n"
+    copy = f"table bridge {dormant}\ndelete table bridge {dormant}\n"
+    assert load == f"{copy}table bridge {dormant} {{\n\tflags dormant;\n\tcounter drop\n}}\n"
     assert removal == copy

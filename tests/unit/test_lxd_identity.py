@@ -35,7 +35,7 @@ def owners(monkeypatch: pytest.MonkeyPatch) -> list[Owner]:
 
 
 def test_a_stack_s_names_come_from_its_state(owners: list[Owner]) -> None:
-    owners.append(Owner("scaletier-prod-000000", "prod", str(CHECKOUT), kept=True))
+    owners.append(Owner("scaletier-prod-000000", "prod", str(CHECKOUT), retained=True))
     stack_state = state(Identity={"project": "scaletier-local-abcdef"}, Project={"name": "scaletier-other-111111"})
     names = identity.names_of("prod", CHECKOUT, stack_state)
     assert (names.project, names.bridge, names.table) == ("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
@@ -46,7 +46,7 @@ def test_a_stack_s_names_come_from_its_state(owners: list[Owner]) -> None:
 
 
 def test_a_new_stack_gets_a_unique_name(owners: list[Owner]) -> None:
-    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(CHECKOUT), kept=False))
+    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(CHECKOUT), retained=False))
     first, second = (identity.names_of("My.Stack", CHECKOUT, StackState()) for _ in range(2))
     assert re.fullmatch(r"scaletier-my-stack-[0-9a-f]{6}", first.project)
     assert first != second != LxdNames("scaletier-my-stack-000000"), "that project belongs to a stack that was renamed"
@@ -54,9 +54,9 @@ def test_a_new_stack_gets_a_unique_name(owners: list[Owner]) -> None:
 
 def test_a_retained_bucket_is_adopted_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
     owners += [
-        Owner("scaletier-local-000000", "local", str(tmp_path), kept=True),
-        Owner("scaletier-local-111111", "local", "/gone/scaletier", kept=True),
-        Owner("scaletier-local-222222", "local", str(CHECKOUT), kept=True),
+        Owner("scaletier-local-000000", "local", str(tmp_path), retained=True),
+        Owner("scaletier-local-111111", "local", "/gone/scaletier", retained=True),
+        Owner("scaletier-local-222222", "local", str(CHECKOUT), retained=True),
     ]
     assert identity.names_of("local", CHECKOUT, StackState()).project == "scaletier-local-222222"
     assert retained_project(owners[:2], "local", CHECKOUT) == "scaletier-local-111111", "the checkout was moved"
@@ -70,7 +70,7 @@ def test_a_checkout_without_read_permission_counts_as_existing(monkeypatch: pyte
 
     monkeypatch.setattr(Path, "exists", refuse)
     assert (
-        retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", CHECKOUT)
+        retained_project([Owner("scaletier-local-000000", "local", "/home/other/scaletier", retained=True)], "local", CHECKOUT)
         is None
     )
 
@@ -99,7 +99,7 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
     assert orphans.leftovers("local") == leftovers
     assert orphans.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *leftovers]
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", checkout, True)]
-    assert orphans.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
+    assert orphans.leftovers("prod")[0].endswith("(its retained bucket)")
     assert orphans.names_of("prod") == [LxdNames("scaletier-prod-bbbbbb")]
     owners.append(Owner("scaletier-prod-ffffff", "prod", checkout, False, "gs://team"))
     assert len(orphans.names_of("prod")) == 2
@@ -114,33 +114,33 @@ def test_leftovers_of_a_destroy_are_listed_without_others(owners: list[Owner], m
 def test_hosts_are_distinguished_from_retained_buckets(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = str(orphans.ROOT)
     owners += [
-        Owner("scaletier-local-aaaaaa", "local", checkout, kept=False),
-        Owner("scaletier-local-bbbbbb", "local", "/gone/scaletier", kept=True),
-        Owner("scaletier-prod-cccccc", "prod", checkout, kept=True),
+        Owner("scaletier-local-aaaaaa", "local", checkout, retained=False),
+        Owner("scaletier-local-bbbbbb", "local", "/gone/scaletier", retained=True),
+        Owner("scaletier-prod-cccccc", "prod", checkout, retained=True),
     ]
     monkeypatch.setattr(orphans, "pool_of", {"scaletier-local-bbbbbb": "fast"}.get)
     assert orphans.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
     assert orphans.main(["--up"]) == "scaletier-local-aaaaaa"
     local, prod = orphans.main(["--kept"]).splitlines()
-    assert "bucket of stack local stays: the next stack of that name in /gone/scaletier uses it" in local
+    assert "bucket of stack local is retained: the next stack of that name in /gone/scaletier reuses it" in local
     remove = (
         "lxc storage volume delete fast bucket --project scaletier-local-bbbbbb && lxc project delete scaletier-local-bbbbbb"
     )
-    assert f"`{remove}` removes it" in local
-    assert "`lxc project delete scaletier-prod-cccccc` removes it" in prod
+    assert f"`{remove}` deletes it" in local
+    assert "`lxc project delete scaletier-prod-cccccc` deletes it" in prod
     with pytest.raises(LxdError, match="the arguments are invalid"):
         orphans.main(["--claimed"])
 
 
 def test_leftovers_under_the_name_of_a_new_stack(owners: list[Owner], tmp_path: Path) -> None:
-    checkout, bucket = str(orphans.ROOT), " (its bucket, which was to be retained)"
+    checkout, bucket = str(orphans.ROOT), " (its retained bucket)"
     owners += [
-        Owner("scaletier-demo-aaaaaa", "demo", str(tmp_path), kept=True),
-        Owner("scaletier-demo-bbbbbb", "demo", str(tmp_path), kept=False),
-        Owner("scaletier-prod-cccccc", "prod", checkout, kept=False),
+        Owner("scaletier-demo-aaaaaa", "demo", str(tmp_path), retained=True),
+        Owner("scaletier-demo-bbbbbb", "demo", str(tmp_path), retained=False),
+        Owner("scaletier-prod-cccccc", "prod", checkout, retained=False),
     ]
     assert orphans.main(["--claimed", "demo"]) == "", "it belongs to another existing checkout"
-    owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", kept=True))
+    owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", retained=True))
     assert orphans.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
     assert orphans.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"
 

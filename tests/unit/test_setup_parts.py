@@ -487,9 +487,9 @@ def test_clean_distinguishes_hosts_from_retained_buckets(checkout: Path) -> None
     result = run_clean(checkout, socket)
     assert result.returncode == 2
     assert "of this checkout or another (scaletier-local-aaaaaa): `pulumi destroy` first" in result.stderr
-    write_tools(checkout, "if [ $3 = --kept ]; then echo the bucket stays; fi")
+    write_tools(checkout, "if [ $3 = --kept ]; then echo the bucket is retained; fi")
     result = run_clean(checkout, socket)
-    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "clean: the bucket stays")
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "clean: the bucket is retained")
     assert not (checkout / ".venv").exists()
 
 
