@@ -1,4 +1,4 @@
-"""Tasks on jobs: run, observe, end and delete them."""
+"""Tasks for jobs: run, observe, end and delete them."""
 
 import sys
 from typing import Any
@@ -16,8 +16,10 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "script": "a Python script to run instead, in --package or a single file",
-        "command": 'a program to run instead, such as "./run.sh fast": of --package, of the hosts, or a single local file',
-        "runtime": "requirements.txt of a separate Python for this job, instead of the hosts' with TensorFlow",
+        "command": 'a program to run instead of the module, such as "./run.sh fast": a file of --package, a program installed '
+        "on the hosts, or one local file",
+        "runtime": "a requirements.txt; the job gets its own Python with only these packages, not the hosts' Python with "
+        "TensorFlow",
         "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
@@ -26,7 +28,7 @@ from ops.cli.task import JOB, JSON, NEW_JOB, TRAINER, load_cluster, task
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be repeated",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
-        "resume": "id of an ended job: continue in its output from its checkpoints, with the present package and arguments",
+        "resume": "id of an ended job: continue from its checkpoints in its output folder, with current package and arguments",
         "env": "NAME=VALUE for the trainer's environment; may be repeated, and is recorded",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
         "secret": "NAME of a variable of this shell for the trainer's environment; its value is recorded nowhere",
@@ -71,7 +73,7 @@ def train(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts in its turn.
+    """Run a job on the cluster and follow it; if its hosts are busy, it waits as QUEUED.
 
     fab train
     fab train --job job01
@@ -206,7 +208,7 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     help={
         "original": "id of the job to run again (default: the newest)",
         "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
-        "follow": "as of fab train; --no-follow starts it and returns, and the same command with --job compares later",
+        "follow": "as for fab train; --no-follow starts it and returns, and the same command with --job compares later",
         "json": f"{JSON}; logs go to stderr",
     },
 )
@@ -224,10 +226,10 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
 @task(
     rest=TRAINER,
     help={
-        "package": "as of fab train",
-        "module": "as of fab train",
-        "config": "as of fab train",
-        "args": "as of fab train",
+        "package": "as for fab train",
+        "module": "as for fab train",
+        "config": "as for fab train",
+        "args": "as for fab train",
         "seconds": "seconds of training here, from the first Train line on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
         "until": "also predict the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
