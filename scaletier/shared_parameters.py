@@ -1,7 +1,11 @@
 """Exchange the parameters that asynchronous replicas share (docs/dev/training.md).
 
-A replica pulls them as half-precision floats, and pushes its delta to just these as half-precision floats, so that rounding
-errors do not accumulate.
+A replica pulls them rounded to half precision. It pushes its difference from the rounded values that it pulled, in half
+precision, too; so rounding errors do not accumulate.
+
+All variables are concatenated to one flat vector. A *range* is a pair of places in it, from the first to before the second. The
+vector is divided evenly into *sections*, one for each device. A section is stored in *pieces*, one tf.Variable each, so that
+temporary tensors are smaller than a section. A *slice* is what one piece has of one variable; each slice has its own scale.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
-# The largest value after scaling: a half-precision float holds up to 65,504.
+Range = tuple[int, int]
+
+# The largest value of a slice after scaling; half precision can represent up to 65,504.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
 # The most elements of a piece, 16 MB.
@@ -28,134 +34,149 @@ _MOST_ELEMENTS = 4_000_000
 
 
 class SharedParameters(Exchange):
-    """All shared parameters, spread evenly over devices, and the global step, on the first of them.
-
-    The variables are concatenated to a flat vector, which is cut into equal parts, one for each device. A part is held in
-    pieces, so that temporary tensors are smaller than the part.
-    """
+    """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them."""
 
     def __init__(
         self, network: FunctionalModel, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int
     ) -> None:
         self._specs = network.shared
-        ends = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
-        self._spans = list(pairwise(ends))
-        cuts = list(pairwise(_split_evenly(0, ends[-1], len(devices))))
-        self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in cuts]
-        self._pieces, self._cuts = [], list[tuple[int, int]]()
+        places = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
+        self._variable_ranges = list(pairwise(places))
+        sections = list(pairwise(_split_evenly(0, places[-1], len(devices))))
+        self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in sections]
+        self._pieces, self._piece_ranges = [], list[Range]()
         flat = [value.reshape(-1) for value in values]
-        for device, (begin, end) in zip(devices, cuts, strict=True):
-            for cut in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
+        for device, (begin, end) in zip(devices, sections, strict=True):
+            for piece_range in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
+                slices = _overlap(piece_range, self._variable_ranges, flat)
                 with tf.device(device):
-                    self._pieces.append(
-                        tf.Variable(np.concatenate(_overlap(cut, self._spans, flat) or [np.zeros(0, np.float32)]))
-                    )
-                self._cuts.append(cut)
-        # The span of each variable in each piece; each has a scale of its own.
-        self._parts = [_parts_of(cut, self._spans) for cut in self._cuts]
+                    self._pieces.append(tf.Variable(np.concatenate(slices or [np.zeros(0, np.float32)])))
+                self._piece_ranges.append(piece_range)
+        # For each piece, the ranges of its slices.
+        self._slice_ranges = [_divide(piece_range, self._variable_ranges) for piece_range in self._piece_ranges]
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
         self._pull_exact = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
         self._pull_exact = self._pull_exact.get_concrete_function()
 
+    # A round passes only its local variables to the next round; the shared parameters are pulled at its beginning.
     carried = ("local",)
 
     def begin(self, _position: Any, state: State) -> tuple[Any, State]:
+        """Return the global step, whatever step the caller knows, and the state with freshly pulled parameters."""
         return self.step(), State(self.pull_fp16(), state.local)
 
     def end(self, start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
-        """Push a live host's share of its parameter delta; the state after it has the parameters that were pulled."""
+        """Push this host's share of the delta from the round's `start` to the state that its steps `reached`.
+
+        The share is 1 / `taken.live`, the number of hosts that train now; `taken` is the round's result. The state after the
+        round has the parameters that were pulled, as the pushed ones are known only to the servers.
+        """
         share = tf.cast(1.0 / tf.cast(taken.live, tf.float64), tf.float32)
         step = self.push_delta(start.shared, reached.shared, share, taken.steps)
         return State(start.shared, reached.local), step, taken.results
 
     def pull_fp16(self) -> tuple[Any, ...]:
-        """Return all variables in the network's order, with half precision."""
-        read = list[Any]()
-        for piece, parts in zip(self._pieces, self._parts, strict=True):
+        """Return all variables in the network's order, rounded to half precision."""
+        slices = list[Any]()
+        for piece, ranges in zip(self._pieces, self._slice_ranges, strict=True):
             with tf.device(piece.device):
-                packed = _pack(_split(piece.read_value(), parts))
-            read += _unpack(*packed, parts)
-        spans = [part for parts in self._parts for part in parts]
-        parameters = [_concat(_overlap(span, spans, read)) for span in self._spans]
+                packed = _pack(_split(piece.read_value(), ranges))
+            slices += _unpack(*packed, ranges)
+        all_ranges = [each for ranges in self._slice_ranges for each in ranges]
+        parameters = [_concat(_overlap(variable_range, all_ranges, slices)) for variable_range in self._variable_ranges]
         return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
 
     def step(self) -> Any:
+        """Return the global step."""
         return self._step.read_value()
 
     def push_delta(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
-        """Add this share of a parameter delta, given by its two ends, and count its steps, int64; return the global step.
+        """Add a share of a parameter delta and its steps; return the new global step.
 
-        The steps are counted first: a replica that is lost in between leaves no uncounted change in the parameters.
+        The steps are added first: so a replica that is lost in between leaves no change without its steps.
+
+        Args:
+            start: the parameters before the steps.
+            reached: the parameters after them.
+            share: the factor of the delta, float32.
+            steps: the number of steps, int64.
         """
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
-        step = tf.identity(step)  # on the replica: parameter servers do not see each other
-        ends = [[tf.reshape(one, [-1]) for one in each] for each in (start, reached)]
-        for piece, cut, parts in zip(self._pieces, self._cuts, self._parts, strict=True):
-            before, after = (_overlap(cut, self._spans, end) or [tf.zeros([0])] for end in ends)
-            packed = _pack([(late - early) * share for late, early in zip(after, before, strict=True)])
+        step = tf.identity(step)  # on the replica: parameter servers do not communicate with each other
+        flat_start, flat_reached = ([tf.reshape(value, [-1]) for value in values] for values in (start, reached))
+        for piece, piece_range, ranges in zip(self._pieces, self._piece_ranges, self._slice_ranges, strict=True):
+            before, after = (
+                _overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])] for flat in (flat_start, flat_reached)
+            )
+            packed = _pack([(new - old) * share for new, old in zip(after, before, strict=True)])
             with tf.control_dependencies([step]):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
-                piece.assign_add(_concat(_unpack(*packed, parts)), read_value=False)
+                piece.assign_add(_concat(_unpack(*packed, ranges)), read_value=False)
         return step
 
     def pull_exact(self) -> tuple[list[npt.NDArray[np.float32]], int]:
-        """Return all parameters, exactly, in the network's order, and the global step."""
+        """Return all parameters in the network's order, without rounding, and the global step."""
         pieces, step = self._pull_exact()
         arrays = [piece.numpy() for piece in pieces]
-        parameters = [np.concatenate(_overlap(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
+        slices = [_overlap(variable_range, self._piece_ranges, arrays) for variable_range in self._variable_ranges]
+        parameters = [np.concatenate(each or [np.zeros(0, np.float32)]) for each in slices]
         return [value.reshape(spec.shape) for value, spec in zip(parameters, self._specs, strict=True)], int(step)
 
 
-def _split_evenly(begin: int, end: int, parts: int) -> list[int]:
-    return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
+def _split_evenly(begin: int, end: int, count: int) -> list[int]:
+    """Return the `count` + 1 places that divide a range evenly."""
+    return np.linspace(begin, end, count + 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def _parts_of(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of a cut that spans cover, in order: the cut, divided where a span begins."""
-    parts = [(max(begin, cut[0]), min(end, cut[1])) for begin, end in spans]
-    return [(begin, end) for begin, end in parts if begin < end] or [cut]
+def _divide(piece_range: Range, variable_ranges: Sequence[Range]) -> list[Range]:
+    """Return the ranges of a piece's slices, in order: its own range, divided where a variable begins."""
+    ranges = [(max(begin, piece_range[0]), min(end, piece_range[1])) for begin, end in variable_ranges]
+    return [(begin, end) for begin, end in ranges if begin < end] or [piece_range]
 
 
-def _overlap(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
-    """Return the parts of vectors at `spans` that are within this one, in order, as slices or whole."""
-    pieces = []
-    for (begin, end), value in zip(spans, values, strict=True):
-        low, high = max(begin, span[0]), min(end, span[1])
+def _overlap(wanted: Range, ranges: Sequence[Range], vectors: Sequence[Any]) -> list[Any]:
+    """Return what vectors with these ranges have within the wanted range, in order: slices, or whole vectors."""
+    slices = []
+    for (begin, end), vector in zip(ranges, vectors, strict=True):
+        low, high = max(begin, wanted[0]), min(end, wanted[1])
         if low < high:
-            pieces.append(value if (low, high) == (begin, end) else value[low - begin : high - begin])
-    return pieces
+            slices.append(vector if (low, high) == (begin, end) else vector[low - begin : high - begin])
+    return slices
 
 
-def _split(vector: Any, parts: Sequence[tuple[int, int]]) -> Any:
-    return tf.split(vector, [end - begin for begin, end in parts])
+def _split(vector: Any, ranges: Sequence[Range]) -> Any:
+    """Divide a vector into slices with the lengths of these ranges."""
+    return tf.split(vector, [end - begin for begin, end in ranges])
 
 
-def _concat(parts: Sequence[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return tf.concat(parts, 0) if parts else tf.zeros([0])
+def _concat(slices: Sequence[Any]) -> Any:
+    if len(slices) == 1:
+        return slices[0]
+    return tf.concat(slices, 0) if slices else tf.zeros([0])
 
 
-def _pack(parts: Sequence[Any]) -> tuple[Any, Any]:
-    """Return numbers in half precision, end to end, as their bits, and the scale of each vector.
+def _pack(slices: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the bits of all slices in half precision, concatenated, and the scale of each slice.
 
-    The scale makes the largest of each fit. So a variance of a billion takes no precision from the weights beside it.
-    TensorFlow would have casts after a concat rather than before, and has no quick concat of halves: these are no halves.
+    A slice is divided by its scale, so that its largest value fits. Each has its own scale: a variance of a billion takes no
+    precision from the weights beside it. The bits are concatenated as uint16: concat of float16 is slow, and TensorFlow would
+    move the casts behind it.
     """
-    scales = tf.stack([tf.reduce_max(tf.abs(part)) if part.shape[0] else tf.constant(0.0) for part in parts]) / _HALF_MOST
+    scales = tf.stack([tf.reduce_max(tf.abs(each)) if each.shape[0] else tf.constant(0.0) for each in slices]) / _HALF_MOST
     scales = tf.where(tf.equal(scales, 0.0), 1.0, scales)
     return _concat(
-        [tf.bitcast(tf.cast(part / scale, tf.float16), tf.uint16) for part, scale in _zip_scales(parts, scales)]
+        [tf.bitcast(tf.cast(each / scale, tf.float16), tf.uint16) for each, scale in _zip_scales(slices, scales)]
     ), scales
 
 
-def _unpack(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
-    halves = [tf.bitcast(part, tf.float16) for part in _split(bits, parts)]
-    return [tf.cast(part, tf.float32) * scale for part, scale in _zip_scales(halves, scales)]
+def _unpack(bits: Any, scales: Any, ranges: Sequence[Range]) -> list[Any]:
+    """Return the float32 slices of what `_pack` returned; only the lengths of the ranges matter."""
+    halves = [tf.bitcast(each, tf.float16) for each in _split(bits, ranges)]
+    return [tf.cast(each, tf.float32) * scale for each, scale in _zip_scales(halves, scales)]
 
 
-def _zip_scales(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
-    return zip(parts, tf.unstack(scales, len(parts)), strict=True)
+def _zip_scales(slices: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(slices, tf.unstack(scales, len(slices)), strict=True)

@@ -1,4 +1,8 @@
-"""The sync period: how many steps a replica takes by itself between two exchanges."""
+"""Choose the sync period: how many local steps a replica takes between two exchanges.
+
+`sync` has a fixed period, SYNCHRONOUS or the user's. `async` measures its period, unless the user sets one. In `model-parallel`
+a round has one step, always.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,32 @@ import math
 from dataclasses import dataclass, field
 
 SYNCHRONOUS = 4
-"""The period of the strategy `sync` where the user sets none; `defaultSyncPeriod` of scaletier.yaml is the same."""
+"""The period of the strategy `sync` if the user sets none; it must equal `defaultSyncPeriod` of scaletier.yaml."""
+# The first measured period, and the largest. Slow steps, not exchanges, can make it smaller than the first.
 _FIRST, _MOST = 4, 64
-# The share of the steps' time that exchanges may take.
+# Exchanges may take this share of the time of the steps.
 _EXCHANGE_SHARE = 0.15
-# The least exchanges of a replica in a job: parameters that diverge too far have a useless mean.
+# A replica exchanges at least this often in a job: the mean of parameters that have diverged too far is useless.
 _EXCHANGES = 15
+# The number of rounds over which a period is measured.
 _WINDOW = 8
-# The most seconds of a round's steps: SIGTERM is handled between two rounds, and leaves ten seconds to save a checkpoint.
+# Keep rounds short: SIGTERM is handled only between rounds, and a checkpoint must be saved within 10 s of it.
 _ROUND_SECONDS = 3.0
-# Seconds of a round of a replica that trains alone: between two rounds it evaluates, saves and logs.
+# The seconds of a round if a replica trains alone: it can evaluate, save and log only between rounds.
 _ALONE_SECONDS = 0.25
 
 
 @dataclass
 class SyncPeriod:
-    """The local steps between two exchanges: fixed, or the fewest that keep exchanges below 15 % of the steps' time.
+    """Hold the sync period of a replica: fixed, or the smallest that keeps exchanges below 15 % of the time of the steps.
 
-    Each replica measures its last rounds. A replica that is `alone` has no exchanges; its rounds are short.
+    Each replica measures its own rounds. A replica that is `alone` has no exchanges; its rounds are short.
 
     Attributes:
         steps: the steps of the next round.
-        most: the most steps of a round.
-        line: a line about the last measured period, or "".
+        fixed: True if the period is not measured.
+        most: the maximum of the steps of a round.
+        line: the log line about the last measured period; empty if there is none.
     """
 
     steps: int
@@ -39,15 +46,16 @@ class SyncPeriod:
     _rounds: list[tuple[int, float, float]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, asked: int | None, replicas: int, max_steps: int) -> SyncPeriod:
-        if asked:
-            return cls(asked, True)
+    def of(cls, requested: int | None, replicas: int, max_steps: int) -> SyncPeriod:
+        """Return the period of the strategy `async`: the user's, if one is `requested`, else a measured one."""
+        if requested:
+            return cls(requested, True)
         if replicas == 1:
             return cls(1, False, alone=True)
         return cls(_FIRST, False, max(_FIRST, min(_MOST, max_steps // (_EXCHANGES * replicas))))
 
     def observe(self, steps: int, seconds: float, compute: float) -> None:
-        """Record a round: its steps, its seconds, and the seconds of its steps by themselves."""
+        """Record a round: its steps, its seconds, and `compute`, the seconds of its steps without the exchange."""
         if self.fixed or not steps:
             return
         if self.alone:
@@ -56,15 +64,15 @@ class SyncPeriod:
         self._rounds.append((steps, compute, seconds - compute))
         if len(self._rounds) < _WINDOW and compute <= _ROUND_SECONDS:
             return
-        a_step = sum(compute for _, compute, _ in self._rounds) / sum(steps for steps, _, _ in self._rounds)
-        an_exchange = sum(exchange for *_, exchange in self._rounds) / len(self._rounds)
+        step_seconds = sum(compute for _, compute, _ in self._rounds) / sum(steps for steps, _, _ in self._rounds)
+        exchange_seconds = sum(exchange for *_, exchange in self._rounds) / len(self._rounds)
         self._rounds.clear()
-        before, needed = self.steps, max(_FIRST, math.ceil(an_exchange / (max(a_step, 1e-9) * _EXCHANGE_SHARE)))
-        self.steps = self._within(_ROUND_SECONDS, a_step, min(self.most, needed))
+        before, needed = self.steps, max(_FIRST, math.ceil(exchange_seconds / (max(step_seconds, 1e-9) * _EXCHANGE_SHARE)))
+        self.steps = self._within(_ROUND_SECONDS, step_seconds, min(self.most, needed))
         if self.steps != before or not self.line:
-            rates = f"{a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
+            rates = f"{step_seconds * 1e3:.1f} ms a step, {exchange_seconds * 1e3:.1f} ms an exchange"
             self.line = f"Exchange every {self.steps} steps: {rates}"
 
     @staticmethod
-    def _within(seconds: float, a_step: float, most: int) -> int:
-        return max(1, min(most, int(seconds / max(a_step, 1e-9))))
+    def _within(seconds: float, step_seconds: float, most: int) -> int:
+        return max(1, min(most, int(seconds / max(step_seconds, 1e-9))))
