@@ -1,4 +1,4 @@
-"""Work in a thread of its own, which keeps no process from its end."""
+"""Run work in a daemon thread, so it does not stop the process from exiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Work that has begun; its result or its error is returned by `join`."""
+    """Run a function in a thread, from now on; `join` returns its result or raises its error."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
@@ -23,17 +23,17 @@ class Background(Generic[T]):
         return self._thread.is_alive()
 
     def join(self, seconds: float) -> T:
-        """Return the result once, or raise its error; TimeoutError if it still runs."""
+        """Return the result, or raise the work's error; each only once. TimeoutError if the work still runs."""
         try:
             result, error = self._outcome.get(timeout=max(seconds, 0))
         except queue.Empty:
             raise TimeoutError(f"it takes longer than {seconds:.0f} s") from None
         if error is not None:
             raise error
-        return result  # type: ignore[return-value]  # None is a T where the work returns None
+        return result  # type: ignore[return-value]  # if the result is None, then None is a T
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._outcome.put((work(), None))
-        except Exception as error:  # noqa: BLE001  for join
+        except Exception as error:  # noqa: BLE001  join raises it
             self._outcome.put((None, error))

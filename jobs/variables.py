@@ -1,6 +1,6 @@
-"""Variables in a job's arguments and environment, such as `${JOB_DIR}`, and what only a shell understands in a command line.
+"""Replace variables such as `${JOB_DIR}` in a job's arguments and environment, and find operators that need a shell.
 
-Both run without a shell: the host fills variables in.
+Arguments and environment are not passed through a shell; the host replaces the variables.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
-"""Variables that hold an address of another host, the second with a port."""
+"""Variables with the address of another host; the second one also has a port."""
 NAMES = (
     *("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX"),
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
-"""Their names; a trainer's environment has the first five, and the master's and workers' has all."""
-# `${ANYTHING}`, and `$NAME` with only our NAMES; after `$` or `\` it is literal.
+"""All variables. Every trainer's environment has the first five; that of the master and the workers has all."""
+# `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
-# The options of a shell that take a word.
+# Options of a shell that have the next word as their value.
 _WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
 # An operator outside of quotes and not escaped; the second group is the text in double quotes.
 _OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
@@ -30,49 +30,46 @@ _SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Fill in the variables of a text; `$$` and `\\$` in front of one stand for its dollar."""
+    """Replace the variables in a text; `$$NAME` and `\\$NAME` give a literal `$NAME`."""
 
-    def filled(found: re.Match[str]) -> str:
-        escape, braced, plain = found.groups()
+    def value_of(reference: re.Match[str]) -> str:
+        escape, braced, plain = reference.groups()
         name = plain or braced
         if escape:
-            return found[0][1:]
-        return values[name] if name in NAMES and name in values else found[0]
+            return reference[0][1:]
+        return values[name] if name in NAMES and name in values else reference[0]
 
-    return _REFERENCE.sub(filled, text)
+    return _REFERENCE.sub(value_of, text)
 
 
 def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Fill in the variables of a command line, except in text that a shell runs.
-
-    A shell has them in its environment.
-    """
-    shell_texts = set(scripts(argv))
-    return [word if place in shell_texts else expand(word, values) for place, word in enumerate(argv)]
+    """Replace the variables in a command line, except in the script of `sh -c`: a shell has them in its environment."""
+    script_places = set(scripts(argv))
+    return [word if place in script_places else expand(word, values) for place, word in enumerate(argv)]
 
 
 def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Fill in the variables of an environment's values, but for those of the variables themselves."""
+    """Replace the variables in the values of an environment, but not in the values of the variables themselves."""
     return {name: value if name in NAMES else expand(value, values) for name, value in environment.items()}
 
 
 def unknown(words: Sequence[str]) -> str | None:
-    """Find the first `${NAME}` of a command line that is no variable; None if there is none."""
-    shell_texts = set(scripts(words))
-    texts = (word for place, word in enumerate(words) if place not in shell_texts)
+    """Return the first `${NAME}` in a command line whose name is not in NAMES; None if there is none."""
+    script_places = set(scripts(words))
+    texts = (word for place, word in enumerate(words) if place not in script_places)
     matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
     return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
 
 
 def shell_operator(text: str, argv: Sequence[str]) -> str | None:
-    """Find the first operator in a command's text that a shell would read: `|`, `>`, `$(` and the like.
+    """Return the first operator in a command's text that needs a shell, such as `|`, `>` or `$(`.
 
     Args:
         text: the command as it was typed.
         argv: its words.
 
     Returns:
-        The operator; None if there is none. The text of a shell that the command itself starts is not searched.
+        The operator; None if there is none. The script of a shell that the command itself starts is not searched.
     """
     starts_shell = any(True for _ in scripts(argv))
     for part in _OPERATOR.finditer(text):
@@ -84,7 +81,7 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
 
 
 def scripts(argv: Sequence[str]) -> Iterator[int]:
-    """Find the places of texts that a shell runs: `sh -c TEXT`, `timeout 9 bash -o pipefail -ec TEXT`."""
+    """Yield the indexes of scripts in a command line: `sh -c SCRIPT`, `timeout 9 bash -o pipefail -ec SCRIPT`."""
     for start, word in enumerate(argv):
         if posixpath.basename(word) not in _SHELLS:
             continue

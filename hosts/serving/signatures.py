@@ -1,4 +1,4 @@
-"""The signatures of a SavedModel, read from its saved_model.pb without TensorFlow.
+"""Read the signatures of a SavedModel from its saved_model.pb, without TensorFlow.
 
 Source: the protocol buffers encoding, and TensorFlow's saved_model.proto, meta_graph.proto, tensor_shape.proto, types.proto.
 """
@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Signatures of TensorFlow's own begin so.
+# The names of TensorFlow's internal signatures begin with this.
 _PRIVATE = "__saved_model"
+# Numbers of types in types.proto.
 _STRING = 7
 _TYPES = {
     1: "float32",
@@ -33,7 +34,13 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a signature: NumPy kind, None for texts, and shape, None for any; its name in the graph."""
+    """An input or output of a signature.
+
+    Attributes:
+        dtype: the NumPy name of its type; None for strings.
+        shape: its sizes, each None if unknown; None if the rank is unknown.
+        name: the name of the tensor in the graph.
+    """
 
     dtype: str | None
     shape: tuple[int | None, ...] | None
@@ -49,13 +56,13 @@ class Signature:
 
     @property
     def by_rows(self) -> bool:
-        """True if each input row gives an output row by the shapes: then requests can be batched."""
+        """True if all shapes have a first dimension of unknown size: each row gives a row, so requests can be batched."""
         tensors = [*self.inputs.values(), *self.outputs.values()]
         return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)
 
 
 def shape_text(shape: Sequence[int | None] | None) -> str:
-    """Return a shape as `[?, 784]`."""
+    """Return a shape as text, such as `[?, 784]`; `any` if the rank is unknown."""
     return "any" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
@@ -63,7 +70,7 @@ def read_signatures(content: bytes) -> dict[str, Signature]:
     """Return the signatures of a saved_model.pb by name.
 
     Raises:
-        ValueError: if the content is no SavedModel.
+        ValueError: the content is not a SavedModel.
     """
     by_name = {}
     try:
@@ -78,6 +85,7 @@ def read_signatures(content: bytes) -> dict[str, Signature]:
 
 
 def _tensors(signature: bytes, number: int) -> dict[str, Tensor]:
+    """Return the tensors of a SignatureDef: field 1 has the inputs, field 2 the outputs."""
     return {name: _tensor(info) for name, info in sorted(_entry(entry) for entry in _values(signature, number))}
 
 
@@ -94,21 +102,21 @@ def _tensor(info: bytes) -> Tensor:
 
 
 def _entry(entry: bytes) -> tuple[str, bytes]:
-    """Return key and value of a map's entry."""
+    """Return the key and the value of an entry of a map."""
     (key,), (value,) = _values(entry, 1) or [b""], _values(entry, 2) or [b""]
     if not isinstance(key, bytes) or not isinstance(value, bytes):
-        raise ValueError("an entry of a map whose key or value is a number")
+        raise ValueError("the key or value of an entry of a map is a number")
     return key.decode(), value
 
 
 def _values(message: bytes, number: int) -> list[Any]:
-    """Return the values of a field, in order: numbers as int, everything else as bytes."""
+    """Return the values of the field with this number, in order: numbers as int, others as bytes."""
     return [value for field_number, value in _fields(message) if field_number == number]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message in order."""
-    at = 0
+    """Yield the number and the value of each field of a message, in order."""
+    at = 0  # the place of the next byte
     while at < len(message):
         tag, at = _varint(message, at)
         kind = tag & 7
@@ -129,7 +137,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number, seven bits a byte; return it and where it ends."""
+    """Decode a number with seven bits per byte; return it and the place of the byte after it."""
     value = shift = 0
     while True:
         byte = message[at]

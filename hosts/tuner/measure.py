@@ -1,4 +1,4 @@
-"""A trial's metric, from the package `cloudml-hypertune`, metrics.json or summaries, and the rule of early stopping."""
+"""Read a trial's metric from `cloudml-hypertune`, metrics.json or summaries, and decide about early stopping."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ import fsspec
 
 from jobs.study import Measurement, Study, Trial, TrialState
 
-_BESIDE = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
+# Keys of a report that are not metrics.
+_NOT_METRICS = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
 _LAST_STEP = 2**53
+# Names of summaries that an evaluation wrote.
 _EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
 
 FEWEST_HISTORIES = 5
-"""The fewest finished trials with which another one is compared."""
+"""A trial is stopped early only if at least this many finished trials can be compared with it."""
 
 
 class TrialMetrics:
-    """Metrics of one trial. `file` is CLOUD_ML_HP_METRIC_FILE, `folder` the trial's output.
+    """Read the metrics of one trial; `file` is its CLOUD_ML_HP_METRIC_FILE, `folder` its output folder.
 
-    The value may be infinite or NaN. `other_metrics` are the names of other reported metrics.
+    A metric may be infinite or NaN. `other_metrics` has the names of reported metrics besides `tag`, the one that is tuned.
     """
 
     def __init__(self, tag: str, file: Path, folder: str) -> None:
@@ -37,44 +39,41 @@ class TrialMetrics:
         self.other_metrics: set[str] = set()
 
     def reported(self) -> list[Measurement]:
-        """Return the present reports of `cloudml-hypertune`, in the order of time.
+        """Return all reports of `cloudml-hypertune` so far, in the order in which they arrived.
 
-        Its file has a line of JSON for each report, and keeps the newest hundred. Source: its hypertune.py.
+        Its file has a line of JSON for each of the newest hundred reports. Source: its hypertune.py.
         """
         lines: list[str] = []
         with suppress(OSError):
             lines = self._file.read_text(errors="replace").splitlines()
         for line in lines:
             with suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
-                report = json.loads(line)  # or half a line, while it is written
-                self.other_metrics |= report.keys() - _BESIDE - {self._tag}
+                report = json.loads(line)  # the last line may be incomplete while it is written
+                self.other_metrics |= report.keys() - _NOT_METRICS - {self._tag}
                 step = int(report["global_step"])
                 self._reported[str(report["timestamp"]), step] = _measurement(step, report[self._tag])
-        return list(self._reported.values())  # in the order of arrival: a clock may have been set back
+        return list(self._reported.values())  # not sorted by timestamp: a clock may have been set back
 
     def evaluated(self) -> list[Measurement]:
-        """Return the present evaluation metrics of the TensorBoard summaries below the folder.
+        """Return the metric's values so far in evaluation summaries of TensorBoard below the folder.
 
-        Trials are compared by them.
+        Running trials are compared by them for early stopping.
         """
-        return self._summarized(evaluations_alone=True)
+        return self._summarized(evaluations_only=True)
 
-    def _summarized(self, evaluations_alone: bool) -> list[Measurement]:
+    def _summarized(self, evaluations_only: bool) -> list[Measurement]:
         if self._summaries is None:
             self._summaries = _multiplexer()
         self._summaries.AddRunsFromDirectory(self._folder).Reload()
         series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
-        if evaluations_alone:
+        if evaluations_only:
             series = {path: points for path, points in series.items() if _EVALUATED.search(path)}
         if not series:
             return []
         return series[min(series, key=lambda path: (not _EVALUATED.search(path), path))]
 
     def from_file(self) -> list[Measurement]:
-        """Return the metric of metrics.json, which a trainer writes at its end.
-
-        Its content is such as `{"steps": 5006, "loss": 0.228}`.
-        """
+        """Return the metric in metrics.json, which a trainer writes at its end, such as `{"steps": 5006, "loss": 0.228}`."""
         content: Any = None
         with suppress(OSError, ValueError), fsspec.open(f"{self._folder}/metrics.json", "rb") as file:
             content = json.loads(file.read())
@@ -93,49 +92,50 @@ class TrialMetrics:
     def final_measurements(self) -> list[Measurement]:
         """Return all measurements at the trial's end.
 
-        They are the reports; without reports, the summaries followed by metrics.json. If several summaries have the metric's
-        name, that of an evaluation is returned.
+        They come from the reports; if there are none, from the summaries and then metrics.json. If several summaries have the
+        metric's name, one of an evaluation is preferred.
         """
         if measurements := self.reported():
             return measurements
         last = self.from_file()
-        with suppress(Exception) if last else nullcontext():  # whatever a reader of damaged files raises
-            measurements = self._summarized(evaluations_alone=False)
+        with suppress(Exception) if last else nullcontext():  # the reader may raise any error for a damaged file
+            measurements = self._summarized(evaluations_only=False)
         return [*measurements, *last]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:
+        """Yield the path of each series of numbers in the summaries, `RUN/TAG`, and its values."""
         from tensorboard.util.tensor_util import make_ndarray
 
         for run in self._summaries.Runs():
-            of = self._summaries.GetAccumulator(run)
-            into = "" if run == "." else f"{run}/"
-            tags = of.Tags()
-            scalars = {tag: [(each.step, each.value) for each in of.Scalars(tag)] for tag in tags["scalars"]}
+            events = self._summaries.GetAccumulator(run)
+            prefix = "" if run == "." else f"{run}/"
+            tags = events.Tags()
+            scalars = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
             for tag in tags["tensors"]:
-                if of.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-                    scalars[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
+                if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+                    scalars[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in events.Tensors(tag)]
             self.other_metrics |= scalars.keys() - {self._tag}
             for tag, points in scalars.items():
-                yield into + tag, [_measurement(step, value) for step, value in points]
+                yield prefix + tag, [_measurement(step, value) for step, value in points]
 
 
 def _measurement(step: Any, value: Any) -> Measurement:
     """Return a measurement.
 
     Raises:
-        ValueError or OverflowError: the step is no global step.
+        ValueError or OverflowError: the step is invalid.
     """
     if not 0 <= (number := int(step)) <= _LAST_STEP:
-        raise ValueError(f"there is no step {step}")
+        raise ValueError(f"invalid step {step}. Valid: 0 to {_LAST_STEP}")
     return Measurement(number, float(value))
 
 
 def _multiplexer() -> Any:
-    """Return TensorBoard's reader without TensorFlow: it starts five times as fast, and reads with fsspec."""
+    """Return TensorBoard's reader without TensorFlow: so it loads five times as fast, and reads files with fsspec."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    # Of what no measurement reads, as little as it can keep.
+    # Keep only one item of each kind that we do not read.
     return EventMultiplexer(
         size_guidance={"images": 1, "audio": 1, "histograms": 1, "graph": 1, "scalars": 200, "tensors": 200}
     )
@@ -144,7 +144,8 @@ def _multiplexer() -> Any:
 def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
     """Return True if a trial's best value is worse than the median of the finished trials' averages.
 
-    The averages are up to the same step. Source: the median stopping rule of Golovin et al., Google Vizier (2017).
+    The averages are over the values up to this trial's last step. Source: the median stopping rule of Golovin et al., Google
+    Vizier (2017).
     """
     if not measured:
         return False
@@ -153,7 +154,7 @@ def should_stop(study: Study, measured: Sequence[Measurement], trials: Sequence[
     histories = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
     try:
         averages = [fmean(values) for values in histories if values]
-    except OverflowError:  # numbers so large have no average
+    except OverflowError:  # the sum of the values is too large for a float
         return False
     if len(averages) < FEWEST_HISTORIES:
         return False

@@ -1,7 +1,7 @@
 """Run the process of a trial.
 
-With a launcher, a trial runs in its own systemd unit. Otherwise it is in this process group, and at its end all others of the
-group are killed.
+With a launcher, a trial runs in its own systemd unit. Otherwise it runs in this process group; when it ends, all other
+processes of the group are killed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _POLL_SECONDS = 0.1
 
 
 class TrialChild:
-    """A trial that runs; its output is this process's own."""
+    """Run a trial as a child in this process group, with this process's output."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it; OSError if that fails."""
+        """Start the trial; OSError if that fails."""
         self._oom_kills = oom_kills()
         self._process = subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv], env=environment, stdin=subprocess.DEVNULL
@@ -47,7 +47,7 @@ class TrialChild:
         return status
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM now, and SIGKILL after this many seconds."""
+        """Send SIGTERM to all processes of the trial now, and SIGKILL after this many seconds."""
         for pid in _others():
             _signal(pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -56,7 +56,7 @@ class TrialChild:
         self._process.wait()
 
     def terminate(self, seconds: float) -> None:
-        """Do nothing: it is of the process group that got the signal."""
+        """Do nothing: the trial is in our process group, so it already got the signal."""
 
     @property
     def out_of_memory(self) -> bool:
@@ -65,10 +65,10 @@ class TrialChild:
 
 
 class TrialUnit:
-    """A trial in a unit of its own; its output is this process's."""
+    """Run a trial in a systemd unit of its own, with this process's output."""
 
     def __init__(self, starts: Launcher, run: ProcessRun) -> None:
-        """Start it; OSError if that fails."""
+        """Start the trial; OSError if that fails."""
         self._launched = starts(run, sys.stdout.fileno())
         self.out_of_memory = False
 
@@ -84,7 +84,7 @@ class TrialUnit:
         return end.status
 
     def stop(self, seconds: float) -> None:
-        """Send SIGTERM now, and SIGKILL after this many seconds."""
+        """Send SIGTERM as the stop signal requires, to all processes after a part of the time, then SIGKILL."""
         self._launched.stop(seconds)
         if not self._launched.wait(FIRST_PROCESS_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
@@ -94,16 +94,16 @@ class TrialUnit:
             seconds = _POLL_SECONDS
 
     def terminate(self, seconds: float) -> None:
-        """Pass on a SIGTERM; the trial is killed after this many seconds."""
+        """Pass a SIGTERM on to the trial; its unit kills it after this many seconds."""
         self._launched.stop(seconds)
 
 
 def trial_launcher(
     starts: Launcher, job: str, cwd: Path, stop_signal: str = "main", stop_seconds: float = Plan.stopSeconds
 ) -> Callable[[Sequence[str], Mapping[str, str]], TrialUnit]:
-    """Return a function that starts trials of a job in that folder.
+    """Return a function that starts trials of a job in the folder `cwd`.
 
-    A trial reports its metrics in a file of a folder of its own.
+    The folder of a trial's metric file belongs to that trial alone; the trial may write to it.
     """
 
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> TrialUnit:
@@ -116,7 +116,7 @@ def trial_launcher(
 
 
 def _end_others() -> None:
-    """Send SIGKILL to all others of the group, and to those that they start meanwhile."""
+    """Send SIGKILL to all other processes of the group, until none is left."""
     while others := _others():
         for pid in others:
             _signal(pid, signal.SIGKILL)
@@ -124,18 +124,18 @@ def _end_others() -> None:
 
 
 def _others() -> list[int]:
-    """Return the processes of this process group, without itself and zombies."""
+    """Return the process ids of this process group, without this process and without zombies."""
     group, own, pids = os.getpgrp(), os.getpid(), []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal() and (pid := int(path.name)) != own:
             with suppress(OSError, ValueError, IndexError):
-                state, _, of_group = (path / "stat").read_text().rpartition(") ")[2].split()[:3]
-                if int(of_group) == group and state not in "ZX":
+                state, _, its_group = (path / "stat").read_text().rpartition(") ")[2].split()[:3]
+                if int(its_group) == group and state not in "ZX":
                     pids.append(pid)
     return pids
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        if os.getpgid(pid) == os.getpgrp():  # the process may have ended, and its number be that of another
+        if os.getpgid(pid) == os.getpgrp():  # the process may have ended, and another may have its id now
             os.kill(pid, number)
