@@ -1,8 +1,8 @@
-"""Resources with this stack's names at Google's that are in no state, after a killed or late `up`.
+"""List and delete resources at Google that have this stack's names but are not in its state.
 
-`python -m infra.gcp.orphans` prints them, a line each, for the selected stack; `--delete` removes them. They are hosts,
-which keep nothing, network and accounts only: `pulumi up` itself adopts the bucket. If the state is empty, the stack may be
-another person's, with its state elsewhere: then they are removed with `--state-is-lost` only.
+A killed `pulumi up` leaves them. `python -m infra.gcp.orphans` prints those of the selected stack, one per line; `--delete`
+deletes them. They are hosts, networks and service accounts. The bucket is never deleted: the next `pulumi up` reuses it. If the
+state is empty, another person's state may have the resources: then `--delete` also needs `--state-is-lost`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LIMIT = 300.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """A resource at Google: its kind, its id as the provider has it, and the URL that deletes it."""
+    """A resource at Google: its kind, its id in Pulumi's state, and its URL."""
 
     kind: str
     id: str
@@ -56,7 +56,7 @@ class Leftover:
 
 
 def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[Leftover]:
-    """Return resources with the stack's names whose ids its state lacks, in the order of deletion."""
+    """Return resources that have the stack's names and whose ids are not in its state, in the order of deletion."""
     client, prefix, state = session(get), names(project, stack).prefix, frozenset(known)
     resources = [resource for kind in _COMPUTE for resource in _compute(client, project, kind, get)]
     resources += _accounts(client, project, get)
@@ -64,10 +64,10 @@ def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[
 
 
 def delete(resources: Iterable[Leftover], get: Get) -> None:
-    """Delete the resources, which are sorted by kind, one kind after the other.
+    """Delete the resources, which are sorted by kind: one kind after the other.
 
     Raises:
-        GcpError: Google refuses, or a resource exists after five minutes.
+        GcpError: Google refuses, or a resource still exists after five minutes.
     """
     client = session(get)
     for kind, group in groupby(resources, attrgetter("kind")):
@@ -128,9 +128,9 @@ def configuration() -> Get:
 
 
 def of_stack(get: Get) -> tuple[list[Leftover], bool]:
-    """Return what is left of the stack that is selected, and whether its state has anything at Google.
+    """Return the orphans of the selected stack, and whether its state has any resource at Google.
 
-    If it has nothing, what bears the stack's name may be in another state.
+    If it has none, another state may have the resources with the stack's names.
     """
     own = project(lambda key: get(f"gcp:{key}"), os.environ)
     resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
