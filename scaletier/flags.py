@@ -73,6 +73,10 @@ def _seed(text: str) -> int:
     return value
 
 
+class _Default(int):
+    """Mark a number that no flag has set."""
+
+
 class Parser(argparse.ArgumentParser):
     """Report a wrong call in one line, with exit code 2."""
 
@@ -107,7 +111,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         help="async: parameter servers, every replica at its own speed; sync: all replicas step together; "
         "model-parallel: the layers on several hosts",
     )
-    add("--max-steps", type=at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
+    add("--max-steps", type=at_least(1), default=_Default(2000), metavar="N", help="batches to train on, over all replicas")
     add(
         "--eval-interval",
         type=positive,
@@ -142,7 +146,8 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
 def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defaults: Any) -> Flags:
     """Return these flags of a namespace of `parser`, which may have others, or of words, sys.argv's by default.
 
-    Words count before `defaults`, and these before a namespace. Wrong words are one line on stderr and exit code 2.
+    A flag that was set counts before `defaults`; a namespace shows that for --max-steps alone. Wrong words are one line on
+    stderr and exit code 2.
     """
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if not isinstance(arguments, argparse.Namespace):
@@ -150,4 +155,6 @@ def flags_of(arguments: argparse.Namespace | Sequence[str] | None = None, **defa
         known.set_defaults(**defaults)
         arguments, defaults = known.parse_args(arguments), {}
     settings = {field.name: getattr(arguments, field.name) for field in fields(Flags)}
+    if not isinstance(settings["max_steps"], _Default):
+        defaults.pop("max_steps", None)
     return Flags(**{**settings, "job_dir": arguments.job_dir.rstrip("/") or "/", **defaults})

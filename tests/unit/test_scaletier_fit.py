@@ -157,8 +157,12 @@ def test_steps_of_the_command_line_override_those_of_the_program() -> None:
     assert flags_of([], max_steps=0).max_steps == 0
     assert flags_of([], max_steps=None).max_steps == 2000
     assert flags_of(parsed, max_steps=None).max_steps == 7
-    assert flags_of(parsed, max_steps=9).max_steps == 9
-    assert flags_of(parsed, max_steps=0).max_steps == 0
+    assert flags_of(parsed, max_steps=9).max_steps == 7
+    assert flags_of(parsed, max_steps=0).max_steps == 7
+    unset = scaletier.parser().parse_args([])
+    assert flags_of(unset, max_steps=9).max_steps == 9
+    assert flags_of(unset, max_steps=None).max_steps == 2000
+    assert flags_of(scaletier.parser().parse_args(["--max-steps=2000"]), max_steps=9).max_steps == 2000
 
 
 def test_callbacks_are_recognized_by_their_methods() -> None:
