@@ -505,7 +505,7 @@ class Cluster:
                 raise Violation(f"{job_id} is CANCELLED without a request")
             if self.starts_from is not None and "no heartbeat" in job_facts.message:
                 raise Violation(f"{job_id} FAILED for missing hosts that can be started: {job_facts.message}")
-            valid_reasons = ("lost", "not up", "was started again", "times in a row", "restarts")
+            valid_reasons = ("lost", "did not start", "was started again", "times in a row", "restarts")
             unexplained = not any(word in job_facts.message for word in valid_reasons)
             if job_facts.ended is JobState.FAILED and job_facts.acknowledged and not job_facts.fails and unexplained:
                 raise Violation(f"{job_id} FAILED without a reason: {job_facts.message}")
