@@ -204,6 +204,7 @@ VALUES = [
     np.array(3.0, np.float32),
     np.array([1e6, -3e5, 65_505], np.float32),
     np.zeros((2, 3), np.float32),
+    np.zeros((0, 3), np.float32),
     np.array([1e-12, -2e-9], np.float32),
 ]
 

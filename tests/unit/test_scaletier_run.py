@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scaletier.asynchronous import _shorten_log
+from scaletier.asynchronous import Asynchronous, _shorten_log
 from scaletier.checkpoint import CheckpointError
 from scaletier.data import DataError
 from scaletier.flags import flags_of
@@ -127,6 +128,47 @@ def test_a_process_leaves_by_its_code_or_by_sigterm(code: int) -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.stdout == "before\n"
     assert result.returncode == (-signal.SIGTERM if code == RETRY_EXIT_CODE else code)
+
+
+def train_worker(error: Exception, explain: Callable[[Exception], str] | None = None) -> list[Exception]:
+    """Train as a worker whose data raises an error; return what ends the job."""
+    ends: list[Exception] = []
+    strategy = Asynchronous.__new__(Asynchronous)
+    strategy.source = SimpleNamespace(training_here=raising(error))
+    strategy.job, strategy.count, strategy.data_begin = Job(None, None, explain=explain), 2, 0
+    strategy.progress = SimpleNamespace(step=0, stop=ends.append)
+    strategy._train_worker()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (errors.OutOfRangeError(None, None, "End of sequence"), "worker/0 finds no batch in the job's data"),
+        (errors.PermissionDeniedError(None, None, "/data/a"), "worker/0 cannot read its data: /data/a"),
+        (errors.NotFoundError(None, None, "/a; No such file"), "worker/0 cannot read its data: /a; No such file"),
+    ],
+)
+def test_data_that_a_worker_cannot_read_ends_the_job(error: Exception, line: str) -> None:
+    (end,) = train_worker(error)
+    assert isinstance(end, DataError)
+    assert str(end) == line
+
+
+@pytest.mark.parametrize("error", [errors.DataLossError(None, None, "corrupted record"), ValueError("a fault of the program")])
+def test_an_error_of_the_program_on_a_worker_ends_the_job(error: Exception) -> None:
+    assert train_worker(error) == [error]
+
+
+@pytest.mark.parametrize("error", [LOST, errors.NotFoundError(None, None, "Resource localhost/iterator does not exist")])
+def test_the_coordinator_handles_a_lost_worker(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        train_worker(error)
+
+
+def test_the_job_explains_why_a_worker_finds_no_batch() -> None:
+    (end,) = train_worker(errors.OutOfRangeError(None, None, ""), lambda _: "there are fewer files than workers")
+    assert str(end) == "worker/0 finds no batch in the job's data: there are fewer files than workers"
 
 
 def test_the_coordinator_s_pages_of_graph_nodes_become_one_line() -> None:
