@@ -33,7 +33,7 @@ class Record:
     """
 
     kind: ClassVar[str] = "record"
-    """What a message calls it."""
+    """The name of such a record in messages."""
     old_names: ClassVar[Mapping[str, str]] = {}
     """Keys of schema 3 and before, by the names that they have now."""
 

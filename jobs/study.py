@@ -12,7 +12,7 @@ from jobs.serialization import Record
 from jobs.times import now, seconds_between
 
 METRIC_TAG = "training/hptuning/metric"
-"""What Cloud ML took for hyperparameterMetricTag where a job named none, and `cloudml-hypertune` reports as."""
+"""Cloud ML's default of hyperparameterMetricTag, and the tag of `cloudml-hypertune`'s reports."""
 MOST_MEASUREMENTS = 200
 
 

@@ -69,7 +69,7 @@ def shards_of(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class Count:
-    """How much of a shard was read: its `records`, from byte `start` of the first to `end` after the last.
+    """Count what was read of a shard: its `records`, from byte `start` of the first to `end` after the last.
 
     `damage` is the reason if reading stopped at a damaged place; else empty.
     """

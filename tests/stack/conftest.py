@@ -24,7 +24,7 @@ from infra.lxd.layout import LxdNames
 from infra.templates import ROOT
 
 _STACKS: dict[str, Stack] = {}
-"""What the program declared in this process, by configuration."""
+"""The resources that the program declared in this process, by configuration."""
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ MOST = 1 << 33
 
 
 def each(*tries: Callable[[], object]) -> str:
-    """What several tries came to: the first that was not refused."""
+    """Make several tries; return the result of the first that is not refused."""
     why = ""
     for attempt in tries:
         try:
