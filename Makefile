@@ -6,6 +6,7 @@ BIN := .venv/bin
 STACK ?= local
 SECONDS ?= 600
 COUNT ?= 100
+SEED ?= 1
 export PYTHON STACK
 # Parts of set-up that need nothing of one another are made side by side.
 TOGETHER = setup/together.sh $(MAKE) -j8
@@ -84,8 +85,8 @@ test-load: ## make test beside four busy loops
 test-all: ## every test, shard after shard; SHARD=serving for one
 	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))
 
-mutants: dev ## how many of COUNT (100) changed lines make test notices
-	@$(BIN)/python tests/mutants.py --count $(COUNT)
+mutants: dev ## how many of COUNT (100) changed lines, drawn by SEED (1), make test notices
+	@$(BIN)/python tests/mutants.py --count $(COUNT) --seed $(SEED)
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)
