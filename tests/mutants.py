@@ -41,6 +41,8 @@ _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 # A change of these lines changes only a delay, or permits an operation that no code uses.
 _NO_MATTER = ("monotonic()", "sleep(", ".flush()", "flush=", "@dataclass(")
 _TIMEOUT_SECONDS = 900
+_USAGE_ERROR = 4
+"""Pytest's exit code for a test that it does not find, or a conftest.py that it cannot import."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def tests_of(mutant: Mutant, data: Path) -> list[str]:
             "join context on context.id = line_bits.context_id where file.path = ?",
             (str(ROOT / mutant.path),),
         )
-        tests = {context.partition("|")[0] for context, bits in rows if context and mutant.line in numbits_to_nums(bits)}
+        tests = {context.rpartition("|")[0] for context, bits in rows if context and mutant.line in numbits_to_nums(bits)}
     module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     files = [
         file.relative_to(ROOT).as_posix()
@@ -189,6 +191,9 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
 
     Returns:
         `caught` if a command fails, `timeout` if one takes too long, as of a loop without end, else `SURVIVED`.
+
+    Raises:
+        SystemExit: pytest rejects a command even without the mutant, so that no test would run.
     """
     file = tree / mutant.path
     text = file.read_text()
@@ -198,14 +203,12 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
     try:
         for command in commands:
             try:
-                result = subprocess.run(
-                    command,
-                    cwd=tree,
-                    env=os.environ | {"PYTHONPATH": str(tree), "MYPYPATH": str(tree)},
-                    capture_output=True,
-                    timeout=limit(_TIMEOUT_SECONDS),
-                    check=False,
-                )
+                result = _run(command, tree)
+                if result.returncode == _USAGE_ERROR:
+                    file.write_text(text)
+                    collected = _run([*command, "--collect-only", "-q"], tree)
+                    if collected.returncode == _USAGE_ERROR:
+                        sys.exit(f"pytest rejects the tests of {mutant.path}:{mutant.line}: {collected.stderr.strip()}")
             except subprocess.TimeoutExpired:
                 return "timeout"
             if result.returncode not in (0, 5):
@@ -213,6 +216,19 @@ def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
         return "SURVIVED"
     finally:
         file.write_text(text)
+
+
+def _run(command: Sequence[str], tree: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree), "MYPYPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit(_TIMEOUT_SECONDS),
+        check=False,
+    )
 
 
 def copy_tree(number: int) -> Path:
