@@ -18,6 +18,8 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "failures"
 FAILED = pytest.StashKey[bool]()
 """Key of a failed test's mark, for fixtures that clean up after it."""
+NOT_RUN = "not run: "
+"""How the failure of a test begins that did not run because an earlier one failed: it needs no report of its own."""
 _FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
 _ON_HOST = (
     "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "
@@ -98,7 +100,7 @@ def _try(ask: Callable[[], str]) -> str:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Write the report of a test that failed, and name its path below the failure."""
     report = yield
-    if report.failed and not report.longreprtext.startswith("not tried"):  # by the story, for tests after a failure
+    if report.failed and not report.longreprtext.startswith(NOT_RUN):
         item.stash[FAILED] = True
         if line := write(f"{item.nodeid.rpartition('/')[2]}.{report.when}"):
             report.sections.append(("hosts", line))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hosts_report import NOT_RUN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
@@ -34,7 +35,7 @@ def stack() -> Iterator[Stack]:
 def _fail_after_a_failure() -> None:
     """Fail at once after a failed step, as later steps would wait until their timeouts."""
     if _failed:
-        pytest.fail(f"not run: {_failed[0]} failed", pytrace=False)
+        pytest.fail(f"{NOT_RUN}{_failed[0]} failed", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

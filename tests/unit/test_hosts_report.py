@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import hosts_report
 import pytest
+from hosts_report import FAILED, NOT_RUN
 
 
 class Answer(NamedTuple):
@@ -72,3 +73,24 @@ def test_a_missing_stack_or_a_full_disk_raises_no_error(folder: Path, monkeypatc
     folder.rename(folder.with_name("other"))
     folder.write_text("no folder")
     assert hosts_report.write("z").startswith("its hosts could not be queried: FileExistsError")
+
+
+def report_failure(item: pytest.Item, reason: str) -> pytest.TestReport:
+    """Return the report of a test that ends with this failure, as the hook leaves it."""
+    call = pytest.CallInfo.from_call(lambda: pytest.fail(reason, pytrace=False), "setup")
+    hook = hosts_report.pytest_runtest_makereport(item)
+    next(hook)
+    with pytest.raises(StopIteration) as result:
+        hook.send(pytest.TestReport.from_item_and_call(item, call))
+    report: pytest.TestReport = result.value.value
+    return report
+
+
+def test_only_a_test_that_ran_and_failed_has_a_report(folder: Path, request: pytest.FixtureRequest) -> None:
+    assert report_failure(request.node, f"{NOT_RUN}test_up failed").sections == []
+    assert not folder.exists()
+    assert FAILED not in request.node.stash
+    ((title, line),) = report_failure(request.node, "no host answers").sections
+    (path,) = folder.glob("*.setup.txt")
+    assert (title, line.endswith(f": {path}")) == ("hosts", True)
+    assert request.node.stash[FAILED]
