@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ QUICK = Shard(
 STORY = Shard(paths=("tests/story",), needs=("hosts",))
 _LEAST_GIB, _LEAST_TEMPORARY_GIB = 4, 1
 _SLOWEST = 10
+_NO_TESTS = 5
+"""Pytest's exit code if it finds no test."""
 
 
 @dataclass
@@ -94,13 +97,14 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.signal = 0
         self._children: list[subprocess.Popen[bytes]] = []
+        self._changing = threading.Lock()  # of the children and of the file that lists them
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """End the run: pytest is interrupted, so that its fixtures clean up, and no further phase begins."""
         if self.signal:
             return
         self.signal = number
-        for child in self._children:
+        for child in list(self._children):
             child.send_signal(signal.SIGINT)
         say(f"\n{signal.Signals(number).name}: cleaning up")
 
@@ -133,12 +137,14 @@ class Run:
                 start_new_session=True,
                 pass_fds=(self._lock.descriptor,),
             )
-            self._children.append(child)
-            self._lock.write(each.pid for each in self._children)
+            with self._changing:
+                self._children.append(child)
+                self._lock.write(each.pid for each in self._children)
             if self.signal:
                 child.send_signal(signal.SIGINT)
             outcome.code = child.wait() or outcome.code
-            self._children.remove(child)
+            with self._changing:
+                self._children.remove(child)
         outcome.minutes = (time.monotonic() - start) / 60
         outcome.read(report)
         return outcome
@@ -180,17 +186,23 @@ class Run:
         return sum(len(outcome.seconds) for outcome in self.outcomes)
 
 
-def count_all(run: Run) -> int:
-    """Return how many tests `make test-all` runs: pytest collects them, shard by shard, until a signal ends the run."""
-    count = 0
-    for shard in SHARDS.values():
+def count_all(run: Run) -> tuple[int, list[str]]:
+    """Count the tests that `make test-all` runs: pytest collects them, shard by shard, until a signal ends the run.
+
+    Returns:
+        their number, and what pytest printed for each shard that it cannot collect.
+    """
+    count, errors = 0, []
+    for name, shard in SHARDS.items():
         if run.signal:
             break
         command = [BIN / "pytest", "--collect-only", "-qq", *shard.options, *shard.paths]
         environment = os.environ | shard.environment
-        collected = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
-        count += sum(int(found) for found in re.findall(r"^tests/\S+: (\d+)$", collected, re.MULTILINE))
-    return count
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        count += sum(int(number) for number in re.findall(r"^tests/\S+: (\d+)$", result.stdout, re.MULTILINE))
+        if result.returncode not in (0, _NO_TESTS) and not run.signal:
+            errors.append(f"the tests of {name} cannot be collected:\n{result.stdout}{result.stderr}")
+    return count, errors
 
 
 def table(run: Run) -> Iterator[str]:
@@ -231,12 +243,12 @@ class Lock:
     def __init__(self, what: str) -> None:
         CACHE.mkdir(parents=True, exist_ok=True)
         self._what, self._since = what, time.strftime("%H:%M:%S")
-        self._file = (CACHE / "lock").open("a+")
+        self._file, self._holder = (CACHE / "lock").open("a"), CACHE / "holder.json"
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.seek(0)
-            refuse(f"another test run of this checkout is active: {describe_holder(self._file.read())}")
+            text = self._holder.read_text() if self._holder.exists() else ""
+            refuse(f"another test run of this checkout is active: {describe_holder(text)}")
         self.write()
 
     @property
@@ -244,10 +256,10 @@ class Lock:
         return self._file.fileno()
 
     def write(self, children: Iterable[int] = ()) -> None:
-        """Write its holders into the file: this process and its current children."""
-        self._file.truncate(0)
-        self._file.write(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), *children]}))
-        self._file.flush()
+        """Replace the file that names its holders: this process and its current children."""
+        new = self._holder.with_suffix(".new")
+        new.write_text(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), *children]}))
+        new.replace(self._holder)
 
 
 def describe_holder(text: str) -> str:
@@ -256,9 +268,10 @@ def describe_holder(text: str) -> str:
         holder = json.loads(text)
         alive = [process for process in holder["processes"] if process and Path(f"/proc/{process}").exists()]
     except (ValueError, KeyError):
+        alive = []
+    if not alive:  # the text is of an earlier run
         return "it starts just now. Wait for it"
-    end = f", or end it by `kill -INT {alive[0]}`" if alive else ""
-    return f"{holder['what']}, since {holder['since']}. Wait for it{end}"
+    return f"{holder['what']}, since {holder['since']}. Wait for it, or end it by `kill -INT {alive[0]}`"
 
 
 _LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
@@ -305,7 +318,11 @@ def test(run: Run) -> int:
     with ThreadPoolExecutor(1) as pool:
         test_count = pool.submit(count_all, run)  # the story waits for hosts most of the time
         run.shards({"story": STORY})
-        return test_count.result()
+        count, errors = test_count.result()
+    if errors:
+        say("\n" + "\n".join(errors))
+        run.outcomes.append(Outcome("count", 1))
+    return count
 
 
 def test_all(run: Run, names: Sequence[str]) -> int:

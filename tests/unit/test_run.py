@@ -15,6 +15,7 @@ from typing import IO, cast
 
 import pytest
 import run
+from run import Outcome
 from shards import SHARDS
 from waiting import limit, wait_for
 
@@ -62,7 +63,9 @@ def test_a_surviving_pytest_of_a_killed_run_is_named() -> None:
     ended.wait()
     text = json.dumps({"what": "make test", "since": "10:00:00", "processes": [ended.pid, os.getpid()]})
     assert run.describe_holder(text) == f"make test, since 10:00:00. Wait for it, or end it by `kill -INT {os.getpid()}`"
-    assert run.describe_holder("") == "it starts just now. Wait for it"
+    of_an_earlier_run = json.dumps({"what": "make test", "since": "09:00:00", "processes": [ended.pid]})
+    for text in ("", of_an_earlier_run):
+        assert run.describe_holder(text) == "it starts just now. Wait for it"
 
 
 def test_busy_loops_end_with_the_process_that_started_them() -> None:
@@ -90,7 +93,28 @@ def test_no_tests_are_counted_after_a_signal(lock: run.Lock, monkeypatch: pytest
     monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: pytest.fail("pytest was started"))
     phases = run.Run(lock)
     phases.signal = signal.SIGTERM
-    assert run.count_all(phases) == 0
+    assert run.count_all(phases) == (0, [])
+
+
+def test_shards_that_cannot_be_collected_fail_the_run(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"whole": "def test_one(): pass\n\n\ndef test_two(): pass\n", "broken": "import missing_module\n", "none": ""}
+    for name, text in texts.items():
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "SHARDS", {name: run.Shard((f"tests/{name}",)) for name in texts})
+    monkeypatch.setattr(run.Run, "lint", lambda _: None)
+    monkeypatch.setattr(run.Run, "shards", lambda run, shards: run.outcomes.extend(map(Outcome, shards)))
+    phases = run.Run(lock)
+    assert run.test(phases) == 2
+    assert phases.failed == ["count"]
+    output = capfd.readouterr().out
+    assert "the tests of broken cannot be collected:" in output
+    assert "No module named 'missing_module'" in output
+    assert "of none" not in output
 
 
 REPORT = """<testsuites><testsuite>
@@ -106,7 +130,7 @@ REPORT = """<testsuites><testsuite>
 def test_each_shard_of_a_cluster_has_an_outcome(tmp_path: Path, fault: str, code: int, codes: tuple[int, int]) -> None:
     shards = {name: run.Shard((f"tests/e2e/test_{name}.py",)) for name in ("a", "b")}
     (tmp_path / "report.xml").write_text(REPORT.format(fault))
-    phase = run.Outcome("a b", code, minutes=2.5)
+    phase = Outcome("a b", code, minutes=2.5)
     phase.read(tmp_path / "report.xml")
     first, second = phase.split(shards)
     assert (first.name, [*first.seconds], first.skipped) == (
@@ -123,7 +147,7 @@ def test_each_shard_of_a_cluster_has_an_outcome(tmp_path: Path, fault: str, code
 def test_a_file_that_cannot_be_imported_fails_its_phase(tmp_path: Path) -> None:
     unimportable = '<testcase classname="" name="tests.e2e.test_c" time="0"><error message="collection failure"/></testcase>'
     (tmp_path / "report.xml").write_text(REPORT.format("").replace("</testsuite>", f"{unimportable}</testsuite>"))
-    phase = run.Outcome("a b", 1)
+    phase = Outcome("a b", 1)
     phase.read(tmp_path / "report.xml")
     first, second = phase.split({name: run.Shard((f"tests/e2e/test_{name}.py",)) for name in ("a", "b")})
     assert (first.code, len(first.failed), second.code, len(second.failed)) == (1, 1, 0, 0)
@@ -153,9 +177,9 @@ def test_shards_of_one_cluster_run_in_one_call_beside_those_of_others(
 def test_the_tests_of_a_cluster_get_its_name(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     environments = []
 
-    def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> run.Outcome:
+    def phase(_: run.Run, name: str, *__: Sequence[str], environment: Mapping[str, str], log: None) -> Outcome:
         environments.append(environment)
-        return run.Outcome(name)
+        return Outcome(name)
 
     monkeypatch.setattr(run.Run, "phase", phase)
     for name in ("examples", "storage"):
@@ -177,8 +201,12 @@ def test_parallel_phases_are_all_interrupted_and_named(lock: run.Lock, monkeypat
     phases = run.Run(lock)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(phases.phase, name, ["sleep", "600"]) for name in ("one", "two")]
-        wait_for(lambda: len(phases._children) == 2, "both have started")
-        holders = json.loads((run.CACHE / "lock").read_text())["processes"]
-        assert {*holders} == {os.getpid(), *(child.pid for child in phases._children)}
+
+        def holders() -> list[int]:
+            processes: list[int] = json.loads((run.CACHE / "holder.json").read_text())["processes"]
+            return processes
+
+        wait_for(lambda: len(holders()) == 3, "both have started, and are named")
+        assert {*holders()} == {os.getpid(), *(child.pid for child in phases._children)}
         phases.interrupt(signal.SIGINT, None)
         assert [future.result().code for future in futures] == [-signal.SIGINT] * 2
