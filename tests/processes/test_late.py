@@ -9,6 +9,7 @@ import pytest
 from late import VALID
 from loopback import Job
 
+PERIOD = 4
 ROLES = {
     "async": [("ps", 0), ("worker", 0), ("chief", 0)],
     "sync": [("worker", 0), ("chief", 0)],
@@ -19,7 +20,7 @@ ROLES = {
 @pytest.mark.full("test_scaletier_job.py::test_a_late_invalid_batch_is_one_line_and_training_is_saved, on one host")
 @pytest.mark.parametrize("strategy", ROLES)
 def test_a_late_invalid_batch_is_one_line(tmp_path: Path, strategy: str) -> None:
-    flags = [f"--strategy={strategy}", "--max-steps=100000", "--checkpoint-steps=100000"]
+    flags = [f"--strategy={strategy}", f"--sync-period={PERIOD}", "--max-steps=100000", "--checkpoint-steps=100000"]
     job = Job(tmp_path, "late", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
         job.start_all()
@@ -31,7 +32,8 @@ def test_a_late_invalid_batch_is_one_line(tmp_path: Path, strategy: str) -> None
         assert "Traceback" not in log
         assert not re.search(r"^Graph execution error", log, re.MULTILINE)
         step = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved$")[1])
-        assert VALID / 2 < step <= VALID * (1 if strategy == "model-parallel" else 2)
+        # One of the two has trained on all its valid batches but those of its last round, the other perhaps on none.
+        assert VALID / 2 - PERIOD <= step <= VALID * (1 if strategy == "model-parallel" else 2)
         assert (tmp_path / f"job/checkpoints/model-{step}.index").exists()
     finally:
         job.stop()
