@@ -185,9 +185,12 @@ class FunctionalModel:
             optimizer = keras.optimizers.get(configured)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise JobError(f"the optimizer is {kind_of(optimizer)}; valid is one of keras.optimizers, its name, or a function")
-        if free := next(
-            (part for part in private.inner_optimizers(optimizer) if type(part).__name__ == "ScheduleFreeAdamW"), None
-        ):
+        parts = private.inner_optimizers(optimizer)
+        for part in (optimizer, *parts):
+            if type(part).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
+                line = f"the optimizer {type(part).__name__} is invalid: it overrides apply_gradients, which scaletier does not"
+                raise JobError(f"{line} call. Valid: an optimizer that overrides update_step instead")
+        if free := next((part for part in parts if type(part).__name__ == "ScheduleFreeAdamW"), None):
             line = f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than"
             raise JobError(f"{line} elsewhere. Valid: another optimizer, such as AdamW")
         return type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer

@@ -114,6 +114,8 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if "/" not in words[0] or words[0].startswith("/"):
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
+        if source is None and (script := next((word for word in words[1:] if _is_local_script(word)), "")):
+            raise UsageError(f"--command names the file {script}, and without --package no file is sent: add --package .")
         return JobProgram(source or package.PackageSource(Path(words[0]).name, {}), tuple(words))
     if folder is None or source is None:
         path = _file(words[0], "--command")
@@ -124,6 +126,10 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if not os.access(path, os.X_OK):
         raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
     return JobProgram(source, (f"./{name}", *words[1:]))
+
+
+def _is_local_script(word: str) -> bool:
+    return word.endswith((".py", ".sh")) and not word.startswith("/") and Path(word).is_file()
 
 
 def _check_shell(text: str, words: Sequence[str]) -> None:

@@ -128,6 +128,17 @@ def test_the_default_is_the_folder_trainer_or_the_shipped_one(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("command", ["python train.py", "bash ./run.sh x", "torchrun --nproc-per-node 1 train.py"])
+def test_a_command_without_a_package_names_no_local_script(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        UsageError, match=r"^--command names the file \S+, and without --package no file is sent: add --package \.$"
+    ):
+        program.find(None, None, None, command)
+    assert program.find(".", None, None, command).command == tuple(command.split())
+    assert program.find(None, None, None, "python gone.py").command == ("python", "gone.py")
+
+
 def test_a_program_of_hosts_precedes_a_file_of_its_name(folder: Path) -> None:
     (folder / "ls").write_text("")
     assert program.find(str(folder), None, None, "ls -l").command == ("ls", "-l")

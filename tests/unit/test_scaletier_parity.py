@@ -368,6 +368,14 @@ class OwnTest(Subclassed):
         return super().test_step(data)
 
 
+class Centered(keras.optimizers.SGD):  # type: ignore[misc]
+    """Centers gradients before they are applied."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = [(gradient - keras.ops.mean(gradient), variable) for gradient, variable in grads_and_vars]
+        return super().apply_gradients(pairs)
+
+
 def cubed(targets: Any, outputs: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(targets - outputs) ** 3, -1)
 
@@ -518,6 +526,11 @@ ROWS: dict[str, Row] = {
     "SGD": optimizer("SGD", momentum=0.9, nesterov=True),
     "ScheduleFreeAdamW": replace(
         optimizer("ScheduleFreeAdamW"), refused="the optimizer ScheduleFreeAdamW is invalid: Keras computes it in another way"
+    ),
+    "apply_gradients": Row(
+        dense(),
+        compile={"loss": "mse", "optimizer": lambda: Centered(0.1)},
+        refused="the optimizer Centered is invalid: it overrides apply_gradients, which scaletier does not call. Valid: ",
     ),
     "LossScaleOptimizer": Row(
         dense(),
