@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import wait_for
+from waiting import limit, wait_for
 
 from hosts.agent import token_broker
 from hosts.agent.token_broker import MOST_BUCKETS, PORT, Access, Broker, access, boundary, main
 from jobs.records import Plan, Task
 
-_ASK = """
+_ASK = f"""
 import json, sys, urllib.request
-url = f"http://127.0.0.1:{sys.argv[1]}/computeMetadata/v1/instance/service-accounts/default/token"
-request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-answer = json.load(urllib.request.urlopen(request, timeout=10))
+url = "http://127.0.0.1:" + sys.argv[1] + "/computeMetadata/v1/instance/service-accounts/default/token"
+request = urllib.request.Request(url, headers={{"Metadata-Flavor": "Google"}})
+answer = json.load(urllib.request.urlopen(request, timeout={limit()}))
 assert answer["access_token"] == "narrow", answer
 sys.exit(3)
 """
@@ -100,21 +100,25 @@ def test_the_broker_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hosts.agent.token_broker._Handler.timeout", None)  # no timeout for slow clients
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
     pairs = [socket.socketpair() for _ in range(200)]
-    before = threading.active_count()
+    others = set(threading.enumerate())
+
+    def handlers() -> set[threading.Thread]:
+        return set(threading.enumerate()) - others
+
     try:
         for server_end, _ in pairs:
             broker._server.process_request(server_end, ("127.0.0.1", 1))
-        assert threading.active_count() - before == 32
+        assert len(handlers()) == 32
         closed = [client for _, client in pairs if select.select([client], [], [], 0)[0]]
         assert closed == [client for _, client in pairs[32:]]
         assert {client.recv(1) for client in closed} == {b""}, "connections beyond the limit are closed"
         for _, client in pairs:
             client.close()
-        wait_for(lambda: threading.active_count() == before, "the end of all handlers")
+        wait_for(lambda: not handlers(), "the end of all handlers")
         pairs.append(socket.socketpair())
         broker._server.process_request(pairs[-1][0], ("127.0.0.1", 1))
         assert not select.select([pairs[-1][1]], [], [], 0)[0], "a new connection is accepted again"
-        assert threading.active_count() == before + 1
+        assert len(handlers()) == 1
     finally:
         for _, client in pairs:
             client.close()

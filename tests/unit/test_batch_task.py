@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import limit
 
 from hosts.batch import inputs, task
 from hosts.batch.output import ERRORS, BatchError, PredictionOutput
@@ -116,7 +117,7 @@ def test_several_replicas_share_the_work(
         worker.start()  # they wait for the chief's plan, and the chief for their shards
     run(request, model, out, 0, 3)
     for worker in workers:
-        worker.join(30)
+        worker.join(limit())
         assert not worker.is_alive()
     assert results(out) == [2.0 * x for x in range(100)]
     assert len(list(out.glob("prediction.results-*"))) == 12
@@ -212,7 +213,7 @@ def test_a_record_s_key_is_its_number_in_the_input(
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(limit())
     rows = [(row["y"], row["key"]) for row in results(out)]
     first = [(2.0 * x, x) for x in range(50)]
     damaged = [(2.0 * x, 100 + x) for x in range(20)]

@@ -19,6 +19,7 @@ from benchmarks.measure import MeasureError
 from benchmarks.stack import CONFIG, changes, part_of
 from benchmarks.trained import Trained, _follow, seconds_a_step
 from benchmarks.training import times
+from waiting import limit
 
 from infra.lxd.config import LxdConfig
 from infra.scale_tiers import Role, ScaleTier
@@ -53,7 +54,7 @@ def test_a_background_task_runs_from_the_first_step_to_the_end() -> None:
 
     def background(over: threading.Event) -> None:
         is_over.append(over.is_set())
-        assert over.wait(30)
+        assert over.wait(limit())
         is_over.append(over.is_set())
 
     _follow(

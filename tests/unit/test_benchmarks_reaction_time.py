@@ -13,7 +13,7 @@ from benchmarks.hanging_once import Hanging
 from benchmarks.job_events import LoggedLine, first_after, parse_log, record_in, runs, seconds_of, starts, trainers
 from benchmarks.measure import MeasureError
 from benchmarks.reaction_time import make_host, packed, played
-from waiting import wait_for
+from waiting import limit, wait_for
 
 from jobs import paths
 from jobs.folder_bucket import FolderBucket
@@ -100,7 +100,7 @@ def test_a_store_hangs_while_a_file_exists(tmp_path: Path) -> None:
     wait_for((tmp_path / "bucket.hangs").exists, "the store hangs", poll=0.01)
     assert not contents
     off.unlink()
-    call.join(30)
+    call.join(limit())
     assert contents == [b"x"]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import limit
 
 from jobs import chunks
 from jobs.chunks import (
@@ -321,9 +322,11 @@ def test_a_pattern_leaves_no_alarm_and_works_on_any_thread(pattern: str, matches
 
 def test_a_slow_pattern_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chunks.PATTERN_SECONDS == 1.0
-    monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
-    with pytest.raises(SlowError):
-        LogFilter(pattern="(a+)+$").matches(text(1, message="a" * 60 + "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks, "PATTERN_SECONDS", 0.05)
+        with pytest.raises(SlowError):
+            LogFilter(pattern="(a+)+$").matches(text(1, message="a" * 60 + "b"))
+    monkeypatch.setattr(chunks, "PATTERN_SECONDS", limit())
     assert LogFilter(pattern="a+").matches(text(1, message="aa"))
 
 
@@ -371,7 +374,7 @@ def test_the_program_ends_without_an_error_if_its_pipe_is_closed(tmp_path: Path)
         assert process.stdout
         assert process.stderr
         process.stdout.close()
-        assert (process.wait(20), process.stderr.read()) == (0, b"")
+        assert (process.wait(limit()), process.stderr.read()) == (0, b"")
 
 
 def test_a_folder_with_new_and_growing_chunks(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from replicahosts import PATIENCE, until
 from waiting import scale, wait_for
 
 from hosts.agent import launcher_client
+from hosts.agent import trainer as trainer_module
 from hosts.agent.__main__ import spawn
 from hosts.agent.launcher_client import Launched, Launcher, request
 from hosts.agent.log import Log
@@ -628,8 +629,16 @@ while True:
     [("main", False, ["first"]), ("main", True, ["child", "first"]), ("all", True, ["child", "first"])],
 )
 def test_sigterm_reaches_the_main_process_or_all(
-    host: Host, tmp_path: Path, launcher: bool, stop_signal: str, stays: bool, signalled: list[str]
+    host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: bool,
+    stop_signal: str,
+    stays: bool,
+    signalled: list[str],
 ) -> None:
+    if stays:
+        monkeypatch.setattr(trainer_module, "FIRST_PROCESS_SHARE", 0.1)  # the rest of the time is for the other processes
     (out := tmp_path / "out").mkdir()
     file = host.root / "run/stop" if launcher else tmp_path / "stop"
     file.write_text("of the run before")
@@ -637,7 +646,7 @@ def test_sigterm_reaches_the_main_process_or_all(
     family = trainer(host, tmp_path, replace(command, stop_signal=stop_signal), host.launcher if launcher else Child)
     until(lambda: len(list(out.iterdir())) == 2)
     assert not file.exists()
-    seconds = scale() if stays else PATIENCE
+    seconds = 2 * scale() if stays else PATIENCE
     family.stop(seconds)
     assert wait_for_exit(family) == (-9 if stays else 143)
     assert sorted(path.name for path in out.iterdir() if path.name[:2] != "up") == signalled

@@ -146,14 +146,14 @@ def test_failures_are_formatted_in_one_line() -> None:
 
 
 def test_background_returns_raises_and_times_out() -> None:
-    assert Background(lambda: 7).join(10) == 7
+    assert Background(lambda: 7).join(limit()) == 7
 
     def fail() -> int:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        Background(fail).join(10)
+        Background(fail).join(limit())
     stop = threading.Event()
     with pytest.raises(TimeoutError, match="it takes longer than 0 s"):
-        Background(lambda: stop.wait(10)).join(0.01)
+        Background(lambda: stop.wait(limit())).join(0.01)
     stop.set()

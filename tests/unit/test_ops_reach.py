@@ -11,6 +11,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from waiting import limit
 
 from infra.inventory import Inventory
 from ops.cluster.cluster import ClusterClient
@@ -134,7 +135,7 @@ def test_running_servers_are_not_changed(cluster: ClusterClient, fleet: FakeFlee
 def test_a_request_waits_until_a_new_server_listens(
     cluster: ClusterClient, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_LISTEN_SECONDS", 60.0)
+    monkeypatch.setattr(client, "_LISTEN_SECONDS", limit())
     servers = FakeServers(cluster, serving_0=NOT_RUNNING, serving_1=NOT_RUNNING)
     fleet.on_command = lambda name: servers.answers.update({name: DONE})
     servers.start()
@@ -163,7 +164,7 @@ def test_a_failed_start_gives_its_reason(cluster: ClusterClient, fleet: FakeFlee
 def test_one_new_server_is_enough(
     cluster: ClusterClient, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(client, "_LISTEN_SECONDS", 60.0)
+    monkeypatch.setattr(client, "_LISTEN_SECONDS", limit())
     servers = FakeServers(cluster, serving_0=NOT_RUNNING, serving_1=NOT_RUNNING)
     requested = threading.Event()
     request_from = servers.request_from
@@ -175,7 +176,7 @@ def test_one_new_server_is_enough(
         return answer
 
     def start_one(name: str) -> None:
-        assert requested.wait(60)
+        assert requested.wait(limit())
         if name == "serving-0":
             raise HostError(name, "is gone")
         servers.answers[name] = DONE
@@ -261,7 +262,7 @@ def ssh(cluster: ClusterClient) -> Iterator[tuple[Ssh, paramiko.Transport]]:
     with contextlib.closing(client_transport), contextlib.closing(host_transport):
         host_transport.add_server_key(paramiko.ECDSAKey.generate())
         host_transport.start_server(server=host, event=threading.Event())
-        client_transport.start_client(timeout=60)
+        client_transport.start_client(timeout=limit())
         client_transport.auth_none("scaletier")
         cluster.fleet.connection = lambda _: SimpleNamespace(transport=client_transport)  # type: ignore[method-assign]
         yield host, host_transport
@@ -271,7 +272,7 @@ def answer_one_request(host_transport: paramiko.Transport, answer: bytes) -> thr
     """Read and answer one request in the background, then close the connection."""
 
     def work() -> None:
-        channel = host_transport.accept(60)
+        channel = host_transport.accept(limit())
         while b"\r\n\r\n" not in channel.recv(1 << 16):
             pass
         channel.sendall(answer)
@@ -293,7 +294,7 @@ def test_a_request_uses_an_ssh_channel_and_no_local_port(
     host, host_transport = ssh
     thread = answer_one_request(host_transport, RESPONSE % extra_header)
     assert ServingClient(cluster).request_from("serving-0", "GET", HEALTH) == (200, 10)
-    thread.join(60)
+    thread.join(limit())
     assert host.destination == ("127.0.0.1", 8501)
 
 

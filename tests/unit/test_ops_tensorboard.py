@@ -19,7 +19,7 @@ from typing import Any
 import paramiko
 import pytest
 from opsdata import put_job
-from waiting import limit, wait_for
+from waiting import limit, scale, wait_for
 
 from infra.inventory import Inventory
 from jobs.paths import PYTHON
@@ -105,7 +105,8 @@ def test_the_remote_process_ends_with_its_client(ending: str, tmp_path: Path, mo
     (tmp_path / "tensorboard" / "__init__.py").touch()
     serve = "def run_main():\n    print('up', flush=True)\n    import time\n    time.sleep(6000)\n"
     (tmp_path / "tensorboard" / "main.py").write_text(serve)
-    code = module._SERVE.replace(f"{module._KEEPALIVE_TIMEOUT})", "0.5)")
+    silence = 2 * scale() if ending == "silent" else 2 * limit()  # it begins before "up"
+    code = module._SERVE.replace(f"{module._KEEPALIVE_TIMEOUT})", f"{silence})")
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **pipes) as process:
@@ -319,7 +320,7 @@ def test_connections_are_forwarded_in_parallel() -> None:
         for number, (local_end, _) in enumerate(pairs):
             assert b"".join(iter(lambda local_end=local_end: local_end.recv(65536), b"")) == bytes([number]) * 200_000
         for thread in threads:
-            thread.join(10)
+            thread.join(limit())
             assert not thread.is_alive()
     assert transport.opened == [("direct-tcpip", ("127.0.0.1", 6006))] * 20
 

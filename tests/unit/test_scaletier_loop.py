@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import limit
 
 from scaletier.loop import (
     DivergedError,
@@ -52,14 +53,14 @@ def test_a_round_near_the_end_gets_a_share_of_the_free_steps() -> None:
 
 
 def test_the_last_steps_are_awaited_and_freed_if_their_round_fails() -> None:
-    progress, reserved = Progress(0, 10, 1), list[int]()
+    progress, reserved = Progress(0, 10, 1, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 10) == 10
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 64)))
     thread.start()
     thread.join(0.3)
     assert reserved == []
     progress.commit("worker/0", None)
-    thread.join(5)
+    thread.join(limit())
     assert reserved == [10]
 
 
@@ -94,17 +95,17 @@ def test_the_wait_for_a_round_follows_the_replica_s_usual_time() -> None:
 
 
 def test_stopping_a_job_releases_a_waiting_replica() -> None:
-    progress, reserved = Progress(0, 10, 1), list[int]()
+    progress, reserved = Progress(0, 10, 1, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 10) == 10
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("master/0", 10)))
     thread.start()
     progress.stop()
-    thread.join(5)
+    thread.join(limit())
     assert reserved == [0]
 
 
 def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps() -> None:
-    progress, reserved = Progress(3, 20, 1, every=10), list[int]()
+    progress, reserved = Progress(3, 20, 1, every=10, clock=lambda: 0.0), list[int]()
     assert progress.reserve("worker/0", 64) == 7
     thread = threading.Thread(target=lambda: reserved.append(progress.reserve("worker/1", 64)))
     thread.start()
@@ -114,7 +115,7 @@ def test_replicas_wait_for_an_evaluation_which_the_chief_reaches_by_single_steps
     thread.join(0.3)
     assert reserved == []
     progress.release()
-    thread.join(5)
+    thread.join(limit())
     assert reserved == [9]
     progress.commit("worker/1", 20)
     assert progress.reserve("master/0", 64, True) == 0

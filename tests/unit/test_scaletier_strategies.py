@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import limit, wait_for
 
 from scaletier.loop import Progress
 from scaletier.stages import partition
@@ -108,10 +109,11 @@ def test_the_master_starts_after_the_workers_are_prepared() -> None:
 
     thread = threading.Thread(target=worker)
     thread.start()
+    wait_for(lambda: len(order) > 0, "the worker's preparation")
     thread.join(0.3)
     assert order == ["worker prepared"]  # it waits for the master
     progress.begin(leads=True)
-    thread.join(5)
+    thread.join(limit())
     assert order == ["worker prepared", "worker begins"]
 
 

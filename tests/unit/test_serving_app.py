@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.applications import Starlette
+from waiting import limit
 
 from hosts.serving import app as module
 from hosts.serving import rest
@@ -215,7 +216,7 @@ def test_concurrent_large_requests_are_limited(server: Starlette, monkeypatch: p
 
 def test_announced_bytes_use_no_memory(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunked request of unknown length also uses only the bytes received."""
-    monkeypatch.setattr(module, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(module, "BODY_SECONDS", limit(0.5))
     path, body = "/v1/models/mnist:predict", json.dumps(ROWS).encode()
     silent = [send_request(server, "POST", path, [b"{", None], [(b"content-length", b"16777216")]) for _ in range(3)]
     small = [send_request(server, "POST", path, [body[:9], body[9:]]) for _ in range(20)]

@@ -45,14 +45,14 @@ def harness(code: str, script: str, ready: Path | None = None) -> str:
 
 
 def test_a_signal_is_distinguished_from_an_exit_code() -> None:
-    assert harness("print(child.wait(30))", "exit 3") == "3\n"
-    assert harness("print(child.wait(30))", "kill -9 $$") == "-9\n"
-    assert harness("print(child.wait(30))", "exit 137") == "137\n"
-    assert harness("print(child.wait(0.1), child.out_of_memory); child.stop(5)", "sleep 60") == "None False\n"
+    assert harness(f"print(child.wait({PATIENCE}))", "exit 3") == "3\n"
+    assert harness(f"print(child.wait({PATIENCE}))", "kill -9 $$") == "-9\n"
+    assert harness(f"print(child.wait({PATIENCE}))", "exit 137") == "137\n"
+    assert harness(f"print(child.wait(0.1), child.out_of_memory); child.stop({PATIENCE})", "sleep 60") == "None False\n"
 
 
 def test_background_processes_are_ended() -> None:
-    output = harness("print(child.wait(30)); print(_others())", "sleep 300 & sleep 300 & exit 0")
+    output = harness(f"print(child.wait({PATIENCE})); print(_others())", "sleep 300 & sleep 300 & exit 0")
     assert output == "0\n[]\n"
 
 
@@ -142,7 +142,7 @@ def test_the_signals_of_a_stop(monkeypatch: pytest.MonkeyPatch, waits: int, call
 def test_a_trial_is_in_the_process_group_of_its_parent(tmp_path: Path) -> None:
     """Share the group, so that a kill of the replica's group also kills the trials."""
     child = TrialChild(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
-    child._process.wait(30)
+    child._process.wait(PATIENCE)
     assert int((tmp_path / "group").read_text()) == os.getpgrp()
 
 

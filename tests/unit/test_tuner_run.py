@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import limit
 
 from hosts.agent.launcher_client import SOCKET, Launcher
 from hosts.tuner import run
@@ -191,7 +192,7 @@ def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytes
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit())
     assert codes == dict.fromkeys(names, 0)
     assert sorted(environment["CLOUD_ML_TRIAL_ID"] for _, _, environment in world.spawned) == sorted(map(str, range(1, 25)))
     assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 24
