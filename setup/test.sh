@@ -5,7 +5,8 @@ cd "$(dirname "$0")/.."
 part=test
 . setup/common.sh
 # A team's state is no place for the stacks of tests, and another checkout's code is not what they test.
-unset PULUMI_BACKEND_URL PYTHONPATH MYPYPATH
+unset PULUMI_BACKEND_URL PYTHONPATH MYPYPATH SCALETIER_PROJECT
+unset $(git rev-parse --local-env-vars 2>/dev/null) # in a git hook these name its repository, and the tests make others
 lock=.cache/tests/lock
 if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which reports the holder
 setup/needs.sh

@@ -17,7 +17,19 @@ from infra.runtime import settings
 PLATFORM = "x86_64-manylinux_2_36"
 # uv breaks lines at the width of a terminal, which would hide what they say.
 _COLUMNS = "10000"
-_STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME"})
+GIT_REPOSITORY = frozenset(
+    {
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_PREFIX",
+        "GIT_COMMON_DIR",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    }
+)
+"""Variables that name a repository to git, in place of the current folder's: git sets them for its hooks."""
+_STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME"}) | GIT_REPOSITORY
 _ERROR = re.compile(r"^(?:error|\s*cause|hint): ", re.MULTILINE)
 
 

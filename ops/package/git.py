@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+
+from infra.runtime.uv import GIT_REPOSITORY
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,18 @@ def write(into: Path, files: Mapping[Path, bytes]) -> None:
 
 
 def _git(folder: Path, *words: str, stdin: str = "") -> str | None:
-    """Return git's output, or None if it fails."""
+    """Return git's output about the folder's own repository, or None if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in GIT_REPOSITORY}
     try:
         process = subprocess.run(
-            ["git", *words], cwd=folder, input=stdin, capture_output=True, text=True, errors="surrogateescape", check=False
+            ["git", *words],
+            cwd=folder,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
         )
     except OSError:
         return None

@@ -19,6 +19,7 @@ from opsdata import inventory_json
 from replicahosts import make
 
 from infra.inventory import Inventory
+from infra.runtime.uv import GIT_REPOSITORY
 from ops import terminal
 from ops.cluster.inventory import parse
 from ops.plan import processes, profile, runs
@@ -65,10 +66,10 @@ sys.addaudithook(_guard)
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Block the network, ~/.ssh, and the user's stack."""
+    """Block the network, ~/.ssh, the user's stack, and the user's repository, which a git hook names."""
     global _guarded
-    monkeypatch.delenv("PULUMI_STACK", raising=False)
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    for name in ("PULUMI_STACK", "SSH_AUTH_SOCK", *GIT_REPOSITORY):
+        monkeypatch.delenv(name, raising=False)
     _guarded = True
     try:
         yield

@@ -302,6 +302,19 @@ def test_a_version_is_read_from_a_worktree_and_a_shallow_clone(versioned: Path, 
     assert build_version(tmp_path / "shallow/some-project") == "v1.2.3"
 
 
+def test_a_version_is_read_from_the_project_s_repository_in_a_hook_of_another(
+    versioned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other := fill(tmp_path / "hooked", "a.py")).joinpath("b.py").touch()
+    run_git(other, "init", "--quiet")
+    run_git(other, "add", "a.py")
+    before = {path: path.read_bytes() for path in (other / ".git/config", other / ".git/index")}
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+    assert build_version(versioned) == "v1.2.3"
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_version_without_a_tag_is_refused_with_gits_reason(versioned: Path) -> None:
     run_git(versioned, "tag", "--delete", "v1.2.3")
     with pytest.raises(UsageError) as error:

@@ -580,6 +580,32 @@ def test_an_image_is_built_in_a_folder_with_a_space(checkout: Path, importing: s
   -minfra.lxd.imageimport) {importing} ;; -minfra.lxd.image) exit 1 ;; *) exec {sys.executable} "$@" ;; esac""",
     )
     write_program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
+    write_nice(root)
     result = run_script(root, "setup/image.sh")
     assert result.returncode == (3 if "exit" in importing else 0), result.stderr
     assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2
+    assert (root / "niced").read_text() == "-n 5 ansible-playbook\n"
+
+
+def write_nice(root: Path) -> None:
+    write_program(root / "bin/nice", f"""echo "$1 $2 ${{3##*/}}" >>"{root}/niced"; shift 2; exec "$@\"""")
+
+
+def test_a_runtime_is_made_at_a_lower_priority(checkout: Path) -> None:
+    made = "case $2 in infra.runtime) echo .cache/hosts/runtime-1 ;;"
+    write_program(checkout / ".venv/bin/python", f'{made} *) exec {sys.executable} "$@" ;; esac')
+    write_nice(checkout)
+    result = run_script(checkout, "setup/runtime.sh")
+    assert result.returncode == 0, result.stderr
+    assert "runtime: the hosts' Python is made, " in result.stdout
+    assert (checkout / "niced").read_text() == "-n 5 python\n"
+
+
+def test_the_tests_use_no_repository_or_state_of_the_shell(checkout: Path) -> None:
+    write_program(checkout / "setup/needs.sh", "exit 0")
+    write_program(checkout / ".venv/bin/python", 'echo "$@"; env')
+    names = ("PULUMI_BACKEND_URL", "PYTHONPATH", "MYPYPATH", "SCALETIER_PROJECT", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+    result = run_script(checkout, "setup/test.sh", "all", SET_UP="true", **dict.fromkeys(names, str(checkout / "other")))
+    first, *variables = result.stdout.splitlines()
+    assert (result.returncode, first) == (0, "tests/run.py all"), result.stderr
+    assert not {*names} & {line.partition("=")[0] for line in variables}
