@@ -106,15 +106,72 @@ def test_shards_that_cannot_be_collected_fail_the_run(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "SHARDS", {name: run.Shard((f"tests/{name}",)) for name in texts})
-    monkeypatch.setattr(run.Run, "lint", lambda _: None)
+    monkeypatch.setattr(run.Run, "lint", lambda run: run.outcomes.append(Outcome("lint")))
     monkeypatch.setattr(run.Run, "shards", lambda run, shards: run.outcomes.extend(map(Outcome, shards)))
     phases = run.Run(lock)
     assert run.test(phases) == 2
+    assert [outcome.name for outcome in phases.outcomes] == ["lint", "here", "story", "count"]
     assert phases.failed == ["count"]
     output = capfd.readouterr().out
     assert "the tests of broken cannot be collected:" in output
     assert "No module named 'missing_module'" in output
     assert "of none" not in output
+
+
+def test_no_story_begins_after_a_signal(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shards(run: run.Run, shards: Mapping[str, run.Shard]) -> None:
+        run.outcomes += map(Outcome, shards)
+        run.signal = signal.SIGTERM
+
+    monkeypatch.setattr(run.Run, "lint", lambda _: None)
+    monkeypatch.setattr(run.Run, "shards", shards)
+    phases = run.Run(lock)
+    assert run.test(phases) == 0
+    assert [outcome.name for outcome in phases.outcomes] == ["here"]
+
+
+def test_the_summary_has_each_phase_the_slowest_tests_and_the_skipped(lock: run.Lock) -> None:
+    phases = run.Run(lock)
+    assert run.summary(phases, 0, 0.5).splitlines()[-1] == "0 tests ran in 0.5 min, all passed"
+    seconds = {f"test_a.py::test_{number}": float(number) for number in range(12)}
+    phases.outcomes = [
+        Outcome("here", 0, 1.5, seconds, set(), {"test_a.py::test_other": "no wheel"}),
+        Outcome("story", 1, 2.0, {"test_story.py::test_up": 90.0}, {"test_story.py::test_up"}),
+    ]
+    _, heads, *rows, last = run.summary(phases, 1500, 3.5).splitlines()
+    assert last == "13 of 1,500 tests ran in 3.5 min, failed: story; `make test-all` runs the other 1,487 too"
+    assert [row.split() for row in (heads, *rows[:2])] == [
+        ["shard", "tests", "failed", "skipped", "minutes"],
+        ["here", "12", "0", "1", "1.5"],
+        ["story", "1", "1", "0", "2.0"],
+    ]
+    slowest = [f"{number:>7.1f} s test_a.py::test_{number}" for number in range(11, 2, -1)]
+    assert rows[2:-1] == [
+        *("", "slowest 10", "   90.0 s test_story.py::test_up", *slowest),
+        *("", "skipped", "  test_a.py::test_other: no wheel"),
+    ]
+    phases.signal = signal.SIGINT
+    assert run.summary(phases, 0, 3.5).splitlines()[-1] == "13 tests ran in 3.5 min, ended by SIGINT"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "result"), [(0, 0, 0), (2, 0, 1), (0, signal.SIGINT, 130), (1, signal.SIGTERM, 143)]
+)
+def test_the_exit_code_says_how_the_run_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, number: int, result: int
+) -> None:
+    def test(phases: run.Run) -> int:
+        phases.outcomes += [Outcome("lint"), Outcome("here", code)]
+        phases.signal = number
+        return 7
+
+    monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(run, "check_disk", lambda: None)
+    monkeypatch.setattr(run, "test", test)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "test"])
+    assert run.main() == result
+    assert "\n0 of 7 tests ran in " in capsys.readouterr().out
 
 
 REPORT = """<testsuites><testsuite>
