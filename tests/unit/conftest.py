@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,13 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     for module in (processes, profile, runs):
         monkeypatch.setattr(module, "time", clock)
     return lambda: ahead.append(ahead.pop() + 36_000)
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """Make a folder with a short path, whatever TMPDIR is: a socket's path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -90,7 +91,9 @@ class Host:
         }.items():
             file.write_text(content)
             file.chmod(0o755)
-        self.address = str(root / "launch.sock")
+        # A socket's path has at most 107 characters, and that of a test's folder may be longer.
+        self._socket_folder = tempfile.TemporaryDirectory(dir="/tmp", prefix="launch-")
+        self.address = f"{self._socket_folder.name}/launch.sock"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
         self._listener.listen()
@@ -121,6 +124,7 @@ class Host:
     def close(self) -> None:
         """Stop the units and remove all files."""
         self._listener.close()
+        self._socket_folder.cleanup()
         for unit in (self.root / "transient").iterdir():
             end(int(unit.read_text() or 0))
         for each in self.processes:

@@ -76,8 +76,8 @@ def test_an_invalid_host_json_is_one_error_line(tmp_path: Path, changes: dict[st
 
 
 @pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])
-def test_notify_reaches_systemd_if_there_is_one(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = address.format(tmp=tmp_path)
+def test_notify_reaches_systemd_if_there_is_one(address: str, socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = address.format(tmp=socket_folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + address[1:] if address.startswith("@") else address)
         systemd.settimeout(10)

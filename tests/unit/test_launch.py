@@ -753,9 +753,9 @@ def test_a_waiting_connection_is_used_unless_it_has_answered(monkeypatch: pytest
             end.close()
 
 
-def test_a_host_without_a_launcher_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_host_without_a_launcher_has_none(monkeypatch: pytest.MonkeyPatch, socket_folder: Path) -> None:
     assert launcher_client.launcher("/bucket", {}) is None
-    found = launcher_client.launcher("/bucket", {launcher_client.SOCKET: str(tmp_path / "none")})
+    found = launcher_client.launcher("/bucket", {launcher_client.SOCKET: str(socket_folder / "none")})
     assert found
     sockets: list[socket.socket] = []
     real = socket.socket
@@ -816,6 +816,15 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
             Launcher(host.address, "/bucket").tidy([])
     finally:
         host.close()
+
+
+def test_a_host_may_be_in_a_folder_with_a_long_path(tmp_path: Path) -> None:
+    host = Host(tmp_path / ("long" * 25))
+    try:
+        host.launcher.tidy([])
+    finally:
+        host.close()
+    assert not Path(host.address).parent.exists()
 
 
 def remaining_folders(host: Host) -> list[str]:

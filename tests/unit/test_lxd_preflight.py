@@ -6,7 +6,6 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,10 +131,10 @@ def test_a_bridge_is_created_changed_and_deleted(interfaces: dict[str, Any], mon
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SCALETIER_LXD_SOCKET", raising=False)
-    monkeypatch.setattr(api, "SOCKETS", (str(tmp_path / "lxd"), str(tmp_path / "incus")))
-    yield tmp_path
+    monkeypatch.setattr(api, "SOCKETS", (str(socket_folder / "lxd"), str(socket_folder / "incus")))
+    return socket_folder
 
 
 def test_the_answering_socket_is_used_and_none_is_an_error(folder: Path) -> None:
