@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, cast
@@ -255,7 +255,13 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_parallel_phases_are_all_interrupted_and_named(lock: run.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "BIN", Path("/bin"))
-    phases = run.Run(lock)
+    phases, write, alone = run.Run(lock), run.Lock.write, []
+
+    def observed(self: run.Lock, children: Iterable[int]) -> None:
+        alone.append(phases._changing.locked())
+        write(self, children)
+
+    monkeypatch.setattr(run.Lock, "write", observed)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(phases.phase, name, ["sleep", "600"]) for name in ("one", "two")]
 
@@ -267,3 +273,4 @@ def test_parallel_phases_are_all_interrupted_and_named(lock: run.Lock, monkeypat
         assert {*holders()} == {os.getpid(), *(child.pid for child in phases._children)}
         phases.interrupt(signal.SIGINT, None)
         assert [future.result().code for future in futures] == [-signal.SIGINT] * 2
+    assert alone == [True, True], "each writes while the other waits"
