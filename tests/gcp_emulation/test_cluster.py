@@ -12,6 +12,7 @@ from cloud import Cloud, Stack
 from waiting import limit, wait_for
 
 REPLICAS = ("master-0", "worker-0", "worker-1", "ps-0")
+_FINAL = re.compile("Final metrics after 3[0-9] steps")  # of three replicas each may take a step too many
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 
 
@@ -42,7 +43,7 @@ def test_a_job_runs_is_followed_and_described(cloud: Cloud, cluster: Stack) -> N
 
 def test_tensorflow_trains_over_gs_and_its_output_is_fetched(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
     lines = cloud.fab("train", "--job", "mlp1", "--", "--model", "mlp", "--max-steps", "30")
-    assert "Final metrics after 30 steps" in lines
+    assert _FINAL.search(lines)
     assert f"Exporting prediction graph to {cluster.inventory['bucket']}/jobs/mlp1/output/export/" in lines
     cloud.fab("get", "mlp1", "--dest", str(tmp_path / "mlp1"))
     fetched = {path.name for path in (tmp_path / "mlp1").rglob("*") if path.is_file()}
@@ -56,7 +57,7 @@ def test_a_job_resumes_from_another_jobs_checkpoint(cloud: Cloud, cluster: Stack
 
 
 def test_logs_and_costs_remain_after_a_job(cloud: Cloud, cluster: Stack) -> None:
-    assert "Final metrics after 30 steps" in cloud.fab("logs", "master-0", "--job", "mlp1")
+    assert _FINAL.search(cloud.fab("logs", "master-0", "--job", "mlp1"))
     costs = json.loads(cloud.fab("cost", "--json"))
     assert {job["jobId"] for job in costs["jobs"]} >= {"mlp1", "mlp2"}
     assert all(job["cost"] > 0 for job in costs["jobs"])
