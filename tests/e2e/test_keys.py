@@ -134,7 +134,7 @@ def test_a_bucket_survives_a_rename_and_destruction_of_its_stack(pair: Stack) ->
     write_config(pair, retainBucket=True)
     pair.up()
     assert f"in LXD's project {names.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")
-    pair.wait_for_leftovers(f"project {names.project} (its bucket, which was to be retained)")
+    pair.wait_for_leftovers(f"project {names.project} (its retained bucket)")
     write_config(pair, retainBucket=None, forceDestroy=True, workerCount=0)
     pair.up()
     assert (pair.names, bucket_has_data(pair)) == (names, True)

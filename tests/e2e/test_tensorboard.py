@@ -111,7 +111,7 @@ def test_a_broken_connection_is_restored_behind_the_same_port(cluster: Stack, or
                 return False
 
         wait_for(answers, "TensorBoard answers again", 300, poll=0.5)
-        assert "master-0 broke off: " in interrupt(process)
+        assert "master-0 broke off" in interrupt(process)  # mostly with the reason, if one is known yet
 
 
 def test_an_export_overwrites_no_folder(cluster: Stack, original: str, tmp_path: Path) -> None:
