@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "failures"
 FAILED = pytest.StashKey[bool]()
 """Key of a failed test's mark, for fixtures that clean up after it."""
 NOT_RUN = "not run: "
-"""How the failure of a test begins that did not run because an earlier one failed: it needs no report of its own."""
+"""The first words of the failure of a test that did not run, as an earlier one failed: it needs no report of its own."""
 _FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
 _ON_HOST = (
     "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "
