@@ -83,7 +83,8 @@ def _measure(
             failed.append(f"{row.name} was not measured: {' '.join(str(error).split()) or type(error).__name__}")
             say(failed[-1])
             continue
-        results.write(entry, REGISTRY)
+        if dropped := results.write(entry, REGISTRY):
+            say(f"dropped from {results.PATH.name}, measured by other code or of no known commit: {', '.join(dropped)}")
         measured.append((row, entry))
 
 

@@ -14,28 +14,45 @@ import inspect
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from benchmarks.stack import BenchStack
 from infra.scale_tiers import ScaleTier
+
+
+class Crossing(NamedTuple):
+    """The global step at which a training reached its target, and its `curve` of (step, metric)."""
+
+    step: int
+    curve: Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Figure:
     """A result in the unit of its row: ours, and the peer's of the same run; None without a peer.
 
-    `runs` and `peers` are the results of each run if there were several.
+    `runs` and `peers` are the results of each run if there were several; of trainings to a target, `crossings` and
+    `peer_crossings` are their steps.
     """
 
     value: float
     peer: float | None = None
     runs: tuple[float, ...] = ()
     peers: tuple[float, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    peer_crossings: tuple[Crossing, ...] = ()
 
     @classmethod
-    def of(cls, runs: Sequence[float], peers: Sequence[float] = ()) -> Self:
+    def of(
+        cls,
+        runs: Sequence[float],
+        peers: Sequence[float] = (),
+        crossings: Sequence[Crossing] = (),
+        peer_crossings: Sequence[Crossing] = (),
+    ) -> Self:
         """Return the medians of several runs."""
-        return cls(statistics.median(runs), statistics.median(peers) if peers else None, tuple(runs), tuple(peers))
+        peer = statistics.median(peers) if peers else None
+        return cls(statistics.median(runs), peer, tuple(runs), tuple(peers), tuple(crossings), tuple(peer_crossings))
 
     @property
     def ratio(self) -> float | None:

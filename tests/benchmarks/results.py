@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,9 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.registry import Benchmark, Figure
+from benchmarks.registry import Benchmark, Crossing, Figure
 
 PATH = Path(__file__).with_name("results.json")
+_CURVE = re.compile(r'\{(?:\s+"\d+": [\d.]+,?)+\s+\}')
 Entry = dict[str, Any]
 
 
@@ -33,6 +36,8 @@ def entry(row: Benchmark, figure: Figure, when: datetime | None = None) -> Entry
         "aim": row.aim,
         "runs": [_rounded(value) for value in figure.runs],
         "peers": [_rounded(value) for value in figure.peers],
+        **_steps("", figure.crossings),
+        **_steps("peer_", figure.peer_crossings),
         "unequal": row.unequal,
         "command": row.command,
         "commit": commit(),
@@ -40,6 +45,14 @@ def entry(row: Benchmark, figure: Figure, when: datetime | None = None) -> Entry
         "code": row.code,
         "when": (when or datetime.now(UTC)).isoformat(timespec="seconds"),
     }
+
+
+def _steps(whose: str, crossings: Sequence[Crossing]) -> Entry:
+    """Return the steps at which trainings reached their target, and the metric of each by step; empty if there are none."""
+    if not crossings:
+        return {}
+    curves = [{str(step): round(value, 4) for step, value in each.curve} for each in crossings]
+    return {f"{whose}steps": [each.step for each in crossings], f"{whose}curves": curves}
 
 
 def commit() -> str:
@@ -74,26 +87,27 @@ def read(path: Path = PATH) -> list[Entry]:
     return entries
 
 
-def write(new: Entry, rows: Mapping[str, Benchmark], path: Path = PATH) -> None:
-    """Write an entry in place of the one of its name, in the order of the rows.
+def write(new: Entry, rows: Mapping[str, Benchmark], path: Path = PATH) -> list[str]:
+    """Write an entry in place of the one of its name, in the order of the rows; return the names of dropped ones.
 
-    The others stay, except those without a row, and those that were measured by other code than their row has now.
+    The others stay, except those without a row or a commit, and those that other code than their row's measured.
     """
-    current_entries = [old for old in read(path) if old["name"] != new["name"] and current(old, rows)]
+    others = [old for old in read(path) if old["name"] != new["name"]]
     names = list(rows)
-    entries = sorted([*current_entries, new], key=lambda item: names.index(item["name"]))
+    entries = sorted([*(old for old in others if current(old, rows)), new], key=lambda item: names.index(item["name"]))
     part = path.with_name(f".{path.name}")
-    part.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(entries, indent=1, ensure_ascii=False)
+    part.write_text(_CURVE.sub(lambda curve: " ".join(curve[0].split()), text) + "\n")
     part.replace(path)
+    return [old["name"] for old in others if not current(old, rows)]
 
 
 def current(entry: Entry, rows: Mapping[str, Benchmark]) -> bool:
-    """Return True for an entry of a row with the present words and code, if it has a hash of the code."""
+    """Return True for an entry of a row with the present words and code, and of a known commit."""
     row = rows.get(entry["name"])
-    if row is None or (entry["what"], entry["against"]) != (row.what, row.against):
+    if row is None or "commit" not in entry:
         return False
-    code: str = entry.get("code", row.code)
-    return code == row.code
+    return bool((entry["what"], entry["against"], entry["code"]) == (row.what, row.against, row.code))
 
 
 def verdict(entry: Mapping[str, Any], at_least: bool = False) -> str:
@@ -115,7 +129,8 @@ def table(rows: Iterable[tuple[Benchmark, Entry]]) -> Table:
         grid.add_column(heading, overflow="fold")
     for heading in ("ours", "peer", "ratio", "bar", "aim"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("", no_wrap=True)
+    for heading in ("", "commit"):
+        grid.add_column(heading, no_wrap=True)
     for row, figure in rows:
         sign = "≥" if row.at_least else "≤"
         unit = "" if row.against else f" {row.unit}"
@@ -124,19 +139,24 @@ def table(rows: Iterable[tuple[Benchmark, Entry]]) -> Table:
             row.name,
             row.what,
             (row.against or "") + (f"; not equal: {row.unequal}" if row.unequal else ""),
-            f"{figure['value']:.4g} {row.unit}{_spread(figure['runs'])}",
-            "" if figure["peer"] is None else f"{figure['peer']:.4g} {row.unit}{_spread(figure['peers'])}",
+            _measured(figure["value"], row.unit, figure["runs"], figure.get("steps")),
+            _measured(figure["peer"], row.unit, figure["peers"], figure.get("peer_steps")),
             "" if figure["ratio"] is None else f"{figure['ratio']:.2f}",
             f"{sign} {row.bar:g}{unit}",
             "" if row.aim is None else f"{sign} {row.aim:g}{unit}",
             result,
+            figure["commit"],
             style="red" if result == "bar missed" else None,
         )
     return grid
 
 
-def _spread(runs: Sequence[float]) -> str:
-    return f" ({min(runs):.4g} to {max(runs):.4g})" if runs else ""
+def _measured(value: float | None, unit: str, runs: Sequence[float], steps: Sequence[int] | None) -> str:
+    """Return a result with the range of its runs, and the median of the steps that these took to their target."""
+    if value is None:
+        return ""
+    spread = f" ({min(runs):.4g} to {max(runs):.4g})" if runs else ""
+    return f"{value:.4g} {unit}{spread}{f', {statistics.median(steps):.0f} steps' if steps else ''}"
 
 
 def show(rows: Iterable[tuple[Benchmark, Entry]]) -> None:

@@ -17,6 +17,7 @@ from typing import Self
 
 from benchmarks.job_events import log_of
 from benchmarks.measure import Lines, MeasureError, high_water, must, run, running
+from benchmarks.registry import Crossing
 from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
 from infra.scale_tiers import ScaleTier
 
@@ -176,13 +177,8 @@ def _follow(stack: BenchStack, command: Sequence[str], beside: Callable[[threadi
             raise MeasureError(f"{' '.join(command)} ended with {started.returncode}: {' | '.join(last)}")
 
 
-def seconds_to(accuracy: float, trained: Trained, folder: Path) -> float:
-    """Return seconds from the first Train line to this test accuracy, interpolated between checkpoints."""
-    return trained.time_of(step_to(accuracy, folder))
-
-
-def step_to(accuracy: float, folder: Path) -> int:
-    """Return the global step at which the checkpoints below a folder reach this test accuracy.
+def crossing(accuracy: float, folder: Path) -> Crossing:
+    """Return the global step at which the checkpoints below a folder reach this test accuracy, and the curve of all.
 
     A process of its own evaluates them.
 
@@ -192,7 +188,7 @@ def step_to(accuracy: float, folder: Path) -> int:
     command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
     curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
     say(f"test accuracy at steps: {', '.join(f'{step} {value:.4f}' for step, value in curve)}")
-    return step_with(accuracy, curve)
+    return Crossing(step_with(accuracy, curve), curve)
 
 
 def step_with(accuracy: float, curve: Sequence[tuple[int, float]]) -> int:

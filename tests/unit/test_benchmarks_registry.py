@@ -15,7 +15,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import results
 from benchmarks.measure import MeasureError
-from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
+from benchmarks.registry import REGISTRY, Benchmark, Crossing, Figure, UnknownError, add, chosen
 from benchmarks.trained import _Memory, step_with
 
 from infra.scale_tiers import ScaleTier
@@ -109,10 +109,10 @@ def test_the_commit_has_a_plus_if_files_were_changed() -> None:
     assert re.fullmatch(r"[0-9a-f]{7,}\+?|unknown", results.commit())
 
 
-def test_an_entry_of_other_code_or_another_description_is_outdated() -> None:
+def test_an_entry_of_other_code_or_another_description_or_no_commit_is_outdated() -> None:
     rows, entry = {"a": row("a")}, results.entry(row("a"), Figure(1.0))
     assert results.current(entry, rows)
-    assert results.current({key: value for key, value in entry.items() if key != "code"}, rows)
+    assert not results.current({key: value for key, value in entry.items() if key != "commit"}, rows)
     assert not results.current({**entry, "code": "0" * 12}, rows)
     assert not results.current({**entry, "what": "minutes of it"}, rows)
     assert not results.current({**entry, "against": "another"}, rows)
@@ -127,6 +127,27 @@ def test_the_step_at_which_a_curve_reaches_an_accuracy() -> None:
         step_with(0.99, curve[:2])
 
 
+def test_the_steps_and_the_curve_of_each_training_are_written_beside_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "commit", lambda: "abc1234")
+    ours = [Crossing(step, [(100, 0.98), (200, 0.99125)]) for step in (190, 150)]
+    figure = Figure.of([2.0, 3.0], [9.0], ours, [Crossing(95, [(100, 0.991)])])
+    path, entry = tmp_path / "results.json", results.entry(row(), figure)
+    results.write(entry, {"a": row()}, path)
+    (written,) = results.read(path)
+    assert (written["steps"], written["peer_steps"]) == ([190, 150], [95])
+    assert written["curves"] == [{"100": 0.98, "200": 0.9912}] * 2
+    assert path.read_text().count('{ "100": 0.98, "200": 0.9912 }') == 2, "a curve is one line"
+    results.show([(row(), entry)])
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("(2 to 3), 170 steps", "(9 to 9), 95 steps", "abc1234"))
+
+
+def test_the_files_entries_have_a_commit() -> None:
+    assert [entry["name"] for entry in results.read() if not entry.get("commit")] == []
+
+
 def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     rows = {name: row(name) for name in ("a", "b", "other")}
@@ -134,7 +155,7 @@ def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
         results.write(results.entry(row(name), Figure(value)), rows, path)
     assert [(item["name"], item["value"]) for item in json.loads(path.read_text())] == [("a", 3.0), ("b", 4.0), ("other", 2.0)]
     del rows["other"]
-    results.write(results.entry(row("a"), Figure(5.0)), rows, path)
+    assert results.write(results.entry(row("a"), Figure(5.0)), rows, path) == ["other"]
     assert [(item["name"], item["value"]) for item in json.loads(path.read_text())] == [("a", 5.0), ("b", 4.0)]
 
 
@@ -172,10 +193,11 @@ def test_a_failed_benchmark_is_reported_and_the_others_are_measured(
 
     broken = Benchmark("broken", "seconds of it", None, 1.0, None, fails)
     monkeypatch.setattr(command, "chosen", lambda _: [broken, row()])
-    monkeypatch.setattr(results, "write", lambda *_: None)
+    monkeypatch.setattr(results, "write", lambda *_: ["old"])
     assert command.main([]) == 1
     out, err = capsys.readouterr()
     assert "aim met" in out
+    assert "measured by other code or of no known commit: old\n" in err
     assert err.endswith("error: broken was not measured: no such thing\n")
 
 
