@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,13 @@ VERDICT_SECONDS = 1.0
 _LATE_HEARTBEATS = 2.5
 # Roles whose machine type has another key in Cloud ML than `{role}Type`.
 _TYPES = {"ps": "parameterServer"}
+# The roles that have a rank, and how PyTorch, a lookup in os.environ, and JAX report that there is none.
+_RANKED_ROLES = ("master", "worker")
+_RANK_MISSED = re.compile(
+    r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set"
+    r"|KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|JAX_\w+)'"
+    r"|coordinator_address should be defined"
+)
 _ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")
 _SIGTERM = describe_end(-signal.SIGTERM)
@@ -132,7 +140,7 @@ def stopped(job: JobRecord, view: View) -> bool:
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Return Cloud ML's sentence about a failed replica with `more`, a remedy if there is one, and the end of its log."""
     name, code = _name(record.name), record.exitCode
-    hint = _memory_hint(record) or missing_libraries.remedy(record.errorMessage.splitlines())
+    hint = _memory_hint(record) or _rank_hint(record) or missing_libraries.remedy(record.errorMessage.splitlines())
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
     return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
 
@@ -150,6 +158,14 @@ def _memory_hint(record: ReplicaRecord) -> str:
     limit = f"{record.memoryLimit / 1e9:.1f} GB" if record.memoryLimit else "its host has"
     keys = f"{_TYPES.get(role, role)}Type, or memory.{role} for local hosts"
     return f"This trainer needs more memory than {limit}: set a larger {keys}, by pulumi config, and run pulumi up."
+
+
+def _rank_hint(record: ReplicaRecord) -> str:
+    """Return a remedy for a program of PyTorch or JAX on a host without a rank; else empty."""
+    role = record.name.rpartition("-")[0]
+    if role in _RANKED_ROLES or not _RANK_MISSED.search(record.errorMessage):
+        return ""
+    return "Only the master and workers have RANK and MASTER_ADDR: --replicas worker (or worker=2) leaves others out."
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:

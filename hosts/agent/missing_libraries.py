@@ -161,4 +161,5 @@ def _of_program(name: str) -> str:
 
 def _add(what: str, package: str | None, file: str) -> str:
     which = f"add {package}" if package else f"add the Debian package that has it ({_CONTENTS}{file})"
-    return f"Its host has no {what}: {which} to {LIST}, then `make image` for local hosts, and `pulumi up`."
+    how = "`make image` for local hosts, or `pulumi config set egress open` for Google's, and `pulumi up`"
+    return f"Its host has no {what}: {which} to {LIST}, then {how}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +42,8 @@ TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 _BY_NAME = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
 _TORCH = ("torch", "torchvision", "torchaudio")
 _CUDA = "and-cuda"
+# uv takes the packages of PyTorch's own project, and no others, from the index of these builds.
+_CPU_TORCH = "--torch-backend=cpu"
 _INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 
@@ -55,7 +57,7 @@ class Runtime:
         key: the name of its folder.
         file: a user's own requirements.txt, which has the lines.
         original: what that file says, if the lines have builds for processors instead.
-        cuda: it would have CUDA, of which no host makes use.
+        cpu_torch: it has PyTorch's build for processors, as no host has a GPU.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Runtime:
     key: str
     file: Path | None = None
     original: tuple[str, ...] = ()
-    cuda: bool = False
+    cpu_torch: bool = False
 
 
 def from_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
@@ -91,9 +93,9 @@ def from_file(path: str, where: str, gpus: bool = False) -> Runtime:
         raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
-    builds = lines if gpus else cpu_builds(lines)
-    request = _make_runtime(file.stem, builds, file.absolute())
-    return replace(request, original=() if builds == lines else tuple(lines), cuda=not gpus and asks_for_cuda(lines))
+    builds, cpu_torch = lines if gpus else cpu_builds(lines), not gpus and names_torch(lines)
+    request = _make_runtime(file.stem, builds, file.absolute(), cpu_torch)
+    return replace(request, original=() if builds == lines else tuple(lines))
 
 
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> Runtime:
@@ -115,14 +117,16 @@ def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> Runtime:
     return (
         Runtime(str(name), tuple(lines), str(key_text))
         if format_requirements(installed(folder)) == lines
-        else _make_runtime(str(name), lines)
+        else _make_runtime(str(name), lines, cpu_torch=any(line.endswith("+cpu") for line in lines))
     )
 
 
-def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
+def _make_runtime(name: str, lines: Sequence[str], file: Path | None = None, cpu_torch: bool = False) -> Runtime:
     contents = hostpython.named_files(file.parent, lines) if file else ()
-    digest = key([PYTHON.encode(), *(line.encode() for line in lines), *contents])
-    return Runtime(name, tuple(lines), f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}", file)
+    options = [_CPU_TORCH] if cpu_torch else []
+    digest = key([PYTHON.encode(), *(line.encode() for line in (*lines, *options)), *contents])
+    folder = f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}"
+    return Runtime(name, tuple(lines), folder, file, cpu_torch=cpu_torch)
 
 
 def python(inventory: Inventory, runtime: Runtime) -> str:
@@ -150,9 +154,6 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     folders = require_runtimes(inventory, f"runtime {runtime.name}")
     folder = folders.here / runtime.key
     if not folder.is_dir():
-        if runtime.cuda:
-            how = f"put a line {TORCH_INDEX} into {runtime.file}"
-            terminal.note(f"PyTorch comes with CUDA, some 5 GB that hosts without a GPU do not use: {how}")
         if runtime.original:
             replacements = ", ".join(line for line in runtime.lines if line not in runtime.original)
             terminal.note(f"no host has a GPU: {replacements} is taken, its build for processors")
@@ -162,11 +163,16 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
         ):
             try:
                 _install(folder_in_progress, runtime, _host_python(folders, runtime.key), step)
-            except UsageError:
-                if not runtime.original:
+            except UsageError as error:
+                without_torch = runtime.cpu_torch and "torch" in str(error)
+                if not runtime.original and not without_torch:
                     raise
+                if without_torch:
+                    terminal.note(f"PyTorch comes with CUDA, some 5 GB, as there is no build for processors: {error}")
                 # Not every version has such a build.
-                _install(folder_in_progress, replace(runtime, lines=runtime.original), _host_python(folders, runtime.key), step)
+                lines, cpu_torch = runtime.original or runtime.lines, runtime.cpu_torch and not without_torch
+                request = replace(runtime, lines=lines, cpu_torch=cpu_torch)
+                _install(folder_in_progress, request, _host_python(folders, runtime.key), step)
     return installed(folder)
 
 
@@ -201,7 +207,8 @@ def _install(folder: Path, runtime: Runtime, host_python: str, step: terminal.St
     shutil.rmtree(folder, ignore_errors=True)
     site = make_venv(folder, PYTHON)
     start = runtime.file.parent if runtime.file else folder
-    install(site, PYTHON, runtime.lines, start, step, wheels_alone(PYTHON))
+    options = [*wheels_alone(PYTHON), *([_CPU_TORCH] if runtime.cpu_torch else [])]
+    install(site, PYTHON, runtime.lines, start, step, options)
     for script in (site / "bin").glob("*"):  # they name the Python that installed them
         script.write_bytes(script.read_bytes().replace(sys.executable.encode(), host_python.encode()))
         script.rename(folder / "bin" / script.name)
@@ -215,11 +222,10 @@ def cpu_builds(lines: Sequence[str]) -> list[str]:
     return [_cpu_build(line) for line in lines]
 
 
-def asks_for_cuda(lines: Iterable[str]) -> bool:
-    """Return True for lines that fetch PyTorch with CUDA, whose CPU build is in another index."""
-    lines = list(lines)
+def names_torch(lines: Collection[str]) -> bool:
+    """Return True for lines that ask for PyTorch without an index or a hash: its CPU build is in an index of its own."""
     elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
-    return not elsewhere and any(_name(line) in _TORCH and "+cpu" not in line for line in lines)
+    return not elsewhere and any(_name(line) in _TORCH and " --hash" not in line for line in lines)
 
 
 def cpu_remedy(packages: Iterable[str]) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from infra.inventory import Inventory
+from infra.inventory import Host, Inventory
 from infra.scale_tiers import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
@@ -26,12 +27,16 @@ from ops.submit import arguments, environment, resources, tuning
 from ops.submit.program import flag_sources
 from ops.submit.resources import ROLE_KEYS
 from ops.submit.schema import JobConfig, check_job_id, check_labels
+from ops.terminal import list_some
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of ROLE_KEYS that a trial may have.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
+# Calls that read a rank from the environment.
+_JOINS_RANKS = re.compile(rb"\b(?:init_process_group|jax\.distributed\.initialize)(?=\()")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""
 # Keys of config.yaml that a job's trainingInput records in another form.
@@ -303,6 +308,27 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
+def _rankless_notes(sources: Mapping[str, bytes], job_hosts: Sequence[Host]) -> Iterator[str]:
+    """Yield the note that a program of PyTorch or JAX also runs on hosts that have no rank."""
+    without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
+    calls = (match for name, content in sources.items() if name.endswith(".py") and (match := _JOINS_RANKS.search(content)))
+    if without and (call := next(calls, None)):
+        workers = sum(host.role is Role.WORKER for host in job_hosts)
+        how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
+        yield f"{call[0].decode()} needs a rank, which {list_some(without)} would run without: {how}"
+
+
+def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterator[str]:
+    """Yield the note that a URL cannot be reached: local hosts reach only one another and themselves."""
+    if "://" in inventory.bucket or not notification.is_url(notify):
+        return
+    host = urlsplit(notify).hostname or ""
+    if host in {name for each in inventory.hosts for name in (each.name, each.address)} or host in _LOOPBACK:
+        return
+    how = f"fab wait {job_id} --json | curl --json @- URL on this machine sends the same record"
+    yield f"notify {notification.shown(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
+
+
 def _check_variables(words: Sequence[str], environment_values: Mapping[str, str], notify: str = "") -> None:
     """Check that hosts fill in each `${NAME}`.
 
@@ -415,5 +441,9 @@ def build_job(
         study=study,
         start_hosts=flags.start_hosts or training_input.get("startHosts", False),
         notify=notify,
-        notes=tuple(_ignored_notes(training_input, inventory, where, bool(typed))),
+        notes=(
+            *_ignored_notes(training_input, inventory, where, bool(typed)),
+            *(() if tuned else _rankless_notes(source_files or files or {}, inventory.subset(counts).hosts)),
+            *_unreachable_notes(notify, job_id, inventory),
+        ),
     )

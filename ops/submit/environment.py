@@ -16,7 +16,7 @@ from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The roles that train together, in PyTorch's order: the master is rank 0, and the workers follow.
-_RANKED_ROLES = (Role.MASTER, Role.WORKER)
+RANKED_ROLES = (Role.MASTER, Role.WORKER)
 # A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the range of outgoing connections.
 _JAX_PORT = TENSORFLOW_PORT + 1
 # The GPUs of the host, as `1 nvidia-tesla-t4`; absent if it has none.
@@ -56,7 +56,7 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     of JAX read: by itself it knows the coordinator's alone.
     """
     peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
-    if host.role not in _RANKED_ROLES:
+    if host.role not in RANKED_ROLES:
         return {}
     rank, peers_count = str(peers.index(host)), str(len(peers))
     return {

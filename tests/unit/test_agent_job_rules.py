@@ -428,6 +428,21 @@ def test_a_trainer_out_of_memory_has_a_remedy(name: str, limit: int | None, hint
     assert exit_message(ended, ", so") == f"{sentence} {remedy}\nsh: 1: ffmpeg: not found"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: Error initializing torch.distributed using env://: environment variable RANK expected, but not set",
+        "KeyError: 'RANK'",
+        "ValueError: coordinator_address should be defined.",
+    ],
+)
+def test_a_program_that_misses_its_rank_has_a_remedy(line: str) -> None:
+    remedy = "Only the master and workers have RANK and MASTER_ADDR: --replicas worker (or worker=2) leaves others out."
+    assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage=line))
+    assert remedy not in exit_message(record("worker-0", "EXITED", 1, errorMessage=line))
+    assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage="KeyError: 'HOST'"))
+
+
 # A lost host, silence, and limits
 
 

@@ -12,7 +12,10 @@ from hosts.agent.job_rules import exit_message
 from jobs.records import ReplicaRecord
 
 ROOT = Path(__file__).resolve().parents[2]
-THEN = "to program_packages in ansible/roles/host/defaults/main.yml, then `make image` for local hosts, and `pulumi up`."
+THEN = (
+    "to program_packages in ansible/roles/host/defaults/main.yml, then `make image` for local hosts, or "
+    "`pulumi config set egress open` for Google's, and `pulumi up`."
+)
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory:"
 
 

@@ -669,6 +669,32 @@ def test_notify_comes_from_flag_config_or_package(inventory: Inventory, tmp_path
     assert build_job(flags, inventory, "mine", files).notify == "./flag.sh ${JOB_ID}"
 
 
+def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventory) -> None:
+    def notes(target: str, bucket: str = inventory.bucket) -> tuple[str, ...]:
+        return build_job(JobFlags("job01", notify=target), replace(inventory, bucket=bucket)).notes
+
+    assert notes("https://example.com/hook/secret") == (
+        "notify POST https://example.com/… will not arrive, as local hosts have no way out of the cluster: "
+        "fab wait job01 --json | curl --json @- URL on this machine sends the same record",
+    )
+    inside = ("./done.sh", "http://localhost:8080/", "http://master-0:8080/", f"http://{inventory.hosts[0].address}/")
+    assert [notes(target) for target in inside] == [()] * 4
+    assert notes("https://example.com/hook", "gs://bucket") == ()
+
+
+def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> None:
+    def notes(source: bytes, replicas: str | None = None, command: tuple[str, ...] = ("python", "train.py")) -> tuple[str, ...]:
+        return build_job(
+            JobFlags("job01", replicas=replicas), inventory, "t", {"t/train.py": source, "t/b.py": b"x"}, command, "t"
+        ).notes
+
+    ddp, jax = b"import torch\ndist.init_process_group('gloo')\n", b"jax.distributed.initialize()"
+    note = "{} needs a rank, which ps-0{} would run without: --replicas {} leaves them out"
+    assert notes(ddp) == (note.format("init_process_group", ", evaluator-0", "worker=2"),)
+    assert notes(jax, "ps", ("./run.sh",)) == (note.format("jax.distributed.initialize", "", "master"),)
+    assert notes(ddp, "worker") == notes(b"print('init_process_group')") == ()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -140,11 +140,12 @@ def test_cpu_builds_replace_gpu_builds(line: str, replacement: str) -> None:
     assert runtimes.cpu_builds([line]) == [replacement]
 
 
-def test_cuda_builds_are_detected() -> None:
-    assert runtimes.asks_for_cuda(["numpy", "torch==2.9.0"])
-    assert not runtimes.asks_for_cuda(["numpy"])
-    assert not runtimes.asks_for_cuda([runtimes.TORCH_INDEX, "torch"])
-    assert not runtimes.asks_for_cuda(["torch==2.9.0+cpu"])
+def test_torch_without_an_index_or_a_hash_is_detected() -> None:
+    assert runtimes.names_torch(["numpy", "torch==2.9.0"])
+    assert runtimes.names_torch(["torch==2.9.0+cpu"])
+    assert not runtimes.names_torch(["numpy"])
+    assert not runtimes.names_torch([runtimes.TORCH_INDEX, "torch"])
+    assert not runtimes.names_torch(["torch==2.9.0 --hash=sha256:00"])
     of_torch = f"a line {runtimes.TORCH_INDEX} above torch fetches its build for processors; "
     assert runtimes.cpu_remedy(["far", "Torch"]) == runtimes.cpu_remedy(["torch", "nvidia_cublas_cu12"]) == of_torch
     both = "tensorflow-cpu is tensorflow for processors; xgboost-cpu is xgboost for processors; "
@@ -174,7 +175,7 @@ def test_a_runtime_has_cpu_builds_without_gpus(
     build_runtime: Callable[..., dict[str, str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("xgboost_cpu", "xgboost", "torch", "tensorflow"):
+    for name in ("xgboost_cpu", "xgboost", "tensorflow"):
         make_wheel(index, name)
     requirements_file = write_requirements(tmp_path, "xgboost==1.0\n")
     assert build_runtime(requirements_file, local_inventory) == {"xgboost-cpu": "1.0"}
@@ -184,11 +185,6 @@ def test_a_runtime_has_cpu_builds_without_gpus(
     assert build_runtime(write_requirements(tmp_path, "tensorflow==1.0\n"), local_inventory) == {"tensorflow": "1.0"}, (
         "this version has no CPU build"
     )
-    capsys.readouterr()
-    assert build_runtime(write_requirements(tmp_path, "torch\n"), local_inventory) == {"torch": "1.0"}
-    assert capsys.readouterr().err.count("PyTorch comes with CUDA, some 5 GB") == 1
-    build_runtime(write_requirements(tmp_path, "torch\n"), local_inventory)
-    assert "CUDA" not in capsys.readouterr().err, "an existing runtime prints no warning"
 
 
 def test_runtimes_list_their_requirements(

@@ -105,8 +105,8 @@ def test_a_file_with_gpus_is_left_as_it_is(tmp_path: Path) -> None:
     path = write_requirements(tmp_path, "tensorflow[and-cuda]==2.19.1\nnumpy\ntorch\n")
     lines = ("tensorflow[and-cuda]==2.19.1", "numpy", "torch")
     with_gpus, without = runtimes.from_file(path, "--runtime", gpus=True), runtimes.from_file(path, "--runtime")
-    assert (with_gpus.lines, with_gpus.original, with_gpus.cuda) == (lines, (), False)
-    assert (without.lines, without.original, without.cuda) == (("tensorflow-cpu==2.19.1", "numpy", "torch"), lines, True)
+    assert (with_gpus.lines, with_gpus.original, with_gpus.cpu_torch) == (lines, (), False)
+    assert (without.lines, without.original, without.cpu_torch) == (("tensorflow-cpu==2.19.1", "numpy", "torch"), lines, True)
     assert with_gpus.file == without.file == Path(path)
     assert with_gpus.key != without.key
     plain = runtimes.from_file(write_requirements(tmp_path, "numpy\n"), "--runtime")
@@ -173,6 +173,50 @@ def test_a_version_without_a_cpu_build_is_built_from_scratch(
     assert runtimes.requested(folder) == ["tensorflow==1.0", "numpy"]
     note = "no host has a GPU: tensorflow-cpu==1.0 is taken, its build for processors"
     assert capsys.readouterr().err.splitlines()[0] == note
+
+
+@pytest.mark.parametrize(
+    ("text", "errors", "calls"),
+    [
+        ("torch", [], [(("torch",), True)]),
+        ("torch", ["https://x/torch/ does not answer"], [(("torch",), True), (("torch",), False)]),
+        (
+            "torch\ntensorflow==1.0",
+            ["no tensorflow-cpu==1.0"],
+            [(("torch", "tensorflow-cpu==1.0"), True), (("torch", "tensorflow==1.0"), True)],
+        ),
+    ],
+)
+def test_torch_is_built_for_processors_if_there_is_such_a_build(
+    local_inventory: Inventory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    errors: list[str],
+    calls: list[object],
+) -> None:
+    seen = []
+
+    def install(site: Path, python: str, lines: tuple[str, ...], start: Path, step: object, options: list[str]) -> None:
+        seen.append((lines, "--torch-backend=cpu" in options))
+        if len(seen) <= len(errors):
+            raise UsageError(errors[len(seen) - 1])
+
+    monkeypatch.setattr(runtimes, "install", install)
+    request = runtimes.from_file(write_requirements(tmp_path, text), "--runtime")
+    runtimes.build(local_inventory, request)
+    assert seen == calls
+    assert ("PyTorch comes with CUDA, some 5 GB" in capsys.readouterr().err) == (calls[-1] == (("torch",), False))
+    assert request.key != runtimes.from_file(write_requirements(tmp_path, text), "--runtime", gpus=True).key
+
+
+def test_a_manifest_s_torch_for_processors_comes_from_their_index(local_inventory: Inventory) -> None:
+    made = [
+        runtimes.from_manifest(local_inventory, {"name": "mine", "key": "mine-1", "requirements": [line]})
+        for line in ("torch==2.9.0", "torch==2.9.0+cpu")
+    ]
+    assert [each.cpu_torch for each in made] == [False, True]
 
 
 @pytest.mark.usefixtures("unzipped")
