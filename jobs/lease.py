@@ -62,9 +62,12 @@ class ChangeTimer:
         self.clock = clock
         self._values: dict[Hashable, tuple[Hashable, float, float]] = {}
 
-    def observe(self, key: Hashable, value: Hashable) -> float:
-        """Record a value; return the seconds for which it has been the same, 0 for a new one."""
-        now = self.clock()
+    def observe(self, key: Hashable, value: Hashable, now: float | None = None) -> float:
+        """Record a value; return the seconds for which it has been the same, 0 for a new one.
+
+        Values that one poll has read get the same `now`, so that their times can be compared.
+        """
+        now = self.clock() if now is None else now
         before = self._values.get(key)
         same = before is not None and before[0] == value
         seconds = before[1] + min(now - before[2], _LONGEST_GAP) if before and same else 0.0

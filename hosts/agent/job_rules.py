@@ -98,6 +98,12 @@ class View:
             return self._is_late(name)  # a host that still runs cannot be started
         return self.silent_for(name) >= self.plan.lostAfterSeconds
 
+    def outdated(self, name: str, seconds: float) -> bool:
+        """Return True if a replica runs, is not late, and sent no heartbeat in the last seconds: it may have ended since."""
+        record = self.replicas.get(name)
+        runs = record is not None and record.state is not ReplicaState.EXITED
+        return runs and self.silent_for(name) >= seconds and not self.late(name)
+
     def _is_late(self, name: str) -> bool:
         return self.silent_for(name) >= _LATE_HEARTBEATS * self.plan.heartbeatSeconds
 
@@ -273,8 +279,9 @@ def _ran_too_long(job: JobRecord, view: View) -> JobRecord | None:
 def _exited(job: JobRecord, view: View) -> JobRecord | None:
     """Restart the job if a peer's kill caused an exit; otherwise end it after an exit that does not restart its replica.
 
-    A kill can be reported later than the exits that it caused. So wait before deciding, and wait for hosts that missed
-    heartbeats. Without a kill the first exit is taken as the cause of the others.
+    A kill can be reported later than the exits that it caused. So wait before deciding, until each running peer has sent a
+    heartbeat since the first exit, and wait for hosts that missed heartbeats. Without a kill the first exit is taken as the
+    cause of the others.
     """
     failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
     if not failed:
@@ -288,10 +295,11 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         cause = f"{_name(killed_name)} {how}, and the others could not continue without it"
         fault = record is not None and record.faults > 0
         return _restart_job(job, view, cause, counts=not preempted, fault=fault, peer_error=exit_message(culprit))
-    peers = [name for name in view.needed if name not in {r.name for r in failed}]
-    if any(view.late(name) for name in peers):
+    exit_age = view.exited_for(culprit.name)
+    peers = [name for name in view.plan.replicas if name not in {r.name for r in failed}]
+    if any(view.late(name) for name in peers if not view.plan.is_optional(name)):
         return None  # it either answers soon or becomes lost; then the job waits for its host
-    if max(view.exited_for(r.name) for r in failed) < _verdict_seconds(view):
+    if exit_age < _verdict_seconds(view) or any(view.outdated(name, exit_age) for name in peers):
         return None
     return _end(job, view, JobState.FAILED, _tuner_error(view.plan, culprit) or exit_message(culprit))
 

@@ -116,20 +116,24 @@ class Leader:
         self._renew_at = self._clock() + self._plan.leaseSeconds / 3
 
     def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
-        """Return the leader's view; its durations are measured since this leader first saw a value."""
-        watch, names = self._watch, self._plan.replicas
+        """Return the leader's view; its durations are measured since this leader first saw a value.
+
+        Its own replica is never silent: its record is the present one.
+        """
+        watch, names, now = self._watch, self._plan.replicas, self._clock()
         silence = {
-            n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None) for n in names
-        }
+            n: watch.observe(("beat", n), (r.incarnation, r.heartbeatSeq) if (r := replicas.get(n)) else None, now)
+            for n in names
+        } | {self._name: 0.0}
         exited, killed = {}, {}
         for name, record in replicas.items():
             if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
-                exited[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode))
+                exited[name] = watch.observe(("exit", name), (record.attempt, record.restarts, record.exitCode), now)
             if record.attempt != job.attempt:
                 continue
             expired = silence[name] >= self._plan.lostAfterSeconds
             if record.restarts or record.killed or expired:
-                killed[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.killed, expired))
+                killed[name] = watch.observe(("kill", name), (record.attempt, record.restarts, record.killed, expired), now)
         printed = tuple(record.lines for record in replicas.values())
         return View(
             self._plan,

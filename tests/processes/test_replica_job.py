@@ -88,17 +88,20 @@ def test_an_exit_caused_by_a_peer_s_kill_restarts_the_job(make: Make) -> None:
         "print('up')\n"
         "broken, chief = pathlib.Path('broken'), 'master' in os.environ['TF_CONFIG']\n"
         "if not chief and not broken.exists():\n"
-        "    broken.touch()\n"
+        "    broken.write_text(str(os.getpid()))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "seen = pathlib.Path('seen')\n"
         "while not pathlib.Path('go').exists():\n"
         "    if chief and broken.exists() and not seen.exists():\n"
+        # Its agent reaps it; the agent's next heartbeat reports that.
+        "        while not (worker := broken.read_text()) or pathlib.Path('/proc', worker).exists():\n"
+        "            time.sleep(0.02)\n"
         "        seen.touch()\n"
         "        sys.exit('a peer is gone')\n"
         "    time.sleep(0.02)\n",
         "master-0",
         "worker-0",
-        heartbeatSeconds=1.0,  # the decision waits this long: within it the worker must report how it ended
+        heartbeatSeconds=1.0,
         leaseSeconds=5.0,
     )
     cluster.start()

@@ -277,7 +277,7 @@ def test_a_verdict_waits_for_unresponsive_hosts() -> None:
     failed = record("worker-0", "EXITED", 1)
     for name, silence, waits in (
         ("ps-0", 12.5, True),
-        ("ps-0", 12.4, False),
+        ("ps-0", 4.9, False),
         ("ps-0", 600.0, True),
         ("worker-0", 600.0, False),
     ):
@@ -288,6 +288,28 @@ def test_a_verdict_waits_for_unresponsive_hosts() -> None:
     assert advance(job(), peer_done).state == "FAILED"
     optional = view(failed, plan=replace(PLAN, optionalRoles=["ps"]), exited={"worker-0": 5.0}, silence={"ps-0": 60.0})
     assert advance(job(), optional).state == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("peer", "silence", "waits"),
+    [
+        (record("ps-0"), 4.9, False),
+        (record("ps-0"), 5.0, True),  # in one poll with the exit: it may have been sent before
+        (record("ps-0"), 12.4, True),
+        (record("ps-0", "PREPARING"), 5.0, True),
+        (record("ps-0", "EXITED", 143, terminationReason="signal 15 (SIGTERM)"), 5.0, False),
+        (record("ps-0", "EXITED", 0), 5.0, False),
+    ],
+)
+@pytest.mark.parametrize("roles", [[], ["ps"]])
+def test_a_verdict_waits_for_a_heartbeat_of_each_running_peer(
+    peer: ReplicaRecord, silence: float, waits: bool, roles: list[str]
+) -> None:
+    failed, plan = record("worker-0", "EXITED", 1), replace(PLAN, optionalRoles=roles)
+    snapshot = view(failed, peer, plan=plan, exited={"worker-0": 5.0}, silence={"ps-0": silence})
+    assert (decide(job(), snapshot) is None) == waits
+    killed = replace(snapshot, replicas={**snapshot.replicas, "ps-0": record("ps-0", restarts=1)}, killed={"ps-0": 0.0})
+    assert advance(job(), killed).attempt == 1
 
 
 def test_ends_in_an_earlier_attempt_are_ignored() -> None:

@@ -184,12 +184,30 @@ def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) ->
             killed = {name: replace(record, heartbeatSeq=record.heartbeatSeq + 1) for name, record in killed.items()}
             leader.act(bucket.stored, killed, False)
             bucket.clock.pass_(1.0)
-        exited = replace(killed["worker-0"], state=ReplicaState.EXITED, exitCode=1)
-        for _ in range(3):
-            leader.act(bucket.stored, killed | {"worker-0": exited}, False)
+        exited = killed | {"worker-0": replace(killed["worker-0"], state=ReplicaState.EXITED, exitCode=1)}
+        for beat in range(100, 103):
+            leader.act(bucket.stored, {name: replace(record, heartbeatSeq=beat) for name, record in exited.items()}, False)
             bucket.clock.pass_(1.0)
         assert bucket.job.state == state
     assert bucket.job.attempt == 1
+
+
+def test_an_exit_and_a_heartbeat_of_one_poll_have_the_same_age(bucket: Bucket) -> None:
+    """The peer's host was killed between both; the next heartbeat reports that. The leader's own is not awaited."""
+
+    def clock() -> float:
+        bucket.clock.pass_(0.01)
+        return bucket.clock.time
+
+    leader = bucket.leader("master-0", clock=clock)  # type: ignore[arg-type]
+    leader.take(bucket.stored)
+    exited = {"worker-0": ReplicaRecord("worker-0", state=ReplicaState.EXITED, exitCode=1)}
+    for _ in range(3):
+        leader.act(bucket.stored, running_replicas() | exited, False)
+        bucket.clock.pass_(0.8)
+    assert bucket.job.state == "RUNNING"
+    leader.act(bucket.stored, running_replicas("master-0") | exited | running_replicas("ps-0", beat=1), False)
+    assert bucket.job.state == "FAILED"
 
 
 def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
