@@ -46,12 +46,12 @@ def _restore_the_cluster(_shared: list[Stack], request: pytest.FixtureRequest) -
     """Cancel the jobs that a test leaves, and restore the hosts after a failed one, without delay."""
     before = [(stack, stack.settings) for stack in _shared]
     yield
-    for stack in _shared:
-        for job in stack.active_jobs():
-            stack.fab("cancel", job)
-    if request.node.stash.get(FAILED, False):
+    remaining = [problem for stack in _shared for problem in stack.cancel_jobs()]
+    if remaining or request.node.stash.get(FAILED, False):
         for stack, settings in before:
             stack.restore(settings)
+        remaining = [problem for stack in _shared for problem in stack.cancel_jobs()]
+    assert not remaining, f"these jobs cannot be cancelled: {remaining}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,8 +26,8 @@ from infra.lxd.orphans import claimed, leftovers, names_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
-ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
-"""The arguments of the job `original`."""
+ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.01"
+"""The arguments of the job `original`. It logs each round that takes this long, so that no machine is too fast for a curve."""
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 """The tiny trainer, which needs no TensorFlow."""
 ENDLESS = ("--no-follow", "--", "--seconds", "36000")
@@ -259,6 +259,11 @@ class Stack:
         output = f"/bucket/jobs/{job}/output"
         have_started = f"[ $(ls {output} 2>/dev/null | grep -c json) -ge {replicas} ]"
         self.wait_on("master-0", have_started, f"sudo touch {output}/enough")
+
+    def cancel_jobs(self) -> list[str]:
+        """Cancel all jobs; return what `fab cancel` printed for those that are still active."""
+        printed = {job: self.fab("cancel", job).text for job in self.active_jobs()}
+        return [f"{job}: {printed.get(job)}" for job in self.active_jobs()] if printed else []
 
     def describe(self, job: str) -> dict[str, Any]:
         record: dict[str, Any] = self.must_json("describe", job)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,33 @@ _VERSIONS = (
 def run_example(cluster: Stack, job: str, example: str, *more: str) -> dict[str, list[str]]:
     """Run an example to its end; return each replica's lines."""
     cluster.must("train", "--job", job, "--package", f"examples/{example}", *more)
+    return lines_of(cluster, job)
+
+
+def change_example(folder: Path, example: str, file: str, old: str, new: str) -> Path:
+    """Copy an example into a folder with one place of a file replaced; return the copy."""
+    copy = folder / example
+    shutil.copytree(ROOT / "examples" / example, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    program = (copy / file).read_text()
+    assert program.count(old) == 1
+    (copy / file).write_text(program.replace(old, new))
+    return copy
+
+
+def run_until(cluster: Stack, job: str, patterns: Mapping[str, str], *arguments: str) -> dict[str, list[str]]:
+    """Run a changed example, which ends once JOB_DIR/enough exists, until each replica has logged a line of its pattern.
+
+    Otherwise the faster replicas may end the job before a slow one has logged anything. Return each replica's lines.
+    """
+    cluster.must("train", "--job", job, "--no-follow", *arguments)
+
+    def have_logged() -> bool:
+        lines = cluster.messages(job)
+        return all(any(re.match(pattern, line) for line in lines.get(name, [])) for name, pattern in patterns.items())
+
+    wait_for(have_logged, f"lines of {job}: {patterns}", 300, poll=1)
+    cluster.must_ssh("master-0", f"sudo touch /bucket/jobs/{job}/output/enough")
+    cluster.wait(job, "SUCCEEDED", "FAILED")
     return lines_of(cluster, job)
 
 
@@ -53,25 +83,30 @@ def accuracy(lines: list[str], steps: int) -> float:
 
 
 def test_cloud_ml_code_from_2017_runs(cluster: Stack, tmp_path: Path) -> None:
-    config = ("--config", "examples/cloudml/config.yaml")
-    lines = run_example(cluster, "ex_cloudml", "cloudml", *config, "--args", "--model cnn --max-steps 60")
-    for name in (*_TRAINERS, "ps-0", "ps-1"):
-        find_lines(lines[name], f"Started [{name.replace('-', '/')}]")
-    find_lines(lines["evaluator-0"], "the evaluator has nothing to do")
-    find_lines(lines["master-0"], "Train [master/0], step ")
+    condition = "not session.should_stop()"
+    longer = f'{condition} and not os.path.exists(args.job_dir + "/enough")'
+    package = change_example(tmp_path, "cloudml", "task.py", condition, longer)
+    flags = ("--package", str(package), "--config", "examples/cloudml/config.yaml")
+    patterns = {name: rf"Started \[{name.replace('-', '/')}\]" for name in ("worker-0", "worker-1", "ps-0", "ps-1")}
+    patterns |= {"master-0": r"Train \[master/0\], step \d{3}", "evaluator-0": "the evaluator has nothing to do"}
+    lines = run_until(cluster, "ex_cloudml", patterns, *flags, "--args", "--model cnn --max-steps 10000000")
+    find_lines(lines["master-0"], "Started [master/0]")
     assert accuracy(lines["master-0"], 60) > 0.8
     # Each parameter server wrote its part of the last checkpoint.
-    assert len(list(cluster.get("ex_cloudml", tmp_path).glob("model.ckpt-6*.data-0000?-of-00002"))) == 2
+    output = cluster.get("ex_cloudml", tmp_path)
+    newest = Path((output / "checkpoint").read_text().split('"')[1]).name
+    assert len(list(output.glob(f"{newest}.data-0000?-of-00002"))) == 2
 
 
 def test_gradient_style_code_runs(cluster: Stack, tmp_path: Path) -> None:
-    lines = run_example(cluster, "ex_gradient", "gradient", "--", "--max-steps", "2000")
-    for name in _TRAINERS:
-        find_lines(lines[name], f"Train [{name.replace('-', '/')}], step ")
-    for name in ("ps-0", "ps-1"):
-        find_lines(lines[name], f"Started [{name.replace('-', '/')}]")
+    condition = "steps < args.max_steps:"
+    longer = 'not (steps >= args.max_steps and os.path.exists(os.environ["JOB_DIR"] + "/enough")):'
+    package = change_example(tmp_path, "gradient", "task.py", condition, longer)
+    patterns = {name: rf"Train \[{name.replace('-', '/')}\], step " for name in _TRAINERS}
+    patterns |= {name: rf"Started \[{name.replace('-', '/')}\]" for name in ("ps-0", "ps-1")}
+    lines = run_until(cluster, "ex_gradient", patterns, "--package", str(package), "--", "--max-steps", "2000")
     assert accuracy(lines["master-0"], 2000) > 0.8
-    assert list(cluster.get("ex_gradient", tmp_path).glob("model.ckpt-2*.index"))
+    assert list(cluster.get("ex_gradient", tmp_path).glob("model.ckpt-[1-9]*.index"))
 
 
 @pytest.mark.registry("tf-keras")
@@ -87,34 +122,26 @@ def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
 
 @pytest.mark.registry("tabulate, setuptools")
 def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
-    lines = run_example(cluster, "ex_packaged", "packaged", "--", "--max-steps", "5000")
-    for name in (*_TRAINERS, *_OTHERS):
-        find_lines(lines[name], f"Started [{name.replace('-', '/')}], packaged-trainer 1.0, tabulate ")
-    find_lines(lines["master-0"], "Final metrics after 5000 steps")
+    last_line = '    print(f"Final metrics'
+    waits = f'    while not (folder / "enough").exists():\n        __import__("time").sleep(0.1)\n{last_line}'
+    package = change_example(tmp_path, "packaged", "src/packaged/task.py", last_line, waits)
+    start = r"Started \[{}\], packaged-trainer 1\.0, tabulate "
+    patterns = {name: start.format(name.replace("-", "/")) for name in (*_TRAINERS, *_OTHERS)}
+    lines = run_until(cluster, "ex_packaged", patterns, "--package", str(package), "--", "--max-steps", "500")
+    find_lines(lines["master-0"], "Final metrics after 500 steps")
     assert "slope" in (cluster.get("ex_packaged", tmp_path) / "table.txt").read_text()
-    assert not list((ROOT / "examples" / "packaged").rglob("*.egg-info")), "a build leaves no files behind"
+    assert not list(package.rglob("*.egg-info")), "a build leaves no files behind"
 
 
 def test_a_coordinator_trains_with_parameter_servers_and_an_evaluator(cluster: Stack, tmp_path: Path) -> None:
     """Train the example until its evaluator has evaluated; otherwise the faster of the two decides."""
     steps = "for _ in range(STEPS // PER_STEP):"
     longer = 'while model.step.numpy() < STEPS * PER_STEP or not os.path.exists(os.environ["JOB_DIR"] + "/enough"):'
-    program = (ROOT / "examples" / "parameter_server" / "train.py").read_text()
-    assert program.count(steps) == 1
-    (tmp_path / "train.py").write_text(program.replace(steps, longer))
-    cluster.must("train", "--job", "ex_ps", "--script", str(tmp_path / "train.py"), "--no-follow")
-
-    def has_evaluated() -> bool:
-        return "evaluated ckpt-" in cluster.fab("logs", "evaluator-0", "--job", "ex_ps", "--lines", "all").out
-
-    wait_for(has_evaluated, "the evaluator has evaluated", 300, poll=0.5)
-    cluster.must_ssh("master-0", "sudo touch /bucket/jobs/ex_ps/output/enough")
-    cluster.wait("ex_ps", "SUCCEEDED", "FAILED")
-    lines = lines_of(cluster, "ex_ps")
+    package = change_example(tmp_path, "parameter_server", "train.py", steps, longer)
+    lines = run_until(cluster, "ex_ps", {"evaluator-0": "evaluated ckpt-"}, "--package", str(package), "--script", "train.py")
     for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
         find_lines(lines[name], f"{name.replace('-', ' ')} serves")
     assert accuracy(lines["master-0"], 400) > 0.9
-    find_lines(lines["evaluator-0"], "evaluated ckpt-")
 
 
 def test_several_workers_of_a_larger_cluster_train(cluster: Stack, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
 _CONNECT_FROM = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[2], 2222), timeout=3, source_address=(sys.argv[1], 0))
+    socket.create_connection((sys.argv[2], 2222), timeout=float(sys.argv[3]), source_address=(sys.argv[1], 0))
     print("connected")
 except OSError as error:
     print(error)
@@ -51,10 +51,10 @@ def test_no_host_reaches_the_machine_or_spoofs_an_address(cluster: Stack, addres
     try:
         for host in ("evaluator-0", "ps-0"):
             cluster.must_ssh(host, "sudo nft flush ruleset")
-        connect_directly = f"python3 -c '{_CONNECT_FROM}' {addresses['evaluator-0']} {addresses['ps-0']}"
+        connect_directly = f"python3 -c '{_CONNECT_FROM}' {addresses['evaluator-0']} {addresses['ps-0']} {limit(60)}"
         assert cluster.ssh("evaluator-0", connect_directly).out.strip() == "connected"
         cluster.must_ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo")
-        connect = f"python3 -c '{_CONNECT_FROM}' {borrowed} {addresses['ps-0']}"
+        connect = f"python3 -c '{_CONNECT_FROM}' {borrowed} {addresses['ps-0']} 3"
         answer = cluster.ssh("evaluator-0", connect)
         assert answer.out.strip() == "timed out", answer.text
     finally:

@@ -13,8 +13,6 @@ from pathlib import Path
 from stacks import ROOT, TINY, Stack
 from waiting import limit
 
-_SHORT = "--model mlp --max-steps 1500"
-
 
 def wait_until_gone(cluster: Stack, *hosts: str) -> None:
     """Wait until the agent on each of these hosts has ended, as it does after a job."""
@@ -38,10 +36,11 @@ def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
 
 
 def test_a_job_continues_after_fab_is_killed(cluster: Stack) -> None:
-    process = cluster.start("fab", "train", "--job", "laptop_left", "--args", _SHORT)
+    process = cluster.start("fab", "train", "--job", "laptop_left", *TINY, "--args", "--seconds 36000")
     cluster.wait_for_state("RUNNING", "laptop_left")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=limit())
+    cluster.finish_job("laptop_left")
     cluster.wait_succeeded("laptop_left")
     wait_until_gone(cluster, "ps-0")
 
@@ -49,7 +48,7 @@ def test_a_job_continues_after_fab_is_killed(cluster: Stack) -> None:
 def test_cancel_stops_all_replicas_and_keeps_the_log(cluster: Stack) -> None:
     cluster.must("train", "--job", "to_cancel", *TINY, "--args", "--seconds 36000", "--no-follow")
     cluster.wait("to_cancel", "RUNNING")
-    busy = cluster.fab("train", "--job", "meanwhile", "--no-queue", "--args", _SHORT)
+    busy = cluster.fab("train", "--job", "meanwhile", *TINY, "--no-queue")
     assert busy.code == 2
     assert "to_cancel" in busy.err
     assert cluster.must_json("cancel", "to_cancel")["state"] == "CANCELLED"

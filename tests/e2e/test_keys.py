@@ -69,7 +69,13 @@ def bucket_has_data(stack: Stack) -> bool:
     return stack.ssh("master-0", f"cat {_FILE}/weights").out == "weights\n"
 
 
-_BUSY = "import time; end = time.time() + 1\nwhile time.time() < end: pass\nprint(time.process_time())"
+_BUSY = """
+import time
+cpu, start = time.process_time(), time.monotonic()
+while time.monotonic() < start + 1:
+    pass
+print((time.process_time() - cpu) / (time.monotonic() - start))
+"""
 _FILES = {"ready": "update", "operator-files": "update"}
 _HOSTS = {"master-0": "update", "worker-0": "update", **_FILES}
 _CHANGES: list[tuple[dict[str, Any], dict[str, str]]] = [
@@ -119,7 +125,7 @@ def test_every_key_on_a_live_stack(pair: Stack) -> None:
     assert bucket_has_data(pair)
     assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
     assert {address.rpartition(".")[0] for address in pair.addresses.values()} == {str(_OTHER_RANGE[0]).rpartition(".")[0]}
-    assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of CPU time in one second"
+    assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of CPU time a second"
 
 
 def test_a_bucket_survives_a_rename_and_destruction_of_its_stack(pair: Stack) -> None:

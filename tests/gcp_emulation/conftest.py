@@ -13,7 +13,7 @@ from cloud import PROJECT, Cloud, Stack
 from fakes import Buckets, Compute, Front, Google, Metadata, fake_gcs, serve_fake
 from hosts_report import FAILED
 from image import write_server_certificate
-from machines import METADATA_PORT, start_network
+from machines import METADATA_PORT, exclusive_lock, start_network
 from provider import serve_provider
 from records import Records, upload
 from world import Hosts, World
@@ -55,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     first = ("test_faults", "test_host")
     items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Wait for another checkout's emulation before the first test, since the time of a test is limited."""
+    if not session.config.option.collectonly and any("cloud" in getattr(item, "fixturenames", ()) for item in session.items):
+        lock = ExitStack()
+        lock.enter_context(exclusive_lock(session.config.get_terminal_writer().line))
+        session.config.add_cleanup(lock.close)
 
 
 @pytest.fixture(scope="session")

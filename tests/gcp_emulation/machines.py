@@ -9,7 +9,7 @@ import re
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from infra.lxd.host import purge, remove
 PROJECT = BRIDGE = TABLE = "stemulation"
 POOL = "scaletier"
 METADATA_PORT = 8080
+_LOCK = Path("/run/lock", f"{PROJECT}.lock")
 _METADATA = "169.254.169.254"
 _ALIAS = "google"
 
@@ -123,29 +124,21 @@ class Machines:
 
 
 @contextmanager
-def start_network(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
-    """Create the project and bridge for instances; delete them at the end."""
-    place = Machines(range_)
-    with exclusive_lock():
-        yield from _machines(place, range_)
-
-
-@contextmanager
-def exclusive_lock() -> Iterator[None]:
-    """Lock what exists once per machine: the project, the bridge and the address ranges.
-
-    Raises:
-        AssertionError: another checkout's emulation of Google Cloud holds the lock.
-    """
-    with Path("/run/lock", f"{PROJECT}.lock").open("a") as file:
+def exclusive_lock(say: Callable[[str], object], lock: Path = _LOCK) -> Iterator[None]:
+    """Lock what exists once per machine: the project, the bridge and the address ranges; wait for another checkout."""
+    with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AssertionError(f"another checkout's emulation holds {file.name}: wait for it") from None
+            say(f"waiting for another checkout's emulation of Google Cloud, which holds {lock}")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _machines(place: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machines]:
+@contextmanager
+def start_network(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
+    """Create the project and bridge for instances; delete them at the end."""
+    place = Machines(range_)
     _clean()
     try:
         client().projects.create(PROJECT, config={"features.images": "true", "features.profiles": "true"})

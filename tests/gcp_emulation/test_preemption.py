@@ -123,7 +123,7 @@ def test_a_job_without_the_permission_to_start_hosts_reports_it(cloud: Cloud, cl
         job.preempt("worker-1")
         refused = "HTTP 403, Required 'compute.instances.start'"
         job.wait_until(lambda: any(refused in cause for cause in job.causes), "the refusal is recorded")
-        assert "worker-1 is not started: HTTP 403" in job.log("all")
+        job.wait_until(lambda: "worker-1 is not started: HTTP 403" in job.log("all"), "the refusal is logged")
     finally:
         cloud.google.starters = granted
     job.seconds_to_training("worker-1")
