@@ -51,9 +51,12 @@ def belongings(_: Inventory) -> Iterator[Finding]:
             f"set {backend.URL} to that state; python -m infra.gcp.orphans lists them",
         )
         return
-    yield from (
-        warning(f"{item.kind} {item.name} is in no state", "python -m infra.gcp.orphans --delete") for item in resources
-    )
+    command = "python -m infra.gcp.orphans"
+    # One command deletes them all, so a host that runs must not be among them.
+    used = any(item.runs for item in resources)
+    remedy = f"{command} lists them; if nobody needs them, {command} --delete" if used else f"{command} --delete"
+    for item in resources:
+        yield warning(f"{item.kind} {item.name} is in no state{', and runs' if item.runs else ''}", remedy)
     if not resources:
         yield ok("all that bears the stack's names is in its state")
 

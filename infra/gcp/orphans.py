@@ -44,11 +44,12 @@ _LIMIT = 300.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """A resource at Google: its kind, its id in Pulumi's state, and its URL."""
+    """A resource at Google: its kind, its id in Pulumi's state, its URL, and whether it is a host that runs."""
 
     kind: str
     id: str
     url: str
+    runs: bool = False
 
     @property
     def name(self) -> str:
@@ -103,7 +104,7 @@ def _compute(client: requests.Session, project: str, path: str, get: Get) -> Ite
     for entry in get_all(client, f"{base}projects/{project}/{path}"):
         for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
             id_ = str(item["selfLink"]).partition("/compute/v1/")[2]
-            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}")
+            yield Leftover(_COMPUTE[path], id_, f"{base}{id_}", item.get("status") == "RUNNING")
 
 
 def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Leftover]:

@@ -71,11 +71,12 @@ def orphans(stacks: Container[str] | None) -> list[Finding]:
         stacks: the names of the stacks in the current state, None if it cannot be read.
     """
     projects = owners()
+    states = {backend.url(ROOT), backend.own_url(ROOT)}
     remove = {"network": "lxc network delete", "nft table": "nft delete table bridge"}
     return [_orphan(owner) for owner in projects if not owner.retained and _lost(owner, stacks)] + [
         warning(f"{kind} {name} is in no stack", f"{remove[kind]} {name}")
         for kind, name, bridge in _strays({LxdNames(owner.project).key for owner in projects})
-        if not _in_use(bridge)
+        if not _in_use(bridge) and not any(backend.mentions(url, bridge) for url in states)
     ]
 
 

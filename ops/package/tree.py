@@ -51,7 +51,13 @@ class Tree:
         return {path: file.stat().st_size for path, file in self.files.items()}
 
 
-def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] = (), endings: tuple[str, ...] = ()) -> Tree:
+def walk(
+    root: Path,
+    ignore_files: Sequence[str] = (),
+    skipped: Collection[str] = (),
+    endings: tuple[str, ...] = (),
+    outer_rules: bool = True,
+) -> Tree:
     """Find every file below a folder, through symbolic links too.
 
     Args:
@@ -59,6 +65,7 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
         ignore_files: names of files of gitignore's syntax, of which an earlier one wins.
         skipped: names of folders that are left out.
         endings: of the names of files that are left out.
+        outer_rules: the files .gitignore above the folder, up to the repository's, count too.
 
     Raises:
         UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing; or it is one of keys.
@@ -67,7 +74,7 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
         raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")
     if root.is_file():
         return Tree({"": root})
-    walker = _Walker(root, ignore_files, skipped, endings)
+    walker = _Walker(root, [_Rules(root, name, outer_rules) for name in ignore_files], skipped, endings)
     files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
     if not files and walker.ignored:
         reasons = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
@@ -85,10 +92,10 @@ def show_notes(tree: Tree, what: str) -> None:
 
 
 class _Walker:
-    def __init__(self, root: Path, ignore_files: Sequence[str], skipped: Collection[str], endings: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, rules: Sequence[_Rules], skipped: Collection[str], endings: tuple[str, ...]) -> None:
         self._root, self._real = root, Path(os.path.realpath(root))
         self._skipped, self._endings = skipped, endings
-        self._rules = [_Rules(root, name) for name in ignore_files]
+        self._rules = rules
         self.ignored: dict[str, list[str]] = {}
         self._keys: list[str] = []
         self._outside: list[str] = []
@@ -175,11 +182,11 @@ class _Walker:
 class _Rules:
     """The ignore files of one name; as in git the deepest folder's file and the last matching line count."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, outer: bool) -> None:
         self.name = name
         # From the outermost folder inwards: what a path below the root has in front there, or has it not, and the file's lines.
         self._specs: list[tuple[str, str, GitIgnoreSpec]] = []
-        if name == GIT_IGNORE_FILE:
+        if outer and name == GIT_IGNORE_FILE:
             self._read_above(Path(os.path.realpath(root)))
 
     def _read_above(self, root: Path) -> None:

@@ -329,7 +329,9 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.shown(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
-def _check_variables(words: Sequence[str], environment_values: Mapping[str, str], notify: str = "") -> None:
+def _check_variables(
+    words: Sequence[str], environment_values: Mapping[str, str], notify: str, tuned: Mapping[str, Any] | None
+) -> None:
     """Check that hosts fill in each `${NAME}`.
 
     Raises:
@@ -339,6 +341,9 @@ def _check_variables(words: Sequence[str], environment_values: Mapping[str, str]
     texts = {
         "an argument": words,
         "notify": command,
+        "a categorical value": [
+            value for each in (tuned or {}).get("params", ()) for value in each.get("categoricalValues", ())
+        ],
         **{f"the environment's {name}": [value] for name, value in environment_values.items()},
     }
     for where, text in texts.items():
@@ -405,7 +410,7 @@ def build_job(
     scheduling = training_input.get("scheduling", {})
     added_environment = environment.merge_environment(training_input.get("environment", {}), flags.env_file, flags.env, where)
     notify = _notify(flags, config, declared)
-    _check_variables([*command, *args], added_environment, notify)
+    _check_variables([*command, *args], added_environment, notify, tuned)
     secrets = environment.read_secrets(flags.secret, flags.secret_file, os.environ)
     if both := added_environment.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")

@@ -10,7 +10,7 @@ from ops import terminal
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError, suggest
-from ops.package.tree import IGNORE_FILE, show_notes, walk
+from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, show_notes, walk
 
 _ACTIONS = ("ls", "put", "rm")
 
@@ -56,7 +56,8 @@ def _list(cluster: ClusterClient, name: str | None, as_json: bool) -> dict[str, 
 def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
     if not source.exists():
         raise UsageError(f"{source} is not there: give the path of a file or a folder")
-    tree = walk(source, (IGNORE_FILE,))
+    # A repository's own .gitignore is about its code, and often leaves out just the data.
+    tree = walk(source, (IGNORE_FILE, GIT_IGNORE_FILE), outer_rules=False)
     show_notes(tree, str(source))
     if not (files := tree.files):
         raise UsageError(f"{source} holds no file: give the path of a file or a folder")
@@ -69,7 +70,8 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
     uploaded = upload_missing(cluster.bucket, target, files, existing, str(source))
     if not as_json:
         same = f", {len(files) - len(uploaded)} already there with this size" if len(uploaded) < len(files) else ""
-        terminal.out(f"{terminal.plural(len(files), 'file')}{same}: {_host_path(cluster, target)}")
+        ignored = f", {len(tree.left_out)} ignored" if tree.left_out else ""
+        terminal.out(f"{terminal.plural(len(files), 'file')}{same}{ignored}: {_host_path(cluster, target)}")
     return {"folder": _host_path(cluster, target), "uploaded": uploaded}
 
 

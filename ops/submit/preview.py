@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from infra.inventory import Inventory
@@ -17,6 +18,11 @@ from ops.package import host_stream
 from ops.submit import job_plan
 from ops.submit.manifest import dependencies
 from ops.submit.submit import Submission
+
+_RULES = (
+    *("successPolicy", "optionalRoles", "restartPolicy", "restartCodes", "permanentCodes", "maxRestarts", "maxRetries"),
+    *("gracePeriod", "stopSignal", "stopSeconds"),
+)
 
 
 def show(submission: Submission, as_json: bool) -> int:
@@ -46,9 +52,17 @@ def show(submission: Submission, as_json: bool) -> int:
     _show_sent(sent, len(hosts))
     terminal.out()
     terminal.table(("REPLICA", "HOST"), list(hosts.items()))
+    terminal.out(f"rules: {', '.join(_rules(plan))}")
     for replica in plan.replicas:
         _show_replica(inventory, plan, replica, hosts[replica])
     return DONE
+
+
+def _rules(plan: Plan) -> Iterator[str]:
+    """Yield the rules by which the job and its replicas end."""
+    for name in _RULES:
+        value = getattr(plan, name)
+        yield f"{name} {' '.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
 
 
 def _transfer_sizes(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:

@@ -49,7 +49,8 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> Non
     of_another_stack = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
     network = f"projects/my-project-1/global/networks/{PREFIX}"
     account = f"projects/my-project-1/serviceAccounts/{PREFIX}-ps@my-project-1.iam.gserviceaccount.com"
-    page = {"zones/z": {"instances": [item(recorded), item(orphan), item(of_another_stack)]}, "zones/y": {"warning": {}}}
+    running = item(orphan) | {"status": "RUNNING"}
+    page = {"zones/z": {"instances": [item(recorded), running, item(of_another_stack)]}, "zones/y": {"warning": {}}}
     fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page, "nextPageToken": "2"})
     fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(on_next_page)]}}})
     fake.answers[f"{ALL}/global/networks"] = (
@@ -60,7 +61,7 @@ def test_orphans_are_found_by_the_stacks_own_names_only(fake: FakeGoogle) -> Non
     leftovers = orphans.leftovers("my-project-1", "dev", [recorded], lambda key: config(fake, key))
     base = f"http://127.0.0.1:{fake.port}"
     assert leftovers == [
-        Leftover("instance", orphan, f"{base}/compute/v1/{orphan}"),
+        Leftover("instance", orphan, f"{base}/compute/v1/{orphan}", runs=True),
         Leftover("instance", on_next_page, f"{base}/compute/v1/{on_next_page}"),
         Leftover("network", network, f"{base}/compute/v1/{network}"),
         Leftover("service account", account, f"{base}/v1/{account}"),

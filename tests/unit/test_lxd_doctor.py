@@ -239,6 +239,12 @@ def test_bridges_and_tables_of_no_project_are_orphans_unless_hosts_use_them(mach
     ]
 
 
+def test_bridges_and_tables_that_a_state_lists_are_no_orphans(machine: Machine, tmp_path: Path) -> None:
+    write_state(tmp_path / ".pulumi-state", "local", '{"id": "st555555"}')
+    machine.networks, machine.tables = ["st555555", "st666666"], ["scaletier_555555"]
+    assert machine.orphans() == [warning("network st666666 is in no stack", "lxc network delete st666666")]
+
+
 def test_an_unreadable_state_is_a_warning_and_there_are_no_orphans(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object) -> str:
         raise backend.BackendError("the state in x cannot be read: no")

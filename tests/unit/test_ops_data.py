@@ -70,6 +70,23 @@ def test_put_ls_and_rm(cluster: ClusterClient, bucket: Path, tmp_path: Path, cap
     assert not (bucket / "data" / "other" / "name").exists()
 
 
+def test_put_obeys_the_folder_s_own_ignore_files(
+    cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("*.npz\n")
+    (mine := tmp_path / "pictures").mkdir()
+    (mine / ".gitignore").write_text("*.tmp\nkept\n")
+    (mine / ".scaletierignore").write_text("!kept\nraw\n")
+    for name in ("a.npz", "b.tmp", "kept", "raw"):
+        (mine / name).write_bytes(b"1")
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert out == f"3 files, 2 ignored: {bucket}/data/pictures\n"
+    assert f"{mine}: .gitignore leaves out b.tmp; a line such as !b.tmp in .scaletierignore brings it along" in err
+    assert sorted(path.name for path in (bucket / "data/pictures").iterdir()) == [".gitignore", "a.npz", "kept"]
+
+
 def test_a_file_goes_into_a_folder_and_a_folder_not_over_a_file(
     cluster: ClusterClient, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,11 @@ def test_dry_run_shows_all_and_sends_nothing(
         "master-0  master-0",
         "worker-0  worker-0",
     ]
+    rules = (
+        "rules: successPolicy chief, optionalRoles evaluator, restartPolicy replica, restartCodes 42, permanentCodes none, "
+        "maxRestarts 5, maxRetries 3, gracePeriod 30.0, stopSignal main, stopSeconds 10.0"
+    )
+    assert lines[12:14] == [rules, ""]
     headings = [place for place, line in enumerate(lines) if line.startswith("# ")]
     python = "/opt/scaletier/venv/bin/python -m mine.task --a 'b c'"
     assert [lines[place - 1 : place + 1] for place in headings] == [

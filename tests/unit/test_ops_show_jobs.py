@@ -152,7 +152,8 @@ def test_a_restarted_job_is_described(cluster: ClusterClient, ledger: Ledger, ca
     record = JobRecord(
         "job01",
         JobState.RUNNING,
-        hosts=["master-0", "worker-0", "worker-1"],
+        hosts=["worker-2", "worker-3", "worker-1"],
+        candidates={name: [name] for name in ("master-0", "worker-0", "worker-1")},
         priority=3,
         startTime=NOON.format(1),
         attempt=1,
@@ -178,8 +179,8 @@ def test_a_restarted_job_is_described(cluster: ClusterClient, ledger: Ledger, ca
     )
     assert output["args"] == "--a 'b c'"
     assert [row[:5] for row in table_rows(out, "REPLICA")] == [
-        ["master-0", "master-0", "PREPARING", "-", "0"],
-        ["worker-0", "worker-0", "RUNNING", "-", "8"],
+        ["master-0", "worker-2", "PREPARING", "-", "0"],
+        ["worker-0", "worker-3", "RUNNING", "-", "8"],
         ["worker-1", "worker-1", "LOST", "-", "0"],
     ]
     assert table_rows(out, "REPLICA")[1][5:7] == terminal.local_time(NOON.format(6)).split()

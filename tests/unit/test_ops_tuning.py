@@ -277,6 +277,18 @@ def test_conflicting_flags_are_refused(standard: Inventory, tmp_path: Path, flag
         build_job(replace(flags, config=write_config(tmp_path, {"params": PARAMS})), standard)
 
 
+def test_a_misspelled_variable_of_a_categorical_value_is_refused(standard: Inventory, tmp_path: Path) -> None:
+    def config(value: str) -> str:
+        param = {"parameterName": "init", "type": "CATEGORICAL", "categoricalValues": ["zeros", value]}
+        return write_config(tmp_path, {"params": [param]})
+
+    with pytest.raises(UsageError, match=r"^a categorical value has \$\{SCALETIER_DAT\}.*; did you mean SCALETIER_DATA\?: "):
+        build_job(JobFlags("job01", config=config("${SCALETIER_DAT}/w.npz")), standard)
+    job = build_job(JobFlags("job01", config=config("${SCALETIER_DATA}/w.npz")), standard)
+    assert job.study
+    assert job.study.params[0].categoricalValues == ["zeros", "${SCALETIER_DATA}/w.npz"]
+
+
 def trial(number: int, value: float | None, **fields: Any) -> Trial:
     final = Measurement(9, value) if value is not None else None
     state = TrialState.SUCCEEDED if final else TrialState.FAILED
