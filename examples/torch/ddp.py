@@ -2,6 +2,7 @@
 
 import os
 
+import fsspec  # PyTorch brings it; it also writes to gs://
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +27,8 @@ def main():
         if rank == 0 and step % 50 == 0:
             print(f"step {step} of {peers} peers: loss {loss.item():.3f}", flush=True)
     if rank == 0:
-        torch.save(model.module.state_dict(), os.path.join(os.environ["JOB_DIR"], "model.pt"))
+        with fsspec.open(os.path.join(os.environ["JOB_DIR"], "model.pt"), "wb") as file:
+            torch.save(model.module.state_dict(), file)
     dist.barrier()  # the job ends with rank 0, and the others are to have ended theirs by then
     dist.destroy_process_group()
 

@@ -119,6 +119,28 @@ def test_readme_has_commands_and_links() -> None:
     assert {"docs/library.md", "docs/google-cloud.md", "ARCHITECTURE.md", "LICENSE"} <= set(links(readme))
 
 
+def section(page: str, heading: str) -> list[str]:
+    """Return the lines below a heading, up to the next one of the same level."""
+    found = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return found.strip().splitlines()
+
+
+def test_one_table_lists_what_is_sent_to_a_host_and_one_how_a_job_ends() -> None:
+    sent = section("docs/trainers.md", "What is sent to a host")
+    assert sent[0] == "| what | on the host | transfer | lifetime |"
+    ends = section("docs/trainers.md", "How a job ends")
+    assert next(line for line in ends if line.startswith("|")) == "| a replica ends | consequence |"
+
+
+def test_the_readme_and_the_example_run_pytorch_by_the_same_two_commands() -> None:
+    of_readme, of_example = (
+        [line for line, is_code in lines(ROOT / page) if is_code and "ddp01" in line]
+        for page in ("README.md", "examples/torch/README.md")
+    )
+    assert of_readme == of_example
+    assert [line.split()[:2] for line in of_readme] == [["fab", "train"], ["fab", "get"]]
+
+
 def test_pages_named_in_the_code_exist() -> None:
     named = {name for path in source_files() for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(errors="replace"))}
     assert len(named) > 3
