@@ -49,7 +49,9 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]:
+def number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """Return a type of argparse for numbers that are `valid`; `what` says which those are."""
+
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -62,8 +64,8 @@ def _number(valid: Callable[[float], bool], what: str) -> Callable[[str], float]
     return parse
 
 
-positive = _number(lambda value: 0 < value < math.inf, "above 0")
-share = _number(lambda value: 0 <= value < 1, "from 0 to below 1")
+positive = number(lambda value: 0 < value < math.inf, "above 0")
+share = number(lambda value: 0 <= value < 1, "from 0 to below 1")
 
 
 def _seed(text: str) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from scaletier.data import DataError
 from scaletier.runtime import import_tensorflow, one_line
 from trainer.corrupt import Segment, locate, read, segments, tensors
-from trainer.mnist import PIXELS
+from trainer.mnist import PIXELS, SIDE
 
 tf = import_tensorflow()
 
@@ -112,6 +113,33 @@ def train_pipeline(files: Files, batch_size: int, seed: int) -> Any:
     mixed = order.shuffle(len(parts), seed=seed).interleave(read, _MIXED_FILES, _MIXED_RECORDS)
     batches = mixed.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
     return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
+
+
+def augment(batches: Any, seed: int, shift: int, rotation: float) -> Any:
+    """Return the batches with each image moved by up to `shift` pixels and rotated by up to `rotation` degrees, by chance."""
+
+    def moved(number: Any, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        images, labels = batch
+        # By the batch's number, so that a resumed job draws the same.
+        chance = tf.random.stateless_uniform([3, tf.shape(images)[0]], [seed, number], -1.0, 1.0)
+        angle = chance[0] * (rotation * math.pi / 180)
+        right, down = (tf.round(part * (shift + 0.49)) for part in (chance[1], chance[2]))
+        sine, cosine, zero = tf.sin(angle), tf.cos(angle), tf.zeros_like(angle)
+        # A pixel of the result at (x, y) is taken from (cosine x - sine y + …, sine x + cosine y + …), about the center.
+        center = (SIDE - 1) / 2
+        x = center * (1 - cosine + sine) + right
+        y = center * (1 - sine - cosine) + down
+        transforms = tf.stack([cosine, -sine, x, sine, cosine, y, zero, zero], 1)
+        pictures = tf.raw_ops.ImageProjectiveTransformV3(
+            images=tf.reshape(images, [-1, SIDE, SIDE, 1]),
+            transforms=transforms,
+            output_shape=[SIDE, SIDE],
+            fill_value=0.0,
+            interpolation="BILINEAR",
+        )
+        return tf.reshape(pictures, [-1, PIXELS]), labels
+
+    return batches.enumerate().map(tf.autograph.experimental.do_not_convert(moved)).prefetch(1)
 
 
 def eval_pipeline(files: Files) -> Any:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 import scaletier
-from scaletier.flags import at_least, positive, share
+from scaletier.flags import at_least, number, positive, share
 
 MODELS = ("cnn", "mlp")
 PRECISIONS = ("float32", "bfloat16", "float16")
+_angle = number(lambda value: 0 <= value <= 180, "from 0 to 180")
 
 
 def widths(text: str) -> tuple[int, ...]:
@@ -52,7 +53,17 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--precision", choices=PRECISIONS, default="float32", help="of the arithmetic; the others are for GPUs")
     add("--batch-size", type=at_least(1), default=100, metavar="N", help="images a step")
     add("--learning-rate", type=positive, default=0.1, metavar="X", help="of stochastic gradient descent, of one replica")
+    add("--warmup-steps", type=at_least(1), default=20, metavar="N", help="steps of each replica in which the rate rises")
     add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
+    add(
+        "--batch-norm",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="normalize the outputs of the cnn's convolutions",
+    )
+    add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of a label that is spread over all classes")
+    add("--shift", type=at_least(0), default=0, metavar="N", help="move each training image by up to N pixels")
+    add("--rotation", type=_angle, default=0.0, metavar="DEGREES", help="rotate each training image by up to this angle")
     add("--skip-corrupt-records", action="store_true", help="train on without them, instead of refusing them")
     return flags
 

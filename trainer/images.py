@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from scaletier.runtime import available_cpus, import_tensorflow
-from trainer.mnist import LABELS, Example, InputError
+from trainer.mnist import LABELS, SIDE, Example, InputError
 from trainer.progress import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 KINDS = "png, jpg and bmp"
-_SIDE = 28
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
         image = tf.ensure_shape(image, [None, None, None])
         coloured = tf.shape(image)[2] >= 3
         gray = tf.cond(coloured, lambda: tf.image.rgb_to_grayscale(image[..., :3]), lambda: image[..., :1])
-        return tf.cast(tf.round(tf.image.resize(gray, [_SIDE, _SIDE], antialias=True)), tf.uint8)
+        return tf.cast(tf.round(tf.image.resize(gray, [SIDE, SIDE], antialias=True)), tf.uint8)
 
     names = tf.data.Dataset.from_tensor_slices([str(path) for path in paths])
     images = iter(names.map(decode, num_parallel_calls=available_cpus()))

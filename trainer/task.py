@@ -21,7 +21,7 @@ def job(parsed: argparse.Namespace) -> scaletier.Job:
     return scaletier.Job(
         model=functools.partial(_model, parsed),
         data=functools.partial(_data, parsed),
-        loss=_loss,
+        loss=functools.partial(_loss, parsed.label_smoothing),
         metrics=["accuracy"],
         optimizer=functools.partial(_optimizer, parsed),
         eval_data=functools.partial(_eval_data, parsed),
@@ -34,7 +34,7 @@ def job(parsed: argparse.Namespace) -> scaletier.Job:
 def _model(parsed: argparse.Namespace) -> Any:
     from trainer.model import make_model
 
-    return make_model(parsed.model, parsed.hidden_units, parsed.precision)
+    return make_model(parsed.model, parsed.hidden_units, parsed.precision, parsed.batch_norm)
 
 
 def _data(parsed: argparse.Namespace, context: Any) -> Any:
@@ -43,10 +43,11 @@ def _data(parsed: argparse.Namespace, context: Any) -> Any:
     So a lost replica takes no data away.
     """
     from scaletier.data import replica_seed
-    from trainer.data import find_segments, train_pipeline
+    from trainer.data import augment, find_segments, train_pipeline
 
     files = find_segments(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
-    return train_pipeline(files, parsed.batch_size, replica_seed(parsed.seed, context.input_pipeline_id))
+    batches = train_pipeline(files, parsed.batch_size, seed := replica_seed(parsed.seed, context.input_pipeline_id))
+    return augment(batches, seed, parsed.shift, parsed.rotation) if parsed.shift or parsed.rotation else batches
 
 
 def _eval_data(parsed: argparse.Namespace) -> Any:
@@ -55,11 +56,19 @@ def _eval_data(parsed: argparse.Namespace) -> Any:
     return eval_pipeline(find_segments(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
 
 
-def _loss(labels: Any, logits: Any) -> Any:
-    """Return each image's cross entropy in nats, float32 [N]; labels [N] integers, logits float32 [N, 10]."""
+def _loss(smoothing: float, labels: Any, logits: Any) -> Any:
+    """Return each image's cross entropy in nats, float32 [N]; labels [N] integers, logits float32 [N, 10].
+
+    A part of each label, `smoothing`, is spread over all classes. Source: Szegedy et al. 2016, "Rethinking the Inception
+    architecture for computer vision", section 7.
+    """
     import tensorflow as tf
 
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
+    labels = tf.cast(labels, tf.int64)
+    if not smoothing:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    classes = logits.shape[1]
+    return tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes, logits)
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
@@ -72,7 +81,7 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
 
     from trainer.model import WarmupCosineDecay
 
-    rate = WarmupCosineDecay(parsed.learning_rate, parsed.max_steps, replicas)
+    rate = WarmupCosineDecay(parsed.learning_rate, parsed.warmup_steps, parsed.max_steps, replicas)
     momentum = parsed.momentum
     descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_CLIP_NORM if replicas > 1 else None)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent

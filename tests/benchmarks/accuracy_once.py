@@ -1,7 +1,7 @@
 """`python -m benchmarks.accuracy_once FOLDER`: print the test accuracy of each checkpoint of the cnn.
 
-It is JSON. The checkpoints are of ours, of examples/cloudml and of examples/mwms: the same network, whose variables each keeps
-in a file of another kind.
+It is JSON. The checkpoints are of ours, of examples/cloudml and of examples/mwms. Each keeps its variables in a file of another
+kind, and only ours normalizes batches.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ def values(path: Path, network: FunctionalModel) -> Sequence[Any]:
 
 def main() -> int:
     """Print `[[step, accuracy], …]`, in the order of the steps."""
-    parsed = flags.parse(["--train-data", str(MNIST), "--eval-data", str(MNIST)])
+    paths_by_step = checkpoints(Path(sys.argv[1]))
+    plain = any(path.suffix == ".npz" or path.name.startswith("model.ckpt") for _, path in paths_by_step)
+    norm = "--no-batch-norm" if plain else "--batch-norm"
+    parsed = flags.parse(["--train-data", str(MNIST), "--eval-data", str(MNIST), norm])
     job = task.job(parsed)
     batches = job.eval_data()
     network = FunctionalModel(job, batches.element_spec, 0)
     copy = checkpoint.LocalCopy(network)
     evaluate = make_evaluate(network, copy, batches, None)
     curve = []
-    for step, path in checkpoints(Path(sys.argv[1])):
+    for step, path in paths_by_step:
         copy.assign(values(path, network), copy.local, step)
         measured = evaluate(lambda: False)
         assert measured

@@ -37,7 +37,7 @@ _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_
 # As ours: with five replicas the learning rate and the warm-up are five times those of one.
 _MWMS = (
     f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
-    "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 400"
+    "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 100"
 )
 _CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 100"
 _ACCURACY = "--model cnn --max-steps 10000 --eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"

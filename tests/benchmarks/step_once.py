@@ -41,7 +41,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]
 
 def compiled(parsed: argparse.Namespace) -> Any:
     """Return the model with its loss, metrics and optimizer."""
-    model = make_model("cnn", parsed.hidden_units, "float32")
+    model = make_model("cnn", parsed.hidden_units, "float32", parsed.batch_norm)
     optimizer = keras.optimizers.SGD(_RATE, momentum=_MOMENTUM, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])

@@ -6,12 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scaletier.runtime import import_tensorflow
 from trainer import records, task
 from trainer.corrupt import segments
-from trainer.data import DataError, check, damaged, eval_pipeline, train_pipeline
+from trainer.data import DataError, augment, check, damaged, eval_pipeline, train_pipeline
 from trainer.flags import parse
 from trainer.mnist import Split
 
@@ -114,3 +115,58 @@ def test_a_file_without_valid_records_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no record of any kind")
     with pytest.raises(DataError, match=r"^batch size 1 is larger than the data: no record of it can be read$"):
         check(segments([str(path)], skip=True), 1)
+
+
+def pictures(count: int) -> tuple[Any, Any]:
+    """Return images with a bar of 3×15 pixels in the middle, float32 [N, 784], and their labels."""
+    image = np.zeros((28, 28), np.float32)
+    image[13:16, 7:22] = 1.0
+    return np.tile(image.reshape(1, -1), (count, 1)), np.arange(count)
+
+
+def augmented(shift: int, rotation: float, batches: int = 2, skip: int = 0) -> list[Any]:
+    """Return batches of 100 images as `augment` gives them, float32 [100, 28, 28]."""
+    data = tf.data.Dataset.from_tensors(pictures(100)).repeat()
+    moved = list(augment(data, 5, shift, rotation).skip(skip).take(batches))
+    assert all(labels.numpy().tolist() == list(range(100)) for _, labels in moved)
+    assert {images.shape for images, _ in moved} == {(100, 784)}
+    return [images.numpy().reshape(-1, 28, 28) for images, _ in moved]
+
+
+def test_shifts_move_whole_pixels_in_all_directions() -> None:
+    bar = pictures(1)[0].reshape(28, 28)
+    moved = [image for batch in augmented(2, 0.0) for image in batch]
+    valid = [(down, right, np.roll(bar, (down, right), (0, 1))) for down in range(-2, 3) for right in range(-2, 3)]
+    shifts = [next((down, right) for down, right, image in valid if np.allclose(image, each, atol=1e-5)) for each in moved]
+    assert len(set(shifts)) == 25
+
+
+def test_rotations_are_about_the_center_by_up_to_an_angle() -> None:
+    rows, columns = (grid - 13.5 for grid in np.mgrid[:28, :28])
+    angles = []
+    for image in augmented(0, 15.0)[0]:
+        mass = image.sum()
+        down, right = (rows * image).sum() / mass, (columns * image).sum() / mass
+        assert np.hypot(down - 0.5, right - 0.5) < 0.3
+        spread = ((rows - down) * (columns - right) * image).sum() / ((columns - right) ** 2 * image).sum()
+        angles.append(np.degrees(np.arctan(spread)))
+    assert max(np.abs(angles)) < 16
+    assert min(angles) < -10 < 10 < max(angles)
+
+
+def test_a_resumed_job_draws_the_same_changes() -> None:
+    first = augmented(2, 12.0, batches=3)
+    assert not np.array_equal(first[0], first[2])
+    np.testing.assert_array_equal(augmented(2, 12.0, batches=1, skip=2)[0], first[2])
+
+
+def test_the_flags_change_the_training_images_alone(files: list[str], tmp_path: Path) -> None:
+    flags = [f"--train-data={','.join(files)}", f"--eval-data={','.join(files)}", f"--job-dir={tmp_path}", "--batch-size=10"]
+    plain, turned = (task.job(parse([*flags, *more])) for more in ([], ["--rotation=90"]))
+    context = tf.distribute.InputContext()
+
+    def images(data: Any) -> Any:
+        return next(iter(data))[0].numpy()
+
+    assert not np.array_equal(images(plain.data(context)), images(turned.data(context)))
+    np.testing.assert_array_equal(images(plain.eval_data()), images(turned.eval_data()))
