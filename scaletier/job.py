@@ -19,9 +19,17 @@ def kind_of(value: Any) -> str:
 
 
 def wants_argument(function: Callable[..., Any]) -> bool:
-    """Return True if a function needs a positional argument."""
+    """Return True if a function needs a positional argument.
+
+    Raises:
+        JobError: it needs several, or one by keyword.
+    """
     parameters = inspect.signature(function).parameters.values()
-    return any(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    needed = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        line = f"{getattr(function, '__name__', 'a function')} needs {', '.join(one.name for one in needed)}, which scaletier"
+        raise JobError(f"{line} does not pass. Valid: at most one positional argument, and defaults for all others")
+    return bool(needed)
 
 
 Metrics = Sequence[Any] | Mapping[str, Sequence[Any]] | Callable[[], Any]

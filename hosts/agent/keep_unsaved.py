@@ -136,7 +136,9 @@ class LocalFolder:
         """Open a file below it for writing."""
         target = self._top / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        return os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb")
+        # A pipe of the job without a reader is an error at once, and not a wait until the time limit.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.fdopen(os.open(target, flags, 0o666), "wb")
 
     def remove(self, name: str) -> None:
         """Take away what was begun."""

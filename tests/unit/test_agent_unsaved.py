@@ -107,6 +107,13 @@ def test_a_job_with_output_has_other_files_named_and_not_copied(package: Path) -
     assert (report["jobDirEmpty"], report["kept"]) == (True, ["model", "scratch"])
 
 
+def test_a_pipe_in_the_place_of_a_copy_is_not_waited_for(package: Path) -> None:
+    (package / "model").write_text("x")
+    (saved := output(package) / paths.LEFT / "master-0").mkdir(parents=True)
+    os.mkfifo(saved / "model")
+    assert keep_files(package)["leftOut"] == ["model (No such device or address)"]
+
+
 def open_below(folder: Path) -> list[str]:
     """Return the files below a folder that this process has open."""
     links = []

@@ -35,6 +35,10 @@ def dataset(*parts: Any, batch: int = 4) -> Any:
     return tf.data.Dataset.from_tensor_slices(parts or (INPUTS, TARGETS)).batch(batch)
 
 
+def keyword_optimizer(*, replicas: int) -> Any:
+    raise AssertionError(replicas)
+
+
 def make_model() -> Any:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")], name="line")
 
@@ -197,6 +201,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the metrics are invalid: the model pair has no output 'other'. Valid: first, second",
     ),
     "unknown optimizer": ({"optimizer": "quick"}, "the optimizer is invalid: Could not interpret optimizer identifier"),
+    "an optimizer by a keyword": (
+        {"optimizer": keyword_optimizer},
+        "keyword_optimizer needs replicas, which scaletier does not pass. Valid: at most one positional argument, and defaults",
+    ),
+    "data of two arguments": (
+        {"data": lambda context, folder: dataset()},
+        "<lambda> needs context, folder, which scaletier does not pass. Valid: at most one positional argument, and defaults",
+    ),
     "no optimizer": ({"optimizer": lambda: 5}, "the optimizer is invalid: "),
     "a metric of several numbers": (
         {"metrics": [keras.metrics.F1Score(name="f1")]},
