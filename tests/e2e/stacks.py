@@ -18,7 +18,7 @@ import hosts_report
 import pylxd.exceptions
 from waiting import limit, wait_for
 
-from infra.lxd import project
+from infra.lxd import bucket, project
 from infra.lxd.api import client
 from infra.lxd.bucket_guard import running
 from infra.lxd.layout import LxdNames
@@ -90,8 +90,7 @@ class Stack:
             self._remove()
         self.file.unlink(missing_ok=True)
         if self._mark.exists():
-            for names in names_of(self.name):  # its state is gone, as one in a pytest folder is
-                project.delete(names.project, {})
+            self._delete_projects()  # its state is gone, as one in a pytest folder is
         remaining = claimed(self.name)
         assert not remaining, (
             f"stack {self.name} has no state here but these hosts: {remaining}. `fab doctor` shows how to remove them"
@@ -127,7 +126,16 @@ class Stack:
             self.up()
             self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", self.name, "--yes")
+        self._delete_projects()
         self._mark.unlink(missing_ok=True)
+
+    def _delete_projects(self) -> None:
+        """Delete what no state knows: hosts of a lost state, and the bucket that a failed test left retained."""
+        for names in names_of(self.name):
+            if pool := bucket.pool_of(names.project):
+                volume = {"project": names.project, "pool": pool, "name": names.bucket}
+                bucket.set_on_destroy(volume, bucket.REMOVE)
+            project.delete(names.project, {})
 
     def run(self, *command: str, timeout: float = _SECONDS) -> Result:
         """Run a command like a user of this stack, outside a terminal; its timeout is that of a typical machine.
