@@ -24,11 +24,12 @@ class Callbacks:
     """The callbacks of one call of `fit`, or a function that makes them, and its epochs.
 
     `history` is the `keras.callbacks.History`, on the chief, once training begins; `rates` are learning rates that callbacks
-    may have set, by their places in the network's `local`.
+    may have set, by their places in the network's `local`. With `pauses` all replicas pause during an evaluation.
     """
 
     history: Any = None
     rates: Mapping[int, Any] = {}
+    pauses = False
 
     def __init__(self, callbacks: Any = (), epochs: int | None = None, steps_per_epoch: int | None = None) -> None:
         self._callbacks, self._epochs, self._steps = callbacks, epochs, steps_per_epoch
@@ -53,6 +54,7 @@ class Callbacks:
 
     def plan(self, flags: Flags, length: int | None) -> Flags:
         """Return the flags with the steps of the job and of each epoch; `length` is the number of batches, None if unknown."""
+        self.pauses = flags.eval_steps is not None
         every = flags.eval_steps or self._steps or length
         if not flags.max_steps and not every:
             line = f"epochs={self._epochs} is invalid: train_data does not say how many batches it has. Valid: steps, or"

@@ -77,7 +77,7 @@ class BatchSource:
         return dataset
 
     def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
-        """Return batches without end for a replica, after those of `step` steps of all replicas.
+        """Return batches without end for a replica, after those of `step` steps of all replicas, made ahead of their use.
 
         Of a dataset that all n replicas share each takes every n-th batch. If the number of batches is no multiple of n, these
         are others in each pass, so that all replicas see all data.
@@ -88,8 +88,10 @@ class BatchSource:
             shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
             dataset = dataset.map(lambda *parts: shaped(parts))
         if self._by_replica:
-            return _endless(dataset, batches)
-        return _endless(dataset, batches * replicas).shard(replicas, replica)
+            dataset = _endless(dataset, batches)
+        else:
+            dataset = _endless(dataset, batches * replicas).shard(replicas, replica)
+        return dataset.prefetch(tf.data.AUTOTUNE)
 
     def once(self) -> Any:
         return self._make(tf.distribute.InputContext())

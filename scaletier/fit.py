@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -121,8 +123,8 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
         order = np.random.default_rng(seed)
 
         def batches() -> Iterator[Any]:
-            for at in range(len(given)) if seed is None else order.permutation(len(given)):
-                yield plain(given[int(at)])
+            places = range(len(given)) if seed is None else order.permutation(len(given)).tolist()
+            yield from _in_order(lambda at: plain(given[at]), places, given.workers, given.max_queue_size)
             given.on_epoch_end()
 
         specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), plain(given[0]))
@@ -138,6 +140,22 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
     return rows.batch(batch_size).map(
         lambda at: tf.nest.map_structure(lambda one: tf.gather(one, at), arrays), tf.data.AUTOTUNE
     )
+
+
+def _in_order(function: Callable[[int], Any], places: Sequence[int], threads: int, ahead: int) -> Iterator[Any]:
+    """Yield a function's results in the order of its arguments; several threads compute up to `ahead` of them in advance."""
+    if threads <= 1:
+        yield from map(function, places)
+        return
+    pool, results = ThreadPoolExecutor(threads), collections.deque[Future[Any]]()
+    try:
+        for at in places:
+            results.append(pool.submit(function, at))
+            if len(results) > ahead:
+                yield results.popleft().result()
+        yield from (result.result() for result in results)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:

@@ -66,7 +66,8 @@ class Progress:
     every round, so that this costs no message. What a failed round reserved is free again, and so is that of a round that
     is overdue, as when its host is gone: if it ends after all, the job exceeds its last step by it. At a multiple of `every`
     steps all replicas wait until the chief has evaluated the model: `fab plan --until` measures how many steps N replicas need,
-    and beside an evaluation they would be N - 1; and the callbacks of `fit` apply to all replicas from the end of an epoch.
+    and beside an evaluation they would be N - 1. With `fit` they wait until it has pulled the model, so that they are at most
+    an epoch ahead of its callbacks.
     """
 
     def __init__(

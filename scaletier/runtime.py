@@ -16,7 +16,7 @@ from typing import Any
 
 from scaletier.job import JobError
 
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
 _MESSAGE_LENGTH = 300
 # The environment variable that names the GPUs of the host's machine type, such as `1 nvidia-tesla-t4`.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
@@ -69,14 +69,14 @@ def import_tensorflow() -> Any:
     raise SystemExit(2)
 
 
-def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
-    """Return the CPUs of this process by affinity and cgroup; TensorFlow counts those of the machine."""
+def available_cpus(cgroup: Path = _CGROUP) -> int:
+    """Return the CPUs of this process by affinity and cgroup, v2 or v1; TensorFlow counts those of the machine."""
     cpus = len(os.sched_getaffinity(0))
-    try:
-        quota, period = cgroup.read_text().split()
-        cpus = min(cpus, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
-        pass
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):  # of the other version, or "max": no quota
+            quota, period = map(int, " ".join((cgroup / name).read_text() for name in names).split())
+            if quota > 0:  # v1 has -1 if there is none
+                cpus = min(cpus, math.ceil(quota / period))
     return max(1, cpus)
 
 

@@ -197,6 +197,8 @@ class ChiefTasks:
 
     def _evaluate_now(self) -> int:
         step = self._training.refresh()
+        if self._callbacks and not self._callbacks.pauses:
+            self._training.progress.release()
 
         def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):

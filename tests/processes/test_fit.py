@@ -57,7 +57,7 @@ class Pages(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches of rows that count the epochs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(workers=2)
         self.epochs = 0
 
     def __len__(self) -> int:

@@ -30,7 +30,8 @@ def test_callbacks_affect_all_replicas_and_the_chief_continues(tmp_path: Path, s
         assert epochs[0][1] != "0. 0. 0."
         final = re.search(r"^Final metrics after (\d+) steps, loss: (\S+)$", log, re.MULTILINE)
         assert final
-        assert STOP * EPOCH <= int(final[1]) < (STOP + 1) * EPOCH
+        # With async the worker may take the steps of another epoch during the last evaluation.
+        assert STOP * EPOCH <= int(final[1]) <= (STOP + 1) * EPOCH
         if strategy == "sync":
             assert int(final[1]) == STOP * EPOCH
             assert job.wait("worker-0") == 0, job.log("worker-0")

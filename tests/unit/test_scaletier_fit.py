@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
+from waiting import limit
 
 import scaletier
 from scaletier.callbacks import Callbacks
+from scaletier.fit import _in_order
 from scaletier.flags import flags_of
 from scaletier.functional_model import FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.round_graph import State
 from scaletier.runtime import import_tensorflow
+from scaletier.training import ChiefTasks
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -147,6 +153,32 @@ def test_lengths_of_jobs_and_epochs(
     flags = flags if arguments else replace(flags, max_steps=0)
     planned = Callbacks((), epochs, of_epoch).plan(flags, length)
     assert (planned.max_steps, planned.eval_steps) == (steps, every)
+
+
+@pytest.mark.parametrize(("arguments", "pauses"), [([], False), (["--eval-steps=5"], True)])
+def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(arguments: list[str], pauses: bool) -> None:
+    callbacks, order, chief = Callbacks((), None, 5), MagicMock(), ChiefTasks.__new__(ChiefTasks)
+    flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
+    callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
+    chief._callbacks, chief._flags, chief._evaluate = callbacks, flags, None
+    chief._training = SimpleNamespace(refresh=order.refresh, progress=SimpleNamespace(release=order.release))
+    order.refresh.return_value = 5
+    assert chief._evaluate_now() == 5
+    release = [] if pauses else [call.release()]
+    assert order.mock_calls == [call.refresh(), *release, call.end_epoch(5, None)]
+
+
+def test_threads_compute_items_ahead_in_their_order() -> None:
+    together = threading.Barrier(2)
+
+    def item(at: int) -> int:
+        together.wait(limit())
+        return at * at
+
+    assert list(_in_order(item, [3, 1, 2, 0], 2, 2)) == [9, 1, 4, 0]
+    assert list(_in_order(lambda at: threading.get_ident(), [0], 1, 9)) == [threading.get_ident()]
+    with pytest.raises(ZeroDivisionError):
+        list(_in_order(lambda at: 1 // at, [1, 0], 2, 9))
 
 
 def test_steps_of_the_command_line_override_those_of_the_program() -> None:

@@ -37,14 +37,22 @@ def whole_tensorflow() -> None:
     import_tensorflow()
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("quota", "expected"), [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
+    ("quota", "expected"), [("100000 100000", 1), ("250000 100000", 3), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
 )
-def test_cpus_are_the_minimum_of_affinity_and_quota(tmp_path: Path, quota: str, expected: int) -> None:
-    cgroup = tmp_path / "cpu.max"
-    cgroup.write_text(quota)
-    assert available_cpus(cgroup) == min(len(os.sched_getaffinity(0)), expected)
-    assert available_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))
+def test_cpus_are_the_minimum_of_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, quota: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    (tmp_path / "cpu").mkdir()
+    if version == 2:
+        (tmp_path / "cpu.max").write_text(quota)
+    elif quota:
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(quota.split()[0].replace("max", "-1") + "\n")
+        (tmp_path / "cpu/cpu.cfs_period_us").write_text(quota.split()[1] + "\n")
+    assert available_cpus(tmp_path) == min(4, expected)
+    assert available_cpus(tmp_path / "missing") == 4
 
 
 def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
