@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.measure import MeasureError
-from benchmarks.registry import Crossing, Figure, benchmark
+from benchmarks.registry import Figure, TargetCrossing, benchmark
 from benchmarks.stack import BenchStack, say
-from benchmarks.trained import Trained, alone, crossing, fetched, together
+from benchmarks.trained import Trained, alone, curve, fetched, step_with, together
 from infra.scale_tiers import ScaleTier
 
 # The same grid for all, and enough steps that each reaches the target well before its learning rate is near 0.
@@ -29,8 +29,8 @@ _CURVE = (
     "--model cnn --checkpoint-steps 100 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
 )
-_TARGET = 0.99
-_SECONDS = f"seconds from the first step to {_TARGET} of test accuracy, cnn"
+TARGET = 0.99
+_SECONDS = f"seconds from the first step to {TARGET} of test accuracy, cnn"
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS = 1000, 1200, 1500, 2500
 _OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
@@ -54,13 +54,17 @@ class Reached(NamedTuple):
 
     seconds: float
     sent: float
-    crossing: Crossing
+    crossing: TargetCrossing
 
     @classmethod
-    def at(cls, trained: Trained, folder: Path) -> Reached:
-        """Return the cost of a training by the checkpoints below a folder."""
-        reached = crossing(_TARGET, folder)
-        return cls(trained.time_of(reached.step), trained.sent_until(reached.step), reached)
+    def at(cls, trained: Trained, points: Sequence[tuple[int, float]]) -> Reached:
+        """Return the cost of a training by its curve of (step, test accuracy).
+
+        Raises:
+            MeasureError: it does not reach the target.
+        """
+        step = step_with(TARGET, points)
+        return cls(trained.time_of(step), trained.sent_until(step), TargetCrossing(step, points))
 
 
 def _reached(
@@ -76,7 +80,7 @@ def _reached(
 
 def _reached_by(stack: BenchStack, trained: Trained) -> Reached:
     with fetched(stack, trained.job) as folder:
-        reached = Reached.at(trained, Path(folder))
+        reached = Reached.at(trained, curve(Path(folder)))
     # The bucket has no space for the checkpoints of many jobs.
     stack.fab("delete", trained.job, "--yes")
     return reached
@@ -150,7 +154,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
 
     def peer(seed: int) -> Reached:
         with tempfile.TemporaryDirectory() as folder:
-            return Reached.at(alone(f"{_PEERS} --seed {seed}", Path(folder)), Path(folder))
+            return Reached.at(alone(f"{_PEERS} --seed {seed}", Path(folder)), curve(Path(folder)))
 
     pairs = [(_shared(stack, seed), peer(seed)) for seed in _SEEDS]
     return _figure([ours for ours, _ in pairs], [peers for _, peers in pairs])
@@ -158,7 +162,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
 
 @benchmark(
     "async-bytes-to-accuracy",
-    what=f"bytes that all hosts send until {_TARGET} of test accuracy, cnn, async STANDARD_1, median of 3",
+    what=f"bytes that all hosts send until {TARGET} of test accuracy, cnn, async STANDARD_1, median of 3",
     against="examples/cloudml, between-graph replication of TensorFlow 1 and Adam, on the same hosts",
     bar=0.1,
     aim=0.03,

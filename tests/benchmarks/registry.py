@@ -20,7 +20,7 @@ from benchmarks.stack import BenchStack
 from infra.scale_tiers import ScaleTier
 
 
-class Crossing(NamedTuple):
+class TargetCrossing(NamedTuple):
     """The global step at which a training reached its target, and its `curve` of (step, metric)."""
 
     step: int
@@ -39,16 +39,16 @@ class Figure:
     peer: float | None = None
     runs: tuple[float, ...] = ()
     peers: tuple[float, ...] = ()
-    crossings: tuple[Crossing, ...] = ()
-    peer_crossings: tuple[Crossing, ...] = ()
+    crossings: tuple[TargetCrossing, ...] = ()
+    peer_crossings: tuple[TargetCrossing, ...] = ()
 
     @classmethod
     def of(
         cls,
         runs: Sequence[float],
         peers: Sequence[float] = (),
-        crossings: Sequence[Crossing] = (),
-        peer_crossings: Sequence[Crossing] = (),
+        crossings: Sequence[TargetCrossing] = (),
+        peer_crossings: Sequence[TargetCrossing] = (),
     ) -> Self:
         """Return the medians of several runs."""
         peer = statistics.median(peers) if peers else None

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.registry import Benchmark, Crossing, Figure
+from benchmarks.registry import Benchmark, Figure, TargetCrossing
 
 PATH = Path(__file__).with_name("results.json")
 _CURVE = re.compile(r'\{(?:\s+"\d+": [\d.]+,?)+\s+\}')
@@ -47,7 +47,7 @@ def entry(row: Benchmark, figure: Figure, when: datetime | None = None) -> Entry
     }
 
 
-def _steps(whose: str, crossings: Sequence[Crossing]) -> Entry:
+def _steps(whose: str, crossings: Sequence[TargetCrossing]) -> Entry:
     """Return the steps at which trainings reached their target, and the metric of each by step; empty if there are none."""
     if not crossings:
         return {}

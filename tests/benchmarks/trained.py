@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.job_events import log_of
 from benchmarks.measure import Lines, MeasureError, high_water, must, run, running
-from benchmarks.registry import Crossing
 from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
 from infra.scale_tiers import ScaleTier
 
 BATCH = 100
+_ENV = {"PATH": str(BIN), "PYTHONPATH": str(ROOT / "tests")}
 _LIMIT_SECONDS = 580.0
 # For a host with a tenth of a core.
 _JOB_SECONDS = 3600.0
@@ -120,7 +120,7 @@ def alone(arguments: str, job_dir: Path) -> Trained:
 def process(module: Sequence[str], job_dir: Path) -> list[tuple[float, str]]:
     """Return the output of a module that trains on MNIST, run on all processors of this machine."""
     env = {
-        "PATH": str(BIN),
+        **_ENV,
         "HOME": str(job_dir),
         "SCALETIER_DATA": str(MNIST),
         "JOB_DIR": str(job_dir),
@@ -177,18 +177,12 @@ def _follow(stack: BenchStack, command: Sequence[str], beside: Callable[[threadi
             raise MeasureError(f"{' '.join(command)} ended with {started.returncode}: {' | '.join(last)}")
 
 
-def crossing(accuracy: float, folder: Path) -> Crossing:
-    """Return the global step at which the checkpoints below a folder reach this test accuracy, and the curve of all.
-
-    A process of its own evaluates them.
-
-    Raises:
-        MeasureError: none has it.
-    """
+def curve(folder: Path) -> list[tuple[int, float]]:
+    """Return step and test accuracy of each checkpoint below a folder; a process of its own evaluates them."""
     command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
-    curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
-    say(f"test accuracy at steps: {', '.join(f'{step} {value:.4f}' for step, value in curve)}")
-    return Crossing(step_with(accuracy, curve), curve)
+    points: list[list[Any]] = json.loads(must(run(command, _ENV, ROOT), "evaluating checkpoints").out)
+    say(f"test accuracy at steps: {', '.join(f'{step} {value:.4f}' for step, value in points)}")
+    return [(step, value) for step, value in points]
 
 
 def step_with(accuracy: float, curve: Sequence[tuple[int, float]]) -> int:

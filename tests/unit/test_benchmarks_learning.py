@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+from contextlib import nullcontext
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import learning, training
+from benchmarks import learning, schedules, trained, training
 from benchmarks.learning import Killer, evaluated, victims
-from benchmarks.measure import MeasureError
+from benchmarks.measure import MeasureError, Ran
 from benchmarks.stack import CONFIG, changes, part_of
 from benchmarks.trained import Trained, _follow, seconds_a_step
 from benchmarks.training import times
@@ -35,8 +36,8 @@ def flag(arguments: str, name: str) -> float:
 
 
 def test_bytes_sent_until_a_step_are_proportional_to_the_last_step() -> None:
-    trained = Trained([(1.0, "master/0", 1), (2.0, "worker/0", 400), (3.0, "master/0", 390)], 0.9, sent=1000)
-    assert trained.sent_until(100) == 250.0
+    run = Trained([(1.0, "master/0", 1), (2.0, "worker/0", 400), (3.0, "master/0", 390)], 0.9, sent=1000)
+    assert run.sent_until(100) == 250.0
 
 
 def test_the_step_time_is_measured_between_lines_after_the_first_steps() -> None:
@@ -100,6 +101,50 @@ def test_the_accuracy_is_read_from_the_job_s_output(tmp_path: Path) -> None:
             evaluated(tmp_path)
     with pytest.raises(MeasureError, match="has no accuracy"):
         evaluated(tmp_path / "gone")
+
+
+def test_a_process_of_its_own_finds_the_benchmarks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environments = list[dict[str, str]]()
+
+    def run(command: list[str], env: dict[str, str], *_: object) -> Ran:
+        environments.append(env)
+        return Ran(0, "[[100, 0.5]]", "", 1.0)
+
+    monkeypatch.setattr(trained, "run", run)
+    monkeypatch.setattr(trained, "running", lambda command, env, *_: (environments.append(env), nullcontext())[1])
+    monkeypatch.setattr(trained, "Lines", lambda _: SimpleNamespace(until=lambda _: ()))
+    assert trained.curve(tmp_path) == [(100, 0.5)]
+    assert trained.process(["benchmarks.step_once"], tmp_path) == []
+    assert all((Path(env["PYTHONPATH"]) / "benchmarks/accuracy_once.py").is_file() for env in environments)
+
+
+def test_a_sweep_prints_steps_seconds_and_curves_of_each_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainings, curves = list[str](), iter([[(50, 0.9), (100, 0.992)], [(50, 0.9)]])
+
+    def train(way: schedules.TrainingWay, arguments: str, folder: Path) -> Trained:
+        assert folder.is_dir()
+        trainings.append(f"{way.module} {arguments.removeprefix(way.flags)}")
+        return Trained([(1.0, "master/0", 1), (11.0, "master/0", 101)], 0.9)
+
+    monkeypatch.setattr(schedules, "train", train)
+    monkeypatch.setattr(schedules, "curve", lambda _: next(curves))
+    assert schedules.main(["one", "--max-steps 100", "--seeds", "4", "5"]) == 0
+    assert trainings == ["trainer.task  --max-steps 100 --seed 4", "trainer.task  --max-steps 100 --seed 5"]
+    assert json.loads(capsys.readouterr().out) == {
+        "way": "one", "settings": "--max-steps 100", "seeds": [4, 5], "steps": [99, None], "seconds": [9.8, None],
+        "curves": [{"50": 0.9, "100": 0.992}, {"50": 0.9}],
+    }  # fmt: skip
+
+
+def test_the_flags_of_a_sweep_are_the_trainer_s() -> None:
+    for name in ("one", "async", "sync"):
+        way = schedules.WAYS[name]
+        for settings in way.settings:
+            words = [*way.flags.split(), *settings.split(), "--seed", "1", "--train-data", "x", "--eval-data", "x"]
+            assert flags.parse(words).checkpoint_steps == 50
+    assert "--seed" not in (schedules.ROOT / "examples/mwms/task.py").read_text(), "so its trainings are repeated"
 
 
 def test_memory_is_measured_in_model_sizes_above_a_baseline() -> None:

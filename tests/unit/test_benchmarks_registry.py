@@ -15,7 +15,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import results
 from benchmarks.measure import MeasureError
-from benchmarks.registry import REGISTRY, Benchmark, Crossing, Figure, UnknownError, add, chosen
+from benchmarks.registry import REGISTRY, Benchmark, Figure, TargetCrossing, UnknownError, add, chosen
 from benchmarks.trained import _Memory, step_with
 
 from infra.scale_tiers import ScaleTier
@@ -131,8 +131,8 @@ def test_the_steps_and_the_curve_of_each_training_are_written_beside_its_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "commit", lambda: "abc1234")
-    ours = [Crossing(step, [(100, 0.98), (200, 0.99125)]) for step in (190, 150)]
-    figure = Figure.of([2.0, 3.0], [9.0], ours, [Crossing(95, [(100, 0.991)])])
+    ours = [TargetCrossing(step, [(100, 0.98), (200, 0.99125)]) for step in (190, 150)]
+    figure = Figure.of([2.0, 3.0], [9.0], ours, [TargetCrossing(95, [(100, 0.991)])])
     path, entry = tmp_path / "results.json", results.entry(row(), figure)
     results.write(entry, {"a": row()}, path)
     (written,) = results.read(path)
