@@ -72,7 +72,7 @@ CHEAPER: dict[str, str] = {
     f"{_E2E}{name}": cheaper
     for name, cheaper in {
         "test_jobs.py::test_arguments_arrive_byte_for_byte": (
-            f"{_UNIT}test_agent_process.py::test_arguments_and_environment_arrive_byte_for_byte"
+            "tests/processes/test_agent_process.py::test_arguments_and_environment_arrive_byte_for_byte"
         ),
         "test_jobs.py::test_cancel_stops_all_replicas_and_keeps_the_log": f"{_STORY}test_the_next_job_starts_after_a_cancel",
         "test_jobs.py::test_one_bundle_explains_why_jobs_failed": f"{_STORY}test_a_failed_job_is_explained_in_one_file",

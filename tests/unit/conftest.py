@@ -7,10 +7,8 @@ import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -23,7 +21,6 @@ from infra.inventory import Inventory
 from infra.runtime.uv import GIT_REPOSITORY
 from ops import terminal
 from ops.cluster.inventory import parse
-from ops.plan import processes, profile, runs
 
 # The same examples on every machine and in every run, without time limit, and without a shared database.
 hypothesis.settings.register_profile(
@@ -106,16 +103,6 @@ def served(tmp_path: Path) -> Inventory:
 def standard(tmp_path: Path) -> Inventory:
     """Return the same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)
-
-
-@pytest.fixture
-def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let ten hours pass at once for jobs that run on this machine."""
-    ahead = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    for module in (processes, profile, runs):
-        monkeypatch.setattr(module, "time", clock)
-    return lambda: ahead.append(ahead.pop() + 36_000)
 
 
 @pytest.fixture

@@ -14,12 +14,27 @@ import threading
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from replicahosts import end
 
 from hosts.agent.launcher_client import Launcher
 
-SCRIPT = Path(__file__).parents[2] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
+SCRIPT = Path(__file__).parents[1] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
+HOME = "/var/lib/scaletier/jobs/job01"
+GOOD: dict[str, Any] = {
+    "job": "job01",
+    "argv": ["python", "-m", "task"],
+    "env": {"A": "b"},
+    "cwd": f"{HOME}/package",
+    "output": "/bucket/jobs/job01/output",
+    "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
+    "scratch": "",
+    "peers": {},
+    "stopSeconds": 10.0,
+}
+"""A valid request for a program of job01."""
+NETWORK = "10.77.0.0/24"
 # Run the unit as a process group, and then post-stop. A running unit has its group's id in `transient`.
 _SYSTEMD_RUN = """#!{python}
 import os, signal, subprocess, sys
@@ -57,6 +72,11 @@ def load_program(name: str) -> ModuleType:
     finally:
         sys.dont_write_bytecode = before
     return module
+
+
+def permissions(path: Path) -> str:
+    """Return the mode of a file or folder, in octal."""
+    return oct(path.stat().st_mode & 0o7777)
 
 
 class Host:
