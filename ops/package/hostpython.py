@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -129,11 +130,15 @@ def stubs(folder: Path, packages: Mapping[str, str]) -> dict[str, Path]:
 
 
 def lines_of(requirements: Path) -> list[str]:
-    """Return the lines of a requirements.txt without comments."""
+    """Return the lines of a requirements.txt without comments; as for pip it is UTF-8, or UTF-16 with a byte order mark."""
     try:
-        text = requirements.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = requirements.read_bytes()
+        text = content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+    except OSError as error:
         raise UsageError(f"{requirements} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{requirements} cannot be read: {error}; save it as UTF-8") from None
+    text = text.replace("\r\n", "\n")
     stripped = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in stripped if line and not line.startswith("#")]
 

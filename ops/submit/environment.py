@@ -129,7 +129,7 @@ def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
     No message shows a value that is `hidden`.
     """
     try:
-        lines = Path(file).read_text().splitlines()
+        lines = Path(file).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{flag} {file} cannot be read: {reason}") from None

@@ -153,6 +153,12 @@ def test_a_prerelease_of_a_host_meets_a_requirement() -> None:
     }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_requirements_are_read_in_the_encodings_that_pip_reads(tmp_path: Path, encoding: str) -> None:
+    (file := tmp_path / "requirements.txt").write_bytes("far==1.0 \\\r\n  --hash=sha256:00\r\n# é\r\nnear\r\n".encode(encoding))
+    assert hostpython.lines_of(file) == ["far==1.0    --hash=sha256:00", "near"]
+
+
 def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "wheels").mkdir()
@@ -177,7 +183,7 @@ def test_lines_of_a_requirements_file_are_made_flat(tmp_path: Path) -> None:
         "x#y",
     ]
     first.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match=r"requirements\.txt cannot be read: 'utf-8' codec"):
+    with pytest.raises(UsageError, match=r"requirements\.txt cannot be read: 'utf-8' codec.*; save it as UTF-8$"):
         hostpython.lines_of(first)
     with pytest.raises(UsageError, match=r"none\.txt cannot be read: \[Errno 2\]"):
         hostpython.lines_of(tmp_path / "none.txt")
