@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
 """Variables with the address of another host; the second one also has a port."""
-NAMES = (
-    *("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX"),
+RANK_NAMES = (
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
-"""All variables. Every trainer's environment has the first five; that of the master and the workers has all."""
+"""The variables of the master and the workers alone."""
+NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
+"""All variables."""
 # `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
@@ -59,6 +60,12 @@ def unknown(words: Sequence[str]) -> str | None:
     texts = (word for place, word in enumerate(words) if place not in script_places)
     matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
     return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
+
+
+def reference(texts: Iterable[str], names: Collection[str] = NAMES) -> str | None:
+    """Return the first reference in texts to a variable of these names, as it stands there; None if there is none."""
+    references = (match for text in texts for match in _REFERENCE.finditer(text))
+    return next((each[0] for each in references if not each[1] and (each[2] or each[3]) in names), None)
 
 
 def shell_operator(text: str, argv: Sequence[str]) -> str | None:

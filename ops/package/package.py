@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import re
 import tarfile
 from collections.abc import Collection, Mapping
@@ -146,13 +147,18 @@ def unpack(
     return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, installed or {})
 
 
+def absolute(path: str | Path) -> Path:
+    """Return the path without `..`, its links unresolved: a folder has the name of the link by which it is given."""
+    return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave
+
+
 def find(folder: str | Path) -> PackageSource:
     """Find the package in a directory, or the one that its setup.py or pyproject.toml builds.
 
     Raises:
         UsageError: if there is none.
     """
-    root = Path(folder).resolve()
+    root = absolute(folder)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise UsageError(f"package {folder} {what}: give --package the directory of a Python package")
@@ -174,7 +180,7 @@ def find_folder(path: str | Path) -> PackageSource:
     Raises:
         UsageError: if there is none.
     """
-    root = Path(path).resolve()
+    root = absolute(path)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise UsageError(f"package {path} {what}: give --package a directory")

@@ -101,6 +101,8 @@ class _Walker:
         self._outside: list[str] = []
         self._dangling: list[str] = []
         self._cycles: list[str] = []
+        self._empty: list[str] = []
+        self._special: list[str] = []
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
@@ -113,6 +115,10 @@ class _Walker:
             yield f"links to a folder that they are in are left out: {terminal.list_some(self._cycles)}"
         if self._dangling:
             yield f"links that lead nowhere are left out: {terminal.list_some(self._dangling)}"
+        if self._empty:
+            yield f"empty folders are left out: {terminal.list_some(self._empty)}"
+        if self._special:
+            yield f"pipes, sockets and devices are left out: {terminal.list_some(self._special)}"
 
     def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""
@@ -120,6 +126,8 @@ class _Walker:
             entries = sorted(folder.iterdir())
         except OSError as error:
             raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
+        if below and not entries:
+            self._empty.append(below)
         for rules in self._rules:
             rules.read(folder, below)
         for entry in entries:
@@ -140,6 +148,8 @@ class _Walker:
                 yield from self.walk(entry, f"{path}/", (*chain, os.path.realpath(entry)))
             elif entry.is_file():
                 yield path, entry
+            else:
+                self._special.append(path)
 
     def _ignores(self, path: str) -> str:
         """Return the name of the ignore file that leaves a path out; empty if none does."""
@@ -208,6 +218,10 @@ class _Rules:
                 return ignored
         return None
 
+    def _read_lines(self, file: Path) -> list[str]:
+        """Return a file's lines; git takes any bytes for a path."""
+        return file.read_text("utf-8-sig", "surrogateescape" if self.name == GIT_IGNORE_FILE else "strict").splitlines()
+
     def _read(self, folder: Path, before: str, inside: str) -> None:
         file = folder / self.name
         if not file.is_file():
@@ -215,6 +229,6 @@ class _Rules:
         from pathspec import GitIgnoreSpec  # which a folder without such a file does without
 
         try:
-            self._specs.append((before, inside, GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines())))
+            self._specs.append((before, inside, GitIgnoreSpec.from_lines(self._read_lines(file))))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from None

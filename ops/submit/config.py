@@ -273,6 +273,10 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
 
     TensorFlow handles a URL, if a host can reach it.
     """
+    if variable := variables.reference([job_dir]) or variables.unknown([job_dir]):
+        raise UsageError(
+            f"{what} {job_dir!r} has {variable}, which is not filled in: write the path, of which ${{JOB_ID}} may be part"
+        )
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
@@ -308,14 +312,19 @@ def _notify(flags: JobFlags, config: Mapping[str, Any], declared: TrainerConfig)
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
 
 
-def _rankless_notes(sources: Mapping[str, bytes], job_hosts: Sequence[Host]) -> Iterator[str]:
-    """Yield the note that a program of PyTorch or JAX also runs on hosts that have no rank."""
+def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_hosts: Sequence[Host]) -> Iterator[str]:
+    """Yield the note that a program of PyTorch or JAX also runs on hosts that have no rank.
+
+    Args:
+        texts: arguments and values of the environment, which may stand for a rank.
+    """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
     calls = (match for name, content in sources.items() if name.endswith(".py") and (match := _JOINS_RANKS.search(content)))
-    if without and (call := next(calls, None)):
+    call, argument = next(calls, None), variables.reference(texts, variables.RANK_NAMES)
+    if without and (reason := call[0].decode() if call else argument and f"{argument} of the arguments"):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
-        yield f"{call[0].decode()} needs a rank, which {list_some(without)} would run without: {how}"
+        yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
 
 
 def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterator[str]:
@@ -380,7 +389,7 @@ def build_job(
     if config.get("jobId", job_id) != job_id:
         raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {job_id!r}: make them the same")
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
-    chosen_dir = flags.job_dir or training_input.get("jobDir")
+    chosen_dir = variables.expand(flags.job_dir or training_input.get("jobDir") or "", {"JOB_ID": job_id})
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
     typed, config_args = split_arguments(training_input, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
@@ -416,6 +425,7 @@ def build_job(
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
+    texts = [*command, *args, *added_environment.values()]
     input_record = {
         **resources.describe_counts(counts, inventory),
         **{key: training_input[key] for key in training_input if key not in _CONVERTED_KEYS},
@@ -448,7 +458,7 @@ def build_job(
         notify=notify,
         notes=(
             *_ignored_notes(training_input, inventory, where, bool(typed)),
-            *(() if tuned else _rankless_notes(source_files or files or {}, inventory.subset(counts).hosts)),
+            *(() if tuned else _rankless_notes(source_files or files or {}, texts, inventory.subset(counts).hosts)),
             *_unreachable_notes(notify, job_id, inventory),
         ),
     )

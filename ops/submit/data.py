@@ -10,6 +10,7 @@ from ops import terminal
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import ClusterClient
 from ops.errors import DONE, UsageError, suggest
+from ops.package.package import absolute
 from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, show_notes, walk
 
 _ACTIONS = ("ls", "put", "rm")
@@ -61,7 +62,7 @@ def _put(cluster: ClusterClient, source: Path, name: str | None, as_json: bool) 
     show_notes(tree, str(source))
     if not (files := tree.files):
         raise UsageError(f"{source} holds no file: give the path of a file or a folder")
-    target = _data_path(name or source.resolve().name)
+    target = _data_path(name or absolute(source).name)
     existing = cluster.bucket.walk(target)
     if files.keys() == {""} and existing and "" not in existing:  # a file into a folder
         target, existing = f"{target}/{source.name}", {"": existing[source.name]} if source.name in existing else {}

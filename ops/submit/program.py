@@ -21,6 +21,7 @@ from ops.package import package
 SHIPPED = HERE / "trainer"
 # The Python that is first on the hosts' PATH.
 PYTHON = "python"
+_LONGEST_LINE = 1000
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
@@ -93,6 +94,8 @@ def _script(folder: str | None, script: str) -> JobProgram:
 
 
 def _check_python(content: bytes, script: str) -> None:
+    if script.endswith(".ipynb"):
+        raise UsageError(f"--script {script} is a notebook: jupyter nbconvert --to script {script} makes a program of it")
     first = content.partition(b"\n")[0]
     if first.startswith(b"#!") and b"python" not in first:
         raise UsageError(f"--script {script} is no Python, by its first line: --command ./{Path(script).name}")
@@ -114,8 +117,7 @@ def _command(folder: str | None, text: str) -> JobProgram:
     if "/" not in words[0] or words[0].startswith("/"):
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
-        if source is None and (script := next((word for word in words[1:] if _is_local_script(word)), "")):
-            raise UsageError(f"--command names the file {script}, and without --package no file is sent: add --package .")
+        _check_files(words, folder, source)
         return JobProgram(source or package.PackageSource(Path(words[0]).name, {}), tuple(words))
     if folder is None or source is None:
         path = _file(words[0], "--command")
@@ -125,11 +127,48 @@ def _command(folder: str | None, text: str) -> JobProgram:
         path = Path(folder, name)
     if not os.access(path, os.X_OK):
         raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
+    _check_executable(path, words[0])
     return JobProgram(source, (f"./{name}", *words[1:]))
 
 
-def _is_local_script(word: str) -> bool:
-    return word.endswith((".py", ".sh")) and not word.startswith("/") and Path(word).is_file()
+def _check_files(words: Sequence[str], folder: str | None, source: package.PackageSource | None) -> None:
+    """Check that the script or module that a program of the hosts is to run is sent, and that its path starts in the package.
+
+    Raises:
+        UsageError: if it is on this machine, and will be missing there.
+    """
+    module = words[2] if len(words) > 2 and words[0].startswith(PYTHON) and words[1] == "-m" else ""
+    first = next((word for word in words[1:] if not word.startswith("-")), "")
+    scripts = [word for word in words[1:] if not word.startswith("/") and word.endswith((".py", ".sh"))]
+    paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else scripts[:1]
+    if source is None and not module:
+        paths = [word for word in (*scripts, first) if not word.startswith("/") and Path(word).is_file()][:1]
+    if not any(Path(path).is_file() for path in paths):
+        return
+    what = f"runs the module {module}" if module else f"names the file {paths[0]}"
+    if source is None or folder is None:
+        how = f"--module {module} --package {module.partition('.')[0]} instead" if module else "add --package ."
+        raise UsageError(f"--command {what}, and without --package no file is sent: {how}")
+    if any(f"{source.name}/{posixpath.normpath(path)}" in source.files for path in paths):
+        return
+    top = package.absolute(folder)
+    files = (package.absolute(path) for path in paths)
+    inside = [file.relative_to(top).as_posix() for file in files if file.is_file() and file.is_relative_to(top)]
+    how = (f"--module {module} instead" if module else f"write {inside[0]}") if inside else "give --package the folder of it"
+    raise UsageError(f"--command {what}, and runs in {folder}, where that is not: {how}")
+
+
+def _check_executable(path: Path, name: str) -> None:
+    """Check that hosts can start a file: it is a program, or its first line names one."""
+    with path.open("rb") as file:
+        first = file.readline(_LONGEST_LINE)
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        raise UsageError(
+            f"--command {name} has the line ends of Windows, with which no host finds its program: dos2unix {path}"
+        )
+    if not first.startswith((b"#!", b"\x7fELF")):
+        how = f'a first line such as #!/bin/sh, or --package {path.parent} --command "sh {path.name}"'
+        raise UsageError(f"--command {name} is no program that Linux starts: give it {how}")
 
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
@@ -155,12 +194,10 @@ def _in_folder(folder: str, source: package.PackageSource, name: str, flag: str)
     if not paths:
         raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")
     for path in paths:
-        for top, file in ((Path(folder).resolve(), path.parent.resolve() / path.name), (_absolute(folder), _absolute(path))):
+        for top, file in (
+            (Path(folder).resolve(), path.parent.resolve() / path.name),
+            (package.absolute(folder), package.absolute(path)),
+        ):
             if file.is_relative_to(top) and f"{source.name}/{(inside := file.relative_to(top).as_posix())}" in source.files:
                 return inside
     raise UsageError(f"{flag} {name} is not in {folder}, or is left out of packages: give --package the folder that has it")
-
-
-def _absolute(path: str | Path) -> Path:
-    """Return the path without `..`, its links unresolved: a file may be in a folder that a link leads to."""
-    return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave

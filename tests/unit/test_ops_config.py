@@ -129,6 +129,16 @@ def test_a_job_dir_is_in_the_bucket_or_at_an_url(job_dir: str, bucket: str, mess
         check_job_dir(job_dir, bucket, f"{bucket}/d")
 
 
+def test_the_id_of_the_job_is_part_of_a_job_dir(inventory: Inventory, tmp_path: Path) -> None:
+    config = write_config(tmp_path, "trainingInput: {jobDir: '/bucket/runs/${JOB_ID}'}")
+    job = build_job(JobFlags("job01", config=config), inventory)
+    assert job.job_dir == job.training_input["jobDir"] == "/bucket/runs/job01"
+    assert plan(inventory, job, "").tasks["master-0"].environment["JOB_DIR"] == "/bucket/runs/job01"
+    for name in ("JOBID", "JOB_DIR"):
+        with pytest.raises(UsageError, match=rf"jobDir '/bucket/\$\{{{name}\}}' has \$\{{{name}\}}, which is not filled in: "):
+            build_job(JobFlags("job01", job_dir=f"/bucket/${{{name}}}"), inventory)
+
+
 def test_the_original_tutorials_config(standard: Inventory, tmp_path: Path) -> None:
     job = build_job(JobFlags("mnist_distributed_ann", config=write_config(tmp_path, SEED)), standard)
     assert job.training_input["scaleTier"] == "STANDARD_1"
@@ -545,7 +555,7 @@ def test_reserved_names_and_spaces_in_files_of_variables(inventory: Inventory, t
         environment.merge_environment({}, str(file), [], "config.yaml")
     with pytest.raises(UsageError, match=f"^--secret-file {file}:2: {message}"):
         environment.read_secrets([], str(file), {})
-    file.write_text(" A = b \n")
+    file.write_text("\ufeff A = b \n")
     assert environment.merge_environment({"A": "c"}, str(file), [], "config.yaml") == {"A": " b "}
     file.write_bytes(b"A=\xff")
     with pytest.raises(UsageError, match=f"^--env-file {file} cannot be read: it is no text$"):
@@ -692,6 +702,10 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
     note = "{} needs a rank, which ps-0{} would run without: --replicas {} leaves them out"
     assert notes(ddp) == (note.format("init_process_group", ", evaluator-0", "worker=2"),)
     assert notes(jax, "ps", ("./run.sh",)) == (note.format("jax.distributed.initialize", "", "master"),)
+    reference = JobFlags("job01", more_args=["--rank=$RANK", "$TYPE"])
+    assert build_job(reference, inventory, command=("torchrun",)).notes == (
+        note.format("$RANK of the arguments", ", evaluator-0", "worker=2"),
+    )
     assert notes(ddp, "worker") == notes(b"print('init_process_group')") == ()
 
 

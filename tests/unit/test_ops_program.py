@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     (root / "run.sh").write_text("#!/bin/sh\n")
     (root / "run.sh").chmod(0o755)
     (root / "data.txt").write_text("x")
+    (root / "t.ipynb").write_text("{}")
     (tmp_path / "outside.py").write_text("")
     return root
 
@@ -128,7 +130,9 @@ def test_the_default_is_the_folder_trainer_or_the_shipped_one(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("command", ["python train.py", "bash ./run.sh x", "torchrun --nproc-per-node 1 train.py"])
+@pytest.mark.parametrize(
+    "command", ["python train.py", "bash ./run.sh x", "bash data.txt", "torchrun --nproc-per-node 1 train.py"]
+)
 def test_a_command_without_a_package_names_no_local_script(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(
@@ -137,6 +141,65 @@ def test_a_command_without_a_package_names_no_local_script(folder: Path, command
         program.find(None, None, None, command)
     assert program.find(".", None, None, command).command == tuple(command.split())
     assert program.find(None, None, None, "python gone.py").command == ("python", "gone.py")
+
+
+@pytest.mark.parametrize(
+    ("package_folder", "command", "message"),
+    [
+        (None, "python -m parts.one", "runs the module parts.one, and without --package no file is sent: --module parts.one "),
+        ("parts", "python -m parts.one", "runs the module parts.one, and runs in parts, where that is not: --module parts.one"),
+        ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, where that is not: write one.py"),
+        (
+            "parts",
+            "bash run.sh",
+            "names the file run.sh, and runs in parts, where that is not: give --package the folder of it",
+        ),
+        (None, "python -m http.server", None),
+        ("parts", "python one.py", None),
+        ("parts", "python -m one", None),
+        (".", "python -m parts.one", None),
+        (".", "python parts/one.py run.sh", None),
+    ],
+)
+def test_a_command_s_script_or_module_is_found_from_the_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, package_folder: str | None, command: str, message: str | None
+) -> None:
+    monkeypatch.chdir(folder)
+    if message is None:
+        assert program.find(package_folder, None, None, command).command == tuple(command.split())
+        return
+    with pytest.raises(UsageError, match=f"^--command {re.escape(message)}"):
+        program.find(package_folder, None, None, command)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"#!/bin/sh\r\necho\r\n", "has the line ends of Windows, with which no host finds its program: dos2unix {}/run.sh"),
+        (
+            b"echo hi\n",
+            'is no program that Linux starts: give it a first line such as #!/bin/sh, or --package {} --command "sh',
+        ),
+        (b"", "is no program that Linux starts: "),
+        (b"#!/bin/sh", None),
+        (b"\x7fELF\x02", None),
+    ],
+)
+def test_a_file_that_no_host_can_start_is_refused(folder: Path, content: bytes, message: str | None) -> None:
+    (folder / "run.sh").write_bytes(content)
+    if message is None:
+        assert program.find(str(folder), None, None, "./run.sh").command == ("./run.sh",)
+        return
+    with pytest.raises(UsageError, match=f"^--command ./run.sh {re.escape(message.format(folder))}"):
+        program.find(str(folder), None, None, "./run.sh")
+
+
+def test_a_package_has_the_name_of_the_link_to_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "parts/__init__.py").touch()
+    (folder / "linked").symlink_to("parts")
+    assert program.find("linked", None, None, None).source.names == ["linked"]
+    assert program.find("./linked/", None, "one.py", None).folder == "linked"
 
 
 def test_a_program_of_hosts_precedes_a_file_of_its_name(folder: Path) -> None:
@@ -164,6 +227,7 @@ def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> N
         ({"script": "nope.py"}, "there is no file nope.py in {folder}: give --script the path of one"),
         ({"script": "../outside.py"}, "--script ../outside.py is not in {folder}, or is left out of packages: give --package"),
         ({"script": "run.sh"}, "--script run.sh is no Python, by its first line: --command ./run.sh"),
+        ({"script": "t.ipynb"}, "--script t.ipynb is a notebook: jupyter nbconvert --to script t.ipynb makes a program of it"),
         ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
         ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),

@@ -80,6 +80,26 @@ def test_packages_and_data_include_link_targets(linked: Path, tmp_path: Path, ca
     assert "links that lead nowhere are left out: gone -> ../nowhere" in capsys.readouterr().err
 
 
+def test_ignore_files_may_begin_with_a_mark_and_git_s_hold_any_bytes(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "a.py", "b.log", "c.tmp")
+    (root / ".gitignore").write_bytes(b"\xef\xbb\xbf*.log\ncaf\xe9\n")
+    (root / ".scaletierignore").write_bytes(b"\xef\xbb\xbf*.tmp\n")
+    (root / os.fsdecode(b"caf\xe9")).touch()
+    assert walk_paths(root, *_BOTH) == [".gitignore", "a.py"]
+    (root / ".scaletierignore").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UsageError, match=r"\.scaletierignore cannot be read: 'utf-8' codec"):
+        tree.walk(root, _BOTH)
+
+
+def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "a.py", "full/b.py")
+    (root / "full/logs").mkdir()
+    os.mkfifo(root / "pipe")
+    walked = tree.walk(root)
+    assert [*walked.files] == ["a.py", "full/b.py"]
+    assert walked.notes == ("empty folders are left out: full/logs/", "pipes, sockets and devices are left out: pipe")
+
+
 def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.py", "sub/.scaletier/dev/id_ed25519", ".pulumi-state/passphrase", ".pulumi/x")
     (root / "keys").symlink_to("sub/.scaletier/dev")
