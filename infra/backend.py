@@ -6,9 +6,12 @@ The backend is in this checkout or where PULUMI_BACKEND_URL points. `setup/state
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ FOLDER = ".pulumi-state"
 URL = "PULUMI_BACKEND_URL"
 _PASSPHRASE, _PASSPHRASE_FILE = "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"
 _SECONDS = 120.0
+_GZIP = b"\x1f\x8b"
 
 
 class BackendError(RuntimeError):
@@ -91,6 +95,39 @@ def has_stack(given: str, stack: str) -> bool:
     folder = local(given)
     suffixes = (".json", ".json.gz")
     return folder is not None and any((folder / f".pulumi/stacks/scaletier/{stack}{end}").exists() for end in suffixes)
+
+
+def damaged(given: str) -> Iterator[tuple[str, str]]:
+    """Yield each file of a local state that a killed Pulumi left cut off: a description, and the command that fixes it.
+
+    Pulumi replaces a stack's state at once, but overwrites the attributes beside it, which it can do without. The command is
+    empty if the state is cut off and Pulumi's copy of the one before, too.
+    """
+    folder = local(given)
+    if folder is None:
+        return
+    for file in sorted((folder / ".pulumi/stacks/scaletier").glob("*.json*")):
+        stack, _, kind = file.name.rpartition(".json")
+        if kind in (".attrs", ".gz.attrs") and not _is_json(file):
+            yield f"Pulumi was killed as it wrote {file}, and cannot read stack {stack}", f"rm {shlex.quote(str(file))}"
+        elif kind in ("", ".gz") and not _is_json(file, "checkpoint"):
+            before = file.with_name(f"{file.name}.bak")
+            usable = before.exists() and _is_json(before, "checkpoint")
+            copy = f"cp {shlex.quote(str(before))} {shlex.quote(str(file))}" if usable else ""
+            remark = "the copy of the one before is readable" if usable else "there is no readable copy of the one before"
+            yield f"the state of stack {stack} is cut off ({file}); {remark}", copy
+
+
+def _is_json(file: Path, key: str = "") -> bool:
+    """Return False if a file is no JSON object, or one without this key; an unreadable file is not judged."""
+    try:
+        content = file.read_bytes()
+        record = json.loads(gzip.decompress(content) if content[:2] == _GZIP else content)
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):
+        return False
+    except OSError:
+        return True
+    return isinstance(record, dict) and (not key or key in record)
 
 
 def _states(folder: Path) -> Iterator[bytes]:

@@ -80,10 +80,12 @@ def pulumi() -> Iterator[Finding]:
 
 
 def state(stack: str | None) -> Iterator[Finding]:
-    """Check that the current state opens, and that it has the hosts of the local inventory."""
+    """Check that the current state is whole and opens, and that it has the hosts of the local inventory."""
     state_note = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused(ROOT):
         yield ok(unused)
+    damage = [fail(what, command) for what, command in backend.damaged(backend.url(ROOT))]
+    yield from damage
     if stack is None:
         yield ok(state_note)
         return
@@ -92,7 +94,7 @@ def state(stack: str | None) -> Iterator[Finding]:
         deployment = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
-            yield fail(str(error))
+            yield from [] if damage else [fail(str(error))]
         elif here.exists():
             yield warning(f"{state_note}; it has no stack {stack}, whose hosts are in the local inventory", _remedy(stack))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from cloud import BIN, Cloud, PulumiError, Stack
 from waiting import limit
 from world import ApiError
+
+from infra import backend
 
 BASIC = {"scaleTier": "BASIC"}
 
@@ -66,6 +69,8 @@ def kill_during_create(records: Cloud, stack: Stack) -> None:
             plugin.kill()
     resume.set()
     records.world.on_created = on_created
+    for _, command in backend.damaged(stack.env["PULUMI_BACKEND_URL"]):  # it may have been writing its state
+        subprocess.run(shlex.split(command), check=True)
     stack.pulumi("cancel", "--yes")
 
 

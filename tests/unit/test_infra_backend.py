@@ -44,6 +44,39 @@ def test_a_local_state_is_searched_for_a_name(tmp_path: Path) -> None:
     assert [backend.has_stack(f"file://{tmp_path}", name) for name in ("local", "loc", "prod")] == [True, False, False]
 
 
+STATE = b'{"version": 3, "checkpoint": {}}'
+"""The state of an empty stack."""
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_files_that_a_killed_pulumi_left_cut_off_are_named(tmp_path: Path, end: str) -> None:
+    (stacks := tmp_path / ".pulumi/stacks/scaletier").mkdir(parents=True)
+    whole = gzip.compress(STATE) if end else STATE
+    cut, attributes, bak = whole[:-9], f".json{end}.attrs", f".json{end}.bak"
+    for name, content in {
+        f"well.json{end}": whole, f"well{attributes}": b"{}", f"well{bak}": cut,
+        f"lost{attributes}": b"", f"lost.json{end}": whole, f"it's{attributes}": b'{"md5',
+        f"mine.json{end}": cut, f"mine{bak}": whole, f"last.json{end}": b"", f"last{bak}": cut, f"new.json{end}": cut,
+    }.items():  # fmt: skip
+        (stacks / name).write_bytes(content)
+    begin, no_copy = f"Pulumi was killed as it wrote {stacks}", "there is no readable copy of the one before"
+    assert sorted(backend.damaged(f"file://{tmp_path}")) == sorted([
+        (f"{begin}/lost{attributes}, and cannot read stack lost", f"rm {stacks}/lost{attributes}"),
+        (f"{begin}/it's{attributes}, and cannot read stack it's", f"""rm '{stacks}/it'"'"'s{attributes}'"""),
+        (
+            f"the state of stack mine is cut off ({stacks}/mine.json{end}); the copy of the one before is readable",
+            f"cp {stacks}/mine{bak} {stacks}/mine.json{end}",
+        ),
+        (f"the state of stack last is cut off ({stacks}/last.json{end}); {no_copy}", ""),
+        (f"the state of stack new is cut off ({stacks}/new.json{end}); {no_copy}", ""),
+    ])  # fmt: skip
+
+
+def test_a_state_elsewhere_or_that_may_not_be_read_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / ".pulumi/stacks/scaletier/local.json").mkdir(parents=True)
+    assert [[*backend.damaged(url)] for url in ("gs://team", f"file://{tmp_path}", f"file://{tmp_path}/none")] == [[], [], []]
+
+
 def test_an_unreadable_state_may_mention_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(_: Path, onerror: Any) -> list[Any]:
         onerror(PermissionError())
@@ -152,6 +185,22 @@ def test_the_doctor_names_the_state_and_compares_its_hosts(checkout: Path, monke
     assert (finding.severity, finding.remedy) == ("warning", "fab connect")
     (finding,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
     assert (finding.severity, finding.what) == ("error", "the state in x cannot be read: incorrect passphrase")
+
+
+def test_the_doctor_names_a_file_that_a_killed_pulumi_left_cut_off(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stacks := checkout / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
+    (file := stacks / "local.json.attrs").touch()
+    cut_off = Finding(
+        "error",  # type: ignore[arg-type]
+        f"Pulumi was killed as it wrote {file}, and cannot read stack local",
+        f"rm {file}",
+    )
+    assert state(monkeypatch, backend.BackendError("the state in x cannot be read: failed to load checkpoint: EOF")) == [
+        cut_off
+    ]
+    assert next(iter(doctor.state(None))) == cut_off, "before the first hosts"
+    file.unlink()
+    assert [finding.severity for finding in state(monkeypatch, "of this cluster")] == ["ok"]
 
 
 def test_another_state_without_the_stack_is_a_warning_with_a_remedy(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

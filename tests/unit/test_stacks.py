@@ -41,6 +41,7 @@ class FakeStack(Stack):
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use an empty checkout without hosts."""
+    monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
     monkeypatch.setattr(stacks, "ROOT", tmp_path)
     monkeypatch.setattr(stacks, "_MARKS", tmp_path / "marks")
     monkeypatch.setattr(stacks, "claimed", lambda name: [])
@@ -77,6 +78,16 @@ def test_a_bucket_with_content_is_removed_too(root: Path) -> None:
     stack.clear()
     force = ["pulumi config set-all --plaintext forceDestroy=true", "pulumi up --yes --skip-preview"]
     assert stack.commands == [LIST, *REMOVE[:2], *force, *REMOVE[1:]]
+
+
+def test_a_state_that_a_killed_pulumi_left_cut_off_is_restored(root: Path) -> None:
+    (states := root / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
+    for name in ("mine", "mine2"):
+        (states / f"{name}.json.attrs").touch()
+    stack = FakeStack("mine")
+    stack._mark.touch()
+    stack.clear()
+    assert stack.commands == [LIST, f"rm {states}/mine.json.attrs", *REMOVE]
 
 
 @pytest.mark.parametrize("marked", [True, False])
