@@ -20,6 +20,8 @@ NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 """All variables."""
 # `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
+SHELL_WORDS = frozenset({"alias", "cd", "eval", "exit", "export", "for", "if", "set", "source", "ulimit", "umask", "while"})
+"""Words that a shell runs, and that are no programs."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 # Options of a shell that have the next word as their value.

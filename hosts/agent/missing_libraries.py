@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from jobs.firsterror import TRACEBACK
+from jobs.variables import SHELL_WORDS
 
 LIST = "program_packages in ansible/roles/host/defaults/main.yml"
 _CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
@@ -78,7 +79,6 @@ _PROGRAMS = {
         )
     },
 }
-_SHELL_WORDS = frozenset({"alias", "cd", "eval", "exit", "export", "for", "if", "set", "source", "ulimit", "umask", "while"})
 _LIBRARY = re.compile(
     r"(?:[\w.]*(?:Error|Exception): (?:.*[\s'\"])?|.*error while loading shared libraries: )(lib[\w.+-]+\.so[\w.]*)['\"]?"
     r": cannot open shared object file"
@@ -154,7 +154,7 @@ def _of_library(name: str) -> str:
 
 
 def _of_program(name: str) -> str:
-    if name in _SHELL_WORDS:
+    if name in SHELL_WORDS:
         return f"{name} is a word of shells and no program: run the command as sh -c '…'."
     return _add(f"program {name}", _PROGRAMS.get(name), name)
 

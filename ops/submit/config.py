@@ -361,6 +361,10 @@ def _check_variables(
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
             how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
             raise UsageError(f"{where} has {unknown}, which no host fills in{like}: {how}")
+    for name, value in environment_values.items():
+        if re.search(rf"(?<![$\\])\${name}\b", value):
+            how = f"write all of it, or set it in a command: sh -c 'export {name}={value}; exec …'"
+            raise UsageError(f"the environment's {name} has ${name}, which no host fills in: {how}")
 
 
 def build_job(

@@ -173,9 +173,10 @@ def _check_executable(path: Path, name: str) -> None:
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
-    if operator := variables.shell_operator(text, words):
+    shell_word = words[0] if words[0] in variables.SHELL_WORDS else None
+    if symbol := variables.shell_operator(text, words) or shell_word:
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
-        raise UsageError(f"--command runs no shell, and {operator} is a shell's: {how}")
+        raise UsageError(f"--command runs no shell, and {symbol} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:
         flags = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)
         rest = shlex.quote(shlex.join(words[len(settings) :]))

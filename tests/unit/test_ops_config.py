@@ -692,6 +692,15 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
     assert notes("https://example.com/hook", "gs://bucket") == ()
 
 
+def test_a_variable_that_refers_to_itself_is_refused(inventory: Inventory) -> None:
+    with pytest.raises(
+        UsageError, match=r"^the environment's PATH has \$PATH, which no host fills in: write all of it, or set "
+    ):
+        build_job(JobFlags("job01", env=["PATH=$PATH:/x"]), inventory)
+    values = {"A": "$AB", "B": "$$B", "C": "${JOB_DIR}/$JOB_ID"}
+    assert build_job(JobFlags("job01", env=[f"{k}={v}" for k, v in values.items()]), inventory).environment == values
+
+
 def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> None:
     def notes(source: bytes, replicas: str | None = None, command: tuple[str, ...] = ("python", "train.py")) -> tuple[str, ...]:
         return build_job(

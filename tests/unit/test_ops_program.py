@@ -229,6 +229,7 @@ def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> N
         ({"script": "run.sh"}, "--script run.sh is no Python, by its first line: --command ./run.sh"),
         ({"script": "t.ipynb"}, "--script t.ipynb is a notebook: jupyter nbconvert --to script t.ipynb makes a program of it"),
         ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
+        ({"command": "cd src"}, "--command runs no shell, and cd is a shell's: --command \"sh -c '…'\""),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
         ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),
         ({"command": "echo hi >out.txt"}, "--command runs no shell, and > is a shell's"),
