@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -94,9 +95,11 @@ def test_a_state_that_a_killed_pulumi_left_cut_off_is_restored(root: Path) -> No
 def test_hosts_without_a_state_are_removed_if_a_test_created_them(
     root: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
-    hosts, stack = ["master-0"], FakeStack("other")
+    hosts, volumes, stack = ["master-0"], list[tuple[Any, str]](), FakeStack("other")
     monkeypatch.setattr(stacks, "claimed", lambda name: [f"{host} of {name}" for host in hosts])
-    monkeypatch.setattr(stacks, "names_of", lambda name: [SimpleNamespace(project=f"project of {name}")])
+    monkeypatch.setattr(stacks, "names_of", lambda name: [SimpleNamespace(project=f"project of {name}", bucket="bucket")])
+    monkeypatch.setattr(stacks.bucket, "pool_of", lambda project: "pool")
+    monkeypatch.setattr(stacks.bucket, "set_on_destroy", lambda *volume: volumes.append(volume))
     monkeypatch.setattr(stacks.project, "delete", lambda name, _: hosts.clear())
     if marked:
         stack._mark.touch()
@@ -106,6 +109,8 @@ def test_hosts_without_a_state_are_removed_if_a_test_created_them(
         with pytest.raises(AssertionError, match=r"no state here but these hosts: \['master-0 of mine'\]. `fab doctor` shows"):
             stack.clear()
     assert (hosts == [], stack.commands) == (marked, [LIST])
+    volume = {"project": "project of mine", "pool": "pool", "name": "bucket"}
+    assert volumes == ([(volume, stacks.bucket.REMOVE)] if marked else [])
 
 
 def test_a_mark_is_there_from_before_the_stack_until_after_it(root: Path) -> None:
