@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from ops import terminal
 from ops.errors import UsageError
 
 # The exceptions of a handled import, whose failure is harmless.
@@ -16,8 +17,8 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     """Return the modules outside the package that `module` imports, each with the importing `file:line`.
 
     Raises:
-        UsageError: for a module that is not in the package, a file that does not compile, or an import of a missing part of the
-            package.
+        UsageError: for a module that is not in the package, a file that it imports and that does not compile, or an import of a
+            missing part of the package.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:
@@ -25,11 +26,10 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         raise UsageError(f"module {module!r} is not in the package {package}; there are {', '.join(have) or 'none'}")
     if start.endswith("/__init__.py") and (start := _path_of(f"{module}.__main__", files)) is None:
         raise UsageError(f"module {module!r} is a package without a __main__.py, which is what would run: name a module of it")
-    trees = {path: _compile(path, content, root) for path, content in files.items() if path.endswith(".py")}
     outside: dict[str, str] = {}
 
     def follow(path: str) -> Iterator[str]:
-        for name, parts, line in _imports(trees[path], _package_of(path)):
+        for name, parts, line in _imports(_compile(path, files[path], root), _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _add_external(outside, name, where)
@@ -39,7 +39,12 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
                 yield from _paths_of_import(name, parts, files)
         yield from _files_run_by(_name_of(path) or package, files)
 
-    _traverse(start, follow)
+    visited = _traverse(start, follow)
+    for path in sorted(path for path in files if path.endswith(".py") and path not in visited):
+        try:
+            _compile(path, files[path], root)
+        except UsageError as error:
+            terminal.note(f"{error}; it is sent as it is, as {module} does not import it")
     return outside
 
 
@@ -60,13 +65,14 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
     return outside
 
 
-def _traverse(start: str, follow: Callable[[str], Iterable[str]]) -> None:
-    """Visit a file and all that it leads to, each once."""
+def _traverse(start: str, follow: Callable[[str], Iterable[str]]) -> set[str]:
+    """Visit a file and all that it leads to, each once; return them."""
     waiting, visited = [start], set[str]()
     while waiting:
         if (path := waiting.pop()) not in visited:
             visited.add(path)
             waiting += follow(path)
+    return visited
 
 
 def imports_package(content: bytes, package: str) -> bool:

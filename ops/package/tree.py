@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
 # They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
 KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
+_VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 _SHOWN = 5
 # Folders that link to one another make more paths than intended.
 _MOST_LINKED_FOLDERS = 10_000
@@ -63,7 +64,7 @@ def walk(
     Args:
         root: the folder, or a file, whose path below itself is empty.
         ignore_files: names of files of gitignore's syntax, of which an earlier one wins.
-        skipped: names of folders that are left out.
+        skipped: names of folders that are left out; if there are any, so are virtual environments.
         endings: of the names of files that are left out.
         outer_rules: the files .gitignore above the folder, up to the repository's, count too.
 
@@ -135,6 +136,8 @@ class _Walker:
             is_folder = entry.is_dir()
             if is_folder and entry.name in KEY_FOLDERS:
                 self._keys.append(f"{path}/")
+                continue
+            if is_folder and self._skipped and (entry / _VIRTUAL_ENVIRONMENT).is_file():
                 continue
             if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def test_a_script_imports_its_neighbours_by_name() -> None:
         ({"main.py": ""}, "mine.task", "there are mine.main"),
         ({"task.py": ""}, "trainer.task", "module 'trainer.task' is not in the package mine; there are mine.task"),
         ({"task.py": "x = (\n"}, "mine.task", "mine/task.py:1 does not compile: '(' was never closed"),
-        ({"task.py": "", "other.py": "def f(:\n"}, "mine.task", "mine/other.py:1 does not compile"),
+        ({"task.py": "import mine.other", "other.py": "def f(:\n"}, "mine.task", "mine/other.py:1 does not compile"),
         ({"task.py": "import mine.nope\n"}, "mine.task", "mine/task.py:1 imports mine.nope, which is not in the package mine"),
         (
             {"task.py": "from . import model\n", "model.py": "import mine.gone"},
@@ -172,6 +173,13 @@ def test_a_script_imports_its_neighbours_by_name() -> None:
 )
 def test_errors_are_found_before_the_push(tmp_path: Path, files: dict[str, str], module: str, message: str) -> None:
     assert message in build_error(make_package(tmp_path, files), module)
+
+
+def test_a_file_that_is_not_imported_need_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    built = package.build(make_package(tmp_path, {"task.py": "", "templates/a.py": "class {{ name }}:\n"}), "mine.task")
+    assert "mine/templates/a.py" in built.files
+    note = r"mine/templates/a\.py:1 does not compile: .*; it is sent as it is, as mine\.task does not import it\n"
+    assert re.search(note, capsys.readouterr().err)
 
 
 def test_the_library_is_added_only_to_a_package_that_imports_it(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_ignore_files_may_begin_with_a_mark_and_git_s_hold_any_bytes(tmp_path: P
         tree.walk(root, _BOTH)
 
 
+def test_virtual_environments_are_no_part_of_a_package(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "a.py", "env/pyvenv.cfg", "env/lib/site.py")
+    assert [*tree.walk(root, skipped={".git"}).files] == ["a.py"]
+    assert [*tree.walk(root).files] == ["a.py", "env/lib/site.py", "env/pyvenv.cfg"]
+
+
 def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.py", "full/b.py")
     (root / "full/logs").mkdir()
