@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,8 +196,10 @@ def test_kills_and_exits_are_timed_by_their_first_observation(bucket: Bucket) ->
 def test_an_exit_and_a_heartbeat_of_one_poll_have_the_same_age(bucket: Bucket) -> None:
     """The peer's host was killed between both; the next heartbeat reports that. The leader's own is not awaited."""
 
+    delays = itertools.count()
+
     def clock() -> float:
-        bucket.clock.pass_(0.01)
+        bucket.clock.pass_(next(delays) / 1000)
         return bucket.clock.time
 
     leader = bucket.leader("master-0", clock=clock)  # type: ignore[arg-type]
