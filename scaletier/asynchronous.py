@@ -64,7 +64,7 @@ class Asynchronous(Training):
         self.data_begin, self.servers = int(self.position.begin), None
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
-            self.servers = SharedParameters(self.network, devices, [one.numpy() for one in self.copy.shared], step)
+            self.servers = SharedParameters(self.network, devices, self.copy.shared, step)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -231,21 +232,33 @@ class LocalCopy:
         """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
         return self.network.test(self.shared, self.local, state, batch)
 
-    def restore(self, reader: CheckpointReader) -> int:
-        """Load a checkpoint, one variable at a time; return its global step."""
+    def restore(self, reader: CheckpointReader, finished: bool = False) -> int:
+        """Load a checkpoint, one variable at a time; return its global step.
+
+        With `finished` weights are as at the end of training: their averages, if the optimizer makes them.
+        """
         for spec, variable in self.pairs():
             if spec in self.network.shared or spec in reader.local:
                 variable.assign(reader.value(spec))
         self.fix()
         self.step.assign(reader.step)
+        if finished and self.network.averages and not reader.missing_line:
+            self.average()
         return reader.step
+
+    def average(self) -> None:
+        """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
+        trained, slots = self.shared[: len(self.network.trained)], self.local[len(self.local) - len(self.network.slots) :]
+        for variable, value in zip(trained, self.network.averaged(trained, slots), strict=True):
+            with tf.device(variable.device):
+                variable.assign(value, read_value=False)
 
     def fix(self) -> None:
         """Set the network's initial values of fixed variables to the values here."""
         self.network.fix([variable.numpy() for variable in self.fixed])
 
-    def assign(self, shared: Sequence[Any], local: Sequence[Any], step: int) -> None:
+    def assign(self, shared: Iterable[Any], local: Sequence[Any], step: int) -> None:
         """Set values, in the network's order, and the global step; of the devices' `local` values those of the first."""
-        for variable, value in zip([*self.shared, *self.local], [*shared, *local[: len(self.local)]], strict=True):
+        for variable, value in zip([*self.shared, *self.local], chain(shared, local[: len(self.local)]), strict=True):
             variable.assign(value)
         self.step.assign(step)

@@ -4,13 +4,15 @@ A replica pulls them rounded to half precision. It pushes its difference from th
 precision, too; so rounding errors do not accumulate.
 
 All variables are concatenated to one flat vector. A *range* is a pair of places in it, from the first to before the second. The
-vector is divided evenly into *sections*, one for each device. A section is stored in *pieces*, one tf.Variable each, so that
-temporary tensors are smaller than a section. A *slice* is what one piece has of one variable; each slice has its own scale.
+vector is divided evenly into *sections*, one for each device. A section is stored in *pieces*, one tf.Variable each, of which
+two are on their way at a time, so that temporary tensors are smaller than a section. A *slice* is what one piece has of one
+variable; each slice has its own scale.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -29,23 +31,23 @@ Range = tuple[int, int]
 # The largest value of a slice after scaling; half precision can represent up to 65,504.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
-# The most elements of a piece, 16 MB.
+# The most elements of a piece, 16 MB, and the pieces of a device that are on their way at a time.
 _MOST_ELEMENTS = 4_000_000
+_IN_FLIGHT = 2
 
 
 class SharedParameters(Exchange):
     """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them."""
 
-    def __init__(
-        self, network: FunctionalModel, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int
-    ) -> None:
+    def __init__(self, network: FunctionalModel, devices: Sequence[str], values: Sequence[Any], step: int) -> None:
+        """Create the pieces one by one from `values`, arrays or tf.Variables of this host."""
         self._specs = network.shared
         places = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._variable_ranges = list(pairwise(places))
         sections = list(pairwise(_split_evenly(0, places[-1], len(devices))))
         self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in sections]
         self._pieces, self._piece_ranges = [], list[Range]()
-        flat = [value.reshape(-1) for value in values]
+        flat = [tf.reshape(value, [-1]) for value in values]
         for device, (begin, end) in zip(devices, sections, strict=True):
             for piece_range in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
                 slices = _overlap(piece_range, self._variable_ranges, flat)
@@ -78,11 +80,12 @@ class SharedParameters(Exchange):
 
     def pull_fp16(self) -> tuple[Any, ...]:
         """Return all variables in the network's order, rounded to half precision."""
-        slices = list[Any]()
+        slices, pulled = list[Any](), defaultdict[str, list[Any]](list)
         for piece, ranges in zip(self._pieces, self._slice_ranges, strict=True):
-            with tf.device(piece.device):
+            with tf.device(piece.device), _in_turn(pulled[piece.device]):
                 packed = _pack(_split(piece.read_value(), ranges))
-            slices += _unpack(*packed, ranges)
+            slices += (unpacked := _unpack(*packed, ranges))
+            pulled[piece.device].append(unpacked)
         all_ranges = [each for ranges in self._slice_ranges for each in ranges]
         parameters = [_concat(_overlap(variable_range, all_ranges, slices)) for variable_range in self._variable_ranges]
         return tuple(tf.reshape(value, spec.shape) for value, spec in zip(parameters, self._specs, strict=True))
@@ -106,24 +109,45 @@ class SharedParameters(Exchange):
             step = self._step.assign_add(steps)
         step = tf.identity(step)  # on the replica: parameter servers do not communicate with each other
         flat_start, flat_reached = ([tf.reshape(value, [-1]) for value in values] for values in (start, reached))
+        pushed = defaultdict[str, list[Any]](list)
         for piece, piece_range, ranges in zip(self._pieces, self._piece_ranges, self._slice_ranges, strict=True):
-            before, after = (
-                _overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])] for flat in (flat_start, flat_reached)
-            )
-            packed = _pack([(new - old) * share for new, old in zip(after, before, strict=True)])
+            with _in_turn(pushed[piece.device]):
+                before, after = (
+                    _overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])] for flat in (flat_start, flat_reached)
+                )
+                packed = _pack([(new - old) * share for new, old in zip(after, before, strict=True)])
             with tf.control_dependencies([step]):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
-                piece.assign_add(_concat(_unpack(*packed, ranges)), read_value=False)
+                added = piece.assign_add(_concat(_unpack(*packed, ranges)), read_value=False)
+            pushed[piece.device].append([added])
         return step
 
-    def pull_exact(self) -> tuple[list[npt.NDArray[np.float32]], int]:
-        """Return all parameters in the network's order, without rounding, and the global step."""
+    def pull_exact(self) -> tuple[Iterator[npt.NDArray[np.float32]], int]:
+        """Return all parameters in the network's order, without rounding, one at a time, and the global step."""
         pieces, step = self._pull_exact()
-        arrays = [piece.numpy() for piece in pieces]
-        slices = [_overlap(variable_range, self._piece_ranges, arrays) for variable_range in self._variable_ranges]
-        parameters = [np.concatenate(each or [np.zeros(0, np.float32)]) for each in slices]
-        return [value.reshape(spec.shape) for value, spec in zip(parameters, self._specs, strict=True)], int(step)
+        return self._variables(pieces), int(step)
+
+    def _variables(self, pieces: list[Any]) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield variables from the pieces, one of which is here at a time."""
+        index, piece = -1, np.zeros(0, np.float32)
+        for (begin, end), spec in zip(self._variable_ranges, self._specs, strict=True):
+            value = np.empty(end - begin, np.float32)
+            for at, (first, last) in enumerate(self._piece_ranges):
+                low, high = max(begin, first), min(end, last)
+                if low < high:
+                    if at != index:
+                        index, piece, pieces[at] = at, pieces[at].numpy(), None
+                    value[low - begin : high - begin] = piece[low - first : high - first]
+            yield value.reshape(spec.shape)
+
+
+def _in_turn(ends: Sequence[Sequence[Any]]) -> Any:
+    """Return a context for the next piece of a device, which waits until one piece less than the most is on its way.
+
+    `ends` are the last operations of the pieces before, in order.
+    """
+    return tf.control_dependencies(ends[-_IN_FLIGHT] if len(ends) >= _IN_FLIGHT else [])
 
 
 def _split_evenly(begin: int, end: int, count: int) -> list[int]:

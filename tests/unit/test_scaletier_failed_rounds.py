@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+import pytest
 
 from scaletier.asynchronous import Asynchronous
 from scaletier.checkpoint import LocalCopy
@@ -41,13 +42,11 @@ def predecessors(operation: Any) -> set[Any]:
     return operations
 
 
-def assignments(graph: Any) -> dict[int, Any]:
-    """Return the operations that assign variables, by the ids of the variables' handles."""
+def operations(graph: Any, kind: str = "Assign") -> dict[int, Any]:
+    """Return the operations that assign variables, or read them, by the ids of the variables' handles."""
     handles = {internal.name: id(external) for external, internal in graph.captures}
     return {
-        handles[assignment.inputs[0].name]: assignment
-        for assignment in graph.get_operations()
-        if assignment.type.startswith("Assign")
+        handles[operation.inputs[0].name]: operation for operation in graph.get_operations() if operation.type.startswith(kind)
     }
 
 
@@ -58,10 +57,29 @@ def test_steps_are_counted_before_their_delta_is_added() -> None:
     add = tf.function(
         lambda start, reached: parameters.push_delta(start, reached, 0.5, tf.constant(4, tf.int64)), autograph=False
     )
-    assigns = assignments(add.get_concrete_function(*ends).graph)
+    assigns = operations(add.get_concrete_function(*ends).graph)
     count = assigns[id(parameters._step.handle)]
     assert len(parameters._pieces) == 3
     assert all(count in predecessors(assigns[id(piece.handle)]) for piece in parameters._pieces)
+
+
+def test_two_pieces_of_a_device_are_on_their_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scaletier.shared_parameters._MOST_ELEMENTS", 2)
+    specs = [SimpleNamespace(size=8, shape=(8,))]
+    parameters = SharedParameters(SimpleNamespace(shared=specs), DEVICES, [np.zeros(8, np.float32)], 7)  # type: ignore[arg-type]
+    vector, one = [tf.TensorSpec([8])], tf.constant(1, tf.int64)
+    push = tf.function(lambda start, reached: parameters.push_delta(start, reached, 0.5, one), autograph=False)
+    pull = tf.function(parameters.pull_fp16, autograph=False)
+    for graph, kind in (
+        (push.get_concrete_function(vector, vector).graph, "Assign"),
+        (pull.get_concrete_function().graph, "Read"),
+    ):
+        accesses = [operations(graph, kind)[id(piece.handle)] for piece in parameters._pieces]
+        assert len(accesses) == 4
+        for later in (2, 3):
+            waits_for = predecessors(accesses[later])
+            assert accesses[later - 2] in waits_for
+            assert accesses[later - 1] not in waits_for
 
 
 def test_a_synchronous_round_without_a_mean_assigns_nothing() -> None:
@@ -70,7 +88,7 @@ def test_a_synchronous_round_without_a_mean_assigns_nothing() -> None:
     copy = LocalCopy(network)
     exchange = AllReduce(copy, copy.local, 2, lambda value: tf.identity(value, name="all_reduce"))
     graph = make_round(network, exchange, iter(data.data), DEVICES).graph
-    mean, assigns = graph.get_operation_by_name("all_reduce"), assignments(graph)
+    mean, assigns = graph.get_operation_by_name("all_reduce"), operations(graph)
     assert len(assigns) == len([*copy.shared, *copy.local, copy.step])
     assert all(mean in predecessors(one) for one in assigns.values())
 

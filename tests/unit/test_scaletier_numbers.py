@@ -150,7 +150,7 @@ def test_a_rate_by_replicas_follows_the_training_replicas(live: int, scheduled: 
     parameters = SharedParameters(network, DEVICES, [np.asarray(value) for value in initial_state.shared], 4)
     run_round(network, make_round(network, parameters, iterator, DEVICES), iterator, State((), initial_state.local), 1, 0, live)
     rate = 0.25 * live * (0.75 if scheduled else 1.0)
-    assert float(parameters.pull_exact()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
+    assert float(pulled_exactly(parameters)[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
 
 
 @pytest.mark.parametrize(("steps", "each"), [(1, (1, 0)), (5, (3, 2))])
@@ -185,6 +185,11 @@ def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> Sha
     return SharedParameters(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
+def pulled_exactly(parameters: SharedParameters) -> tuple[list[Array], int]:
+    values, step = parameters.pull_exact()
+    return list(values), step
+
+
 def delta_ends(delta: Sequence[Array]) -> tuple[list[Any], list[Any]]:
     """Return a delta's start and end parameters."""
     return [tf.zeros(one.shape) for one in delta], [tf.constant(one) for one in delta]
@@ -212,7 +217,7 @@ VALUES = [
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_parameters_are_split_over_devices_and_reassembled(devices: int) -> None:
     parameters = make_parameters(VALUES, devices)
-    pulled, step = parameters.pull_exact()
+    pulled, step = pulled_exactly(parameters)
     assert step == 7
     for actual, value in zip(pulled, VALUES, strict=True):
         assert np.array_equal(actual, value)
@@ -228,7 +233,7 @@ def test_a_share_of_a_delta_is_added_in_fp16(devices: int) -> None:
     parameters = make_parameters(VALUES, devices)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
     assert int(parameters.push_delta(*delta_ends(delta), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
-    pulled, step = parameters.pull_exact()
+    pulled, step = pulled_exactly(parameters)
     assert step == 11
     added = by_device(delta, devices, lambda part: round_to_fp16(part * np.float32(0.25)))
     for actual, value, one in zip(pulled, VALUES, added, strict=True):
@@ -242,7 +247,7 @@ def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytes
     parameters = make_parameters(VALUES, 2)
     assert len(parameters._pieces) >= sum(value.size for value in VALUES) / maximum
     assert all(piece.shape[0] <= maximum for piece in parameters._pieces)
-    for actual, value in zip(parameters.pull_exact()[0], VALUES, strict=True):
+    for actual, value in zip(pulled_exactly(parameters)[0], VALUES, strict=True):
         assert np.array_equal(actual, value)
         assert actual.shape == value.shape
     pulled = [np.asarray(one) for one in parameters.pull_fp16()]
@@ -250,7 +255,7 @@ def test_a_part_in_pieces_equals_the_whole_part(maximum: int, monkeypatch: pytes
         assert np.abs(actual - value).max(initial=0) <= np.abs(coarse - value).max(initial=0)
     delta = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
     parameters.push_delta(*delta_ends(delta), tf.constant(0.5), tf.constant(4, tf.int64))
-    pulled, step = parameters.pull_exact()
+    pulled, step = pulled_exactly(parameters)
     assert (step, sum(parameters.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
     for actual, value, one in zip(pulled, VALUES, delta, strict=True):
         np.testing.assert_allclose(actual, value + 0.5 * one, rtol=1e-6, atol=2**-11 * np.abs(one).max(initial=0))
@@ -260,7 +265,7 @@ def test_fewer_parameters_than_devices_work() -> None:
     parameters = make_parameters([np.array([1.5], np.float32)], 3)
     assert [float(one[0]) for one in parameters.pull_fp16()] == [1.5]
     parameters.push_delta(*delta_ends([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
-    assert parameters.pull_exact()[0][0].tolist() == [2.5]
+    assert pulled_exactly(parameters)[0][0].tolist() == [2.5]
 
 
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=20), st.integers(-30, 30))
@@ -277,7 +282,7 @@ def test_a_large_statistic_does_not_reduce_the_precision_of_weights() -> None:
     np.testing.assert_allclose(parameters.pull_fp16()[0], weights, rtol=2**-11, atol=1e-6)
     delta = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
     parameters.push_delta(*delta_ends(delta), tf.constant(1.0), tf.constant(1, tf.int64))
-    np.testing.assert_allclose(parameters.pull_exact()[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(pulled_exactly(parameters)[0][0], weights + delta[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -286,7 +291,7 @@ def test_non_finite_values_stay_non_finite_after_transfer(odd: float) -> None:
     assert not np.isfinite(parameters.pull_fp16()[0]).all()
     sound = make_parameters([np.ones(3, np.float32)], 1)
     sound.push_delta(*delta_ends([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
-    assert not np.isfinite(sound.pull_exact()[0][0]).all()
+    assert not np.isfinite(pulled_exactly(sound)[0][0]).all()
 
 
 def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None:
@@ -300,11 +305,11 @@ def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None
     assert (round_.steps, round_.global_step, round_.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = train_round(job, STEPS)
     for pulled, stored, before, after in zip(
-        state.shared, parameters.pull_exact()[0], initial_state.shared, alone.shared, strict=True
+        state.shared, pulled_exactly(parameters)[0], initial_state.shared, alone.shared, strict=True
     ):
         np.testing.assert_allclose(pulled, before, rtol=2**-10, atol=1e-4)
         np.testing.assert_allclose(stored, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
-    expected = [value + 1 for value in parameters.pull_exact()[0]]
+    expected = [value + 1 for value in pulled_exactly(parameters)[0]]
     parameters.push_delta(
         *delta_ends([np.ones(value.shape, np.float32) for value in initial_state.shared]), 1.0, tf.constant(7, tf.int64)
     )  # another replica's
