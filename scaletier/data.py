@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from scaletier.functional_model import Batch
@@ -30,6 +29,18 @@ def replica_seed(seed: int, replica: int) -> int:
     return seed * 1000 + replica
 
 
+class ReplicaContext(tf.distribute.InputContext):  # type: ignore[name-defined, misc]
+    """The replica that a job's function makes its data for."""
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return a replica's part of a batch; JobError if the replicas cannot share it evenly."""
+        count = int(self.num_replicas_in_sync)
+        if rest := global_batch_size % count:
+            line = f"the job's data is invalid: {count} replicas cannot share a batch of {global_batch_size} evenly."
+            raise JobError(f"{line} Valid: a multiple of {count}, such as {global_batch_size + count - rest}")
+        return global_batch_size // count
+
+
 class BatchSource:
     """A job's data, from which the datasets of replicas and evaluations are made.
 
@@ -51,7 +62,7 @@ class BatchSource:
         self.name, self._data = name, data
         self._by_replica = callable(data) and wants_argument(data)
         self._graph: Any = None
-        first = self._make(tf.distribute.InputContext())
+        first = self._make(ReplicaContext())
         self.element_spec, size = first.element_spec, int(first.cardinality())
         self.endless = size == tf.data.INFINITE_CARDINALITY
         self.description = f"{size} batches of {self.element_spec}"
@@ -66,7 +77,9 @@ class BatchSource:
 
     def _make(self, context: Any) -> Any:
         if self._graph is not None:
-            return self._deserialize(lambda: tf.constant(self._graph))
+            with here():
+                packed = tf.constant(self._graph)
+            return _deserialize(packed, self.element_spec)
         try:
             dataset = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         except (tf.errors.OpError, OSError) as error:
@@ -82,11 +95,12 @@ class BatchSource:
         Of a dataset that all n replicas share each takes every n-th batch. If the number of batches is no multiple of n, these
         are others in each pass, so that all replicas see all data.
         """
-        dataset, batches = self._make(tf.distribute.InputContext(replicas, replica, replicas)), step // replicas
+        dataset, batches = self._make(ReplicaContext(replicas, replica, replicas)), step // replicas
         if size := self._size:  # a graph over hosts is of parts that are known beforehand
             dataset = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
             shaped = functools.partial(tf.nest.map_structure, lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]))
-            dataset = dataset.map(lambda *parts: shaped(parts))
+            several = isinstance(dataset.element_spec, tuple)
+            dataset = dataset.map(lambda *parts: shaped(parts if several else parts[0]))
         if self._by_replica:
             dataset = _endless(dataset, batches)
         else:
@@ -94,7 +108,7 @@ class BatchSource:
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     def once(self) -> Any:
-        return self._make(tf.distribute.InputContext())
+        return self._make(ReplicaContext())
 
     def keep_largest(self) -> int:
         """Train on batches of one size from now on, the largest of the first ones; return their number of samples."""
@@ -108,13 +122,10 @@ class BatchSource:
         """Return the dataset of `training` on the current device, which may be another host's; a function runs on this host."""
         if self._graph is not None:
             return self.training(replica, replicas, step)
-        return self._deserialize(lambda: _serialize(self.training(replica, replicas, step)))
-
-    def _deserialize(self, pack: Callable[[], Any]) -> Any:
-        """Return the dataset of a serialized graph on the current device; `pack` makes the graph on this host."""
         with here():
-            packed = pack()
-        return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), self.element_spec)
+            dataset = self.training(replica, replicas, step)
+            packed = _serialize(dataset)
+        return _deserialize(packed, dataset.element_spec)
 
 
 def evaluation(data: Any, portable: bool = False) -> BatchSource:
@@ -128,6 +139,11 @@ def evaluation(data: Any, portable: bool = False) -> BatchSource:
 def _serialize(dataset: Any) -> Any:
     """Return a string tensor from which another host can make this dataset."""
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
+
+
+def _deserialize(packed: Any, element_spec: Any) -> Any:
+    """Return the dataset of a serialized graph, on the current device."""
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=packed), element_spec)
 
 
 def _endless(dataset: Any, batches: int) -> Any:

@@ -46,6 +46,10 @@ class VariableSpec(NamedTuple):
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def bytes(self) -> int:
+        return self.size * int(tf.as_dtype(self.dtype).size)
+
 
 class Batch(NamedTuple):
     """A dataset's element for one step; `weights` are those of the samples, or None."""
@@ -362,6 +366,22 @@ class FunctionalModel:
         with keras.StatelessScope(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
         return list(moved), list(slots)
+
+    def least_bytes(self, on_gpu: bool) -> int:
+        """Return the memory that a host needs at least to train: a copy of all variables, and unless a GPU has them, those
+        after a step and the gradients.
+        """
+        everything = sum(spec.bytes for spec in (*self.shared, *self.local))
+        return everything if on_gpu else 2 * everything + sum(spec.bytes for spec in self.trained)
+
+    def average_line(self, max_steps: int) -> str | None:
+        """Return a line if averages of weights span more steps than a replica takes of a job's; else None."""
+        momentum = max((part.ema_momentum for part in self._parts if part.use_ema), default=0.0)
+        steps = max(max_steps // self.replicas, 1)
+        if (1.0 - momentum) * steps >= 1.0:
+            return None
+        line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
+        return f"{line} takes {steps:,}: the averages are mostly of its first ones. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
     @property
     def averages(self) -> bool:

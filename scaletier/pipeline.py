@@ -20,7 +20,7 @@ from scaletier.job import JobError
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import copy_to_device
 from scaletier.round_graph import LocalResult, State, VariableExchange, pack_round, unpack_round
-from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, say, say_there
+from scaletier.runtime import devices_of, import_tensorflow, say, say_there
 from scaletier.stages import Stage, forward_backward, partition, units
 from scaletier.sync_period import SyncPeriod
 from scaletier.tf_config import Cluster, await_peers
@@ -81,6 +81,9 @@ class ModelParallel(Training):
     def place(self, variable: Any) -> Any:
         return tf.device(self.copy.devices[id(variable)])
 
+    def require_memory(self) -> None:
+        """Require nothing: no host has the whole model."""
+
     def make_copy(self, reader: CheckpointReader | None) -> LocalCopy:
         """Connect to the workers, and create a stage on each."""
         self.size = self.source.keep_largest()
@@ -104,7 +107,6 @@ class ModelParallel(Training):
         for stage in stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
-        give_memory_back()
         self.graph = tf.function(self._step, autograph=False)
         return Progress(step, self.flags.max_steps)
 

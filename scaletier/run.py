@@ -16,6 +16,7 @@ from scaletier.private import check_keras, is_lost_host, server_library
 from scaletier.runtime import (
     ACCELERATOR,
     cpu_devices,
+    give_memory_back_on_growth,
     import_tensorflow,
     one_line,
     prepare_process,
@@ -121,6 +122,7 @@ def _serve(task: Cluster, allow_cpu: bool) -> NoReturn:
     )
     work = "serves variables" if task.task_type == "ps" else "waits for the master's steps"
     say(f"Started [{task.name}] on {task.address}, {work}")
+    give_memory_back_on_growth()
     server.join()
     raise SystemExit(0)
 

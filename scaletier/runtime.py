@@ -10,6 +10,8 @@ import os
 import re
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ CPU_DEVICES = "SCALETIER_CPU_DEVICES"
 # The reason why something that must come before TensorFlow's first operation is too late.
 BEGUN = "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
+# A process with less memory returns none: it would only request it again. The rest is of one that is watched.
+_LARGE_BYTES, _GROWTH, _WATCH_SECONDS = 1e9, 1.1, 1.0
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -94,10 +98,45 @@ def reuse_memory() -> None:
             mallopt(parameter, value)
 
 
-def give_memory_back() -> None:
-    """Return free memory to the kernel after a single large task; see malloc_trim(3)."""
+def host_memory(cgroup: Path = _CGROUP) -> int:
+    """Return the bytes of memory that this process may have, by machine and cgroup, v2 or v1."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # of the other version, or "max": no limit
+            memory = min(memory, int((cgroup / name).read_text()))
+    return memory
+
+
+def resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def give_memory_back(least: float = _LARGE_BYTES) -> float:
+    """Return free memory to the kernel if this process has more than `least` bytes; see malloc_trim(3).
+
+    Returns:
+        `least`, or a tenth more than the process had: a next call with it does nothing until the process has grown.
+    """
+    if (resident := resident_bytes()) <= least:
+        return least
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+    return resident * _GROWTH
+
+
+def give_memory_back_on_growth() -> None:
+    """Start a thread that returns free memory each time that this process, a server, has grown by a tenth."""
+
+    def watch() -> None:
+        least: float = _LARGE_BYTES
+        while True:
+            least = give_memory_back(least)
+            time.sleep(_WATCH_SECONDS)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def cpu_devices() -> int:

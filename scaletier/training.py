@@ -15,10 +15,10 @@ from scaletier.data import BatchSource, DataError, evaluation
 from scaletier.evaluation import EvaluationResult, make_evaluate
 from scaletier.flags import Flags
 from scaletier.functional_model import Batch, FunctionalModel
-from scaletier.job import Job
+from scaletier.job import Job, JobError
 from scaletier.loop import DivergedError, EvalInterval, PreemptedError, Progress, Round, eval_line, final_line
 from scaletier.private import is_lost_host
-from scaletier.runtime import import_tensorflow, local_devices, one_line, say, say_device
+from scaletier.runtime import give_memory_back, host_memory, import_tensorflow, local_devices, one_line, say, say_device
 from scaletier.savedmodel import export, save_model, served
 from scaletier.summaries import Summaries
 from scaletier.tf_config import Cluster
@@ -57,16 +57,28 @@ class Training(abc.ABC):
         self.evaluated = evaluation(job.eval_data, self.portable) if self.leads and job.eval_data is not None else None
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
+        self.require_memory()
         reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
         self.copy = self.make_copy(reader)
         self.position = checkpoint.DataPosition(self.source, reader)
         self.chief = ChiefTasks(self) if self.leads else None
         self.progress = self.begin(int(self.copy.step))
         self.finite = tf.function(self._all_finite, autograph=False)
+        give_memory_back()
 
     @property
     def replicas(self) -> int:
         return self.count * len(self.devices)
+
+    def require_memory(self) -> None:
+        """Raise JobError if the model certainly needs more memory than this host has."""
+        needed, memory = self.network.least_bytes("GPU" in self.devices[0]), host_memory()
+        if needed > memory:
+            line = (
+                f"the model {self.network.model.name} is invalid: {self.name} needs at least {needed / 1e6:,.0f} MB of memory"
+            )
+            line = f"{line} to train it, and its host has {memory / 1e6:,.0f}. Valid: a smaller model, a host with more memory,"
+            raise JobError(f"{line} or --strategy model-parallel, with a part of the model on each host")
 
     def make_copy(self, reader: checkpoint.CheckpointReader | None) -> checkpoint.LocalCopy:
         """Create the variables with their initial values, or those of a checkpoint."""
@@ -85,6 +97,8 @@ class Training(abc.ABC):
         loss: float | None = None
         try:
             for taken in self.rounds():
+                if loss is None:
+                    give_memory_back()
                 loss = taken.loss
                 self.check()
                 if self.chief:
@@ -160,6 +174,8 @@ class ChiefTasks:
         if self._callbacks:
             self._network.attach(self._copy.shared, self._copy.local)
             self._callbacks.begin(self._network, self._copy.local, self._flags, step)
+        if self._network.averages and (line := self._network.average_line(self._flags.max_steps)):
+            say(line)
         if step >= self._flags.max_steps:
             say(f"Nothing is left to train: step {step} is not below --max-steps {self._flags.max_steps}")
         self._preempted = threading.Event()
@@ -221,11 +237,12 @@ class ChiefTasks:
         if self._callbacks and self._callbacks.pending:
             self._evaluate_now()
         if self._network.averages:
-            self._average()
+            self._copy.average()
         if self._callbacks:
             self._callbacks.end()
         try:
             exported = export(self._served, self._flags.job_dir)
+            give_memory_back()
             say(f"Exporting prediction graph to {exported}")
             if self._callbacks:
                 save_model(self._network.model, self._flags.job_dir)
@@ -235,19 +252,12 @@ class ChiefTasks:
             elif loss is not None:
                 say(final_line(step, loss, {}))
 
-    def _average(self) -> None:
-        """Give the weights their averages, as `fit` does at its end; the checkpoint has both."""
-        trained = self._copy.shared[: len(self._network.trained)]
-        slots = self._copy.local[len(self._copy.local) - len(self._network.slots) :]
-        for variable, value in zip(trained, self._network.averaged(trained, slots), strict=True):
-            with tf.device(variable.device):
-                variable.assign(value, read_value=False)
-
     def save(self) -> int:
         """Write a checkpoint unless this step has one; return the step."""
         step = self._training.refresh()
         if step != self._saved[1]:
             self._saver.save()
+            give_memory_back()
         self._saved = (time.monotonic(), step)
         return step
 

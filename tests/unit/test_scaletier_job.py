@@ -19,6 +19,7 @@ import pytest
 import scaletier
 from scaletier.data import BatchSource
 from scaletier.functional_model import FunctionalModel
+from scaletier.job import JobError
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -496,6 +497,53 @@ def test_batches_are_made_before_they_are_needed(data: Any) -> None:
     assert type(BatchSource(data).training(1, 2)).__name__ == "_PrefetchDataset"
 
 
+def shared_batch(size: int) -> Callable[[Any], Any]:
+    return lambda context: dataset(batch=context.get_per_replica_batch_size(size)).filter(lambda *_: True)
+
+
+def test_a_batch_that_the_replicas_cannot_share_is_refused_with_a_size_that_they_can() -> None:
+    source = BatchSource(shared_batch(8))
+    with pytest.raises(JobError, match=r"3 replicas cannot share a batch of 8 evenly\. Valid: a multiple of 3, such as 9$"):
+        source.training(0, 3)
+    source = BatchSource(lambda context: dataset().unbatch().batch(context.get_per_replica_batch_size(8), drop_remainder=True))
+    assert next(iter(source.training_here(1, 4)))[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "steps", "reported"), [(0.9, 40, False), (0.75, 4, False), (0.9, 4, True), (1.0, 4, True)]
+)
+def test_averages_over_more_steps_than_the_job_has_are_reported(momentum: float, steps: int, reported: bool) -> None:
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=momentum)
+    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, 2).average_line(2 * steps)
+    span = {0.9: "10", 1.0: "1,000,000,000"}.get(momentum)
+    expected = (
+        f"ema_momentum={momentum:g} averages weights over {span} steps, and each replica takes 4: the averages are mostly of "
+        "its first ones. Valid: at most 0.75"
+    )
+    assert line == (expected if reported else None)
+
+
+def test_averages_are_reported_before_training(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))) == 0
+    out = capfd.readouterr().out
+    assert out.index("ema_momentum=0.9 averages weights over 10 steps") < out.index("Train [")
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_model_that_needs_more_memory_than_the_host_has_is_refused(
+    lacking: int, main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)  # with velocities, a rate, and a count of 64 bits
+    needed = 2 * (4 * (4 + 4 + 1) + 8) + 4 * 4
+    monkeypatch.setattr("scaletier.training.host_memory", lambda: needed - lacking)
+    assert main(job(optimizer=optimizer)) == 2 * lacking
+    err = capfd.readouterr().err
+    assert err.startswith("error: the model line is invalid: master/0 needs at least 0 MB of memory to train it") == bool(
+        lacking
+    )
+    assert err.count("\n") == lacking
+
+
 def test_finished_passes_are_not_read_again() -> None:
     read = list[int]()
 
@@ -706,16 +754,31 @@ def test_an_adapted_layer_is_restored_on_resume(main: Main, tmp_path: Path) -> N
     np.testing.assert_allclose(second, first, atol=1e-5)
 
 
-def test_an_averaging_optimizer_exports_its_averages(main: Main, tmp_path: Path) -> None:
+def test_an_averaging_optimizer_exports_and_evaluates_its_averages(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The gradient is 1, so the weight is -1, -2, -3, -4, of which the averages by a half are -1, -1.5, -2.25, -3.125."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
     model = keras.Sequential([keras.Input((1,)), layer])
     optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     ones = dataset(np.ones((24, 1), np.float32), TARGETS)
-    assert main(job(model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer)) == 0
+    averaged = job(model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer, eval_data=ones)
+    assert main(averaged, "--eval-interval=1000") == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
     outputs = tf.saved_model.load(str(exported)).signatures["serving_default"](inputs=tf.ones([1, 1]))
     assert float(outputs["outputs"][0, 0]) == -3.125
+    assert scaletier.export(averaged, [f"--job-dir={tmp_path}"]) == 0
+    again = max((tmp_path / "export/Servo").iterdir())
+    assert again != exported
+    outputs = tf.saved_model.load(str(again)).signatures["serving_default"](inputs=tf.ones([1, 1]))
+    assert float(outputs["outputs"][0, 0]) == -3.125, "also later, from the checkpoint"
+    handlers = list[Callable[[], None]]()
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
+    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
+    monkeypatch.setattr("scaletier.evaluation.say", lambda line: (print(line), line.startswith("Eval") and handlers[0]()))
+    capfd.readouterr()
+    assert main(averaged, "--eval-interval=0.0001") == 0
+    assert "Eval, step 4: loss: -3.125" in capfd.readouterr().out, "and by an evaluator"
     assert float(tensors(tmp_path, 4)["out:kernel/.ATTRIBUTES/VARIABLE_VALUE"][0, 0]) == -4.0
 
 

@@ -23,6 +23,8 @@ from scaletier.runtime import (
     CPU_DEVICES,
     available_cpus,
     devices_of,
+    give_memory_back,
+    host_memory,
     import_tensorflow,
     local_devices,
     one_line,
@@ -174,6 +176,28 @@ def test_a_missing_paid_gpu_ends_each_training_replica(
     assert capfd.readouterr().err.startswith("error: this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: ")
 
 
+def test_the_memory_of_a_host_is_the_least_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert host_memory(tmp_path) == 4_096_000
+    for name, texts in {"memory.max": ("max", "5000"), "memory/memory.limit_in_bytes": ("9223372036854771712", "4000")}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        for text in texts:
+            (tmp_path / name).write_text(f"{text}\n")
+            assert host_memory(tmp_path) == min(int(text) if text != "max" else 4_096_000, 4_096_000)
+        (tmp_path / name).unlink()
+
+
+def test_free_memory_is_released_once_a_process_is_large_and_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, trims = iter([0.9e9, 1.5e9, 1.6e9, 1.7e9]), list[int]()
+    monkeypatch.setattr("scaletier.runtime.resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=trims.append))
+    least, released = 1e9, []
+    for _ in range(4):
+        least = give_memory_back(least)
+        released.append(len(trims))
+    assert released == [0, 1, 1, 2]
+
+
 KEEP_AND_FREE = """
 import ctypes
 from scaletier.runtime import give_memory_back, reuse_memory
@@ -191,7 +215,7 @@ full = resident()
 for piece in pieces:
     libc.free(piece)
 kept = resident()
-give_memory_back()
+give_memory_back(0)
 print(full - kept, full - resident())
 """
 
