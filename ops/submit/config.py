@@ -35,7 +35,9 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
 # Calls that read a rank from the environment.
-_JOINS_RANKS = re.compile(rb"\b(?:init_process_group|jax\.distributed\.initialize)(?=\()")
+_JOINS_RANKS = re.compile(
+    rb"\b(?:init_process_group|jax\.distributed\.initialize|Accelerator|(?:pl|L|lightning|pytorch_lightning)\.Trainer)(?=\()"
+)
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
 """The default grace period of replicas that still work when their job is done."""

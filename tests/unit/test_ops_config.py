@@ -711,6 +711,8 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
     note = "{} needs a rank, which ps-0{} would run without: --replicas {} leaves them out"
     assert notes(ddp) == (note.format("init_process_group", ", evaluator-0", "worker=2"),)
     assert notes(jax, "ps", ("./run.sh",)) == (note.format("jax.distributed.initialize", "", "master"),)
+    assert notes(b"trainer = pl.Trainer(max_epochs=1)")[0].startswith("pl.Trainer needs a rank")
+    assert notes(b"Trainer(Accelerators())") == ()
     reference = JobFlags("job01", more_args=["--rank=$RANK", "$TYPE"])
     assert build_job(reference, inventory, command=("torchrun",)).notes == (
         note.format("$RANK of the arguments", ", evaluator-0", "worker=2"),
