@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -340,6 +341,18 @@ def _unreachable_notes(notify: str, job_id: str, inventory: Inventory) -> Iterat
     yield f"notify {notification.shown(notify)} will not arrive, as local hosts have no way out of the cluster: {how}"
 
 
+def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator[str]:
+    """Yield the note that a package lacks the file that its notification runs, which would only show after the training."""
+    if notification.is_url(notify):
+        return
+    words = shlex.split(notify)
+    paths = [word for word in words[:1] if "/" in word] or [word for word in words[1:] if word.endswith((".py", ".sh"))]
+    for path in paths[:1]:
+        if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:
+            where = f"the folder {folder}" if folder else "the folder that has the package"
+            yield f"notify will fail, as it runs in {where}, and no {path} is sent there"
+
+
 def _check_variables(
     words: Sequence[str], environment_values: Mapping[str, str], notify: str, tuned: Mapping[str, Any] | None
 ) -> None:
@@ -466,5 +479,6 @@ def build_job(
             *_ignored_notes(training_input, inventory, where, bool(typed)),
             *(() if tuned else _rankless_notes(source_files or files or {}, texts, inventory.subset(counts).hosts)),
             *_unreachable_notes(notify, job_id, inventory),
+            *(() if files is None else _missing_notes(notify, folder, files)),
         ),
     )

@@ -692,6 +692,32 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
     assert notes("https://example.com/hook", "gs://bucket") == ()
 
 
+@pytest.mark.parametrize(
+    ("notify", "folder", "missing"),
+    [
+        ("./done.sh ${JOB_ID}", "mine", None),
+        ("./done.sh", "", "./done.sh"),
+        ("./mine/done.sh", "", None),
+        ("./gone.sh", "mine", "./gone.sh"),
+        ("sh done.sh x.py", "mine", None),
+        ("python tell.py", "mine", "tell.py"),
+        ("sh -c 'curl x'", "mine", None),
+        ("/usr/bin/env", "mine", None),
+        ("$JOB_DIR/done.sh", "mine", None),
+        ("http://master-0/x.py", "mine", None),
+    ],
+)
+def test_a_notification_s_file_that_is_not_sent_is_noted(
+    inventory: Inventory, notify: str, folder: str, missing: str | None
+) -> None:
+    command = ("python", "train.py") if folder else ()
+    files = {"mine/done.sh": b"", "mine/train.py": b"", "mine/task.py": b""}
+    job = build_job(JobFlags("job01", notify=notify), inventory, "mine", files, command, folder)
+    where = "the folder mine" if folder else "the folder that has the package"
+    note = f"notify will fail, as it runs in {where}, and no {missing} is sent there"
+    assert job.notes == ((note,) if missing else ())
+
+
 def test_a_variable_that_refers_to_itself_is_refused(inventory: Inventory) -> None:
     with pytest.raises(
         UsageError, match=r"^the environment's PATH has \$PATH, which no host fills in: write all of it, or set "
