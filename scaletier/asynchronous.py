@@ -64,7 +64,8 @@ class Asynchronous(Training):
         self.data_begin, self.servers = int(self.position.begin), None
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
-            self.servers = SharedParameters(self.network, devices, self.copy.shared, step)
+            averages = self.copy.averages if step else self.copy.shared
+            self.servers = SharedParameters(self.network, devices, self.copy.shared, step, averages)
         kinds = {self.devices, *(devices_of("worker", index) for index in range(self.workers))}
         with tf.device(self.devices[0]):
             self.iterator = iter(self.source.training(0, self.count, step - self.data_begin))
@@ -96,14 +97,18 @@ class Asynchronous(Training):
             raise self.others.failure
 
     def refresh(self) -> int:
-        shared, step = self.servers.pull_exact() if self.servers else (self.state.shared, self.progress.step)
-        self.copy.assign(shared, self.state.local, step)
+        if self.servers:
+            shared, step = self.servers.pull_exact()
+            self.copy.assign(shared, self.network.with_averages(self.state.local, self.servers.pull_averages()), step)
+        else:
+            self.copy.assign(*self.state, self.progress.step)
         return super().refresh()
 
     def rescue(self) -> None:
         """Save the parameters that the master pulled last, once a parameter server is lost."""
         if self.state_step > int(self.copy.step) and all(np.isfinite(value.numpy()).all() for value in self.state.shared):
-            self.copy.assign(*self.state, self.state_step)
+            averages = [one.numpy() for one in self.copy.averages]
+            self.copy.assign(self.state.shared, self.network.with_averages(self.state.local, averages), self.state_step)
             super().rescue()
 
     def rounds(self) -> Iterator[Round]:

@@ -103,8 +103,10 @@ class CheckpointReader:
                 line = f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape},"
                 raise CheckpointError(f"{line} it {problem}; pass another --job-dir, or the model that it is of")
         self._reset_values = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
-        missing = [spec.name for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
-        self.local = fixed if missing else network.local
+        # Averages may be missing: they begin with the weights.
+        lacks = [spec for spec in network.local if self._shapes.get(key_of(spec)) != spec.shape]
+        missing = [spec.name for spec in lacks if spec.name not in network.averages]
+        self.local = fixed if missing else [spec for spec in network.local if spec not in lacks]
         self.missing_line = (
             f"{path} has no {missing[0]}: the optimizer and random numbers start from scratch" if missing else None
         )
@@ -113,6 +115,12 @@ class CheckpointReader:
         """Return a variable's value; for one that is reset on each start, the network's initial value."""
         key = key_of(spec)
         return self._reset_values[key] if key in self._reset_values else self.named(key)
+
+    def source(self, spec: VariableSpec, network: FunctionalModel) -> VariableSpec | None:
+        """Return the variable to read for this one: itself, for an average that is missing the weight, or None for neither."""
+        if spec in network.shared or spec in self.local:
+            return spec
+        return network.shared[network.averages[spec.name]] if spec.name in network.averages else None
 
     def named(self, key: str) -> npt.NDArray[Any]:
         try:
@@ -199,7 +207,13 @@ class Saver:
 
 
 class LocalCopy:
-    """A copy of the variables on this host, which is evaluated, saved and exported."""
+    """A copy of the variables on this host, which is evaluated, saved and exported.
+
+    Attributes:
+        tests_averages: True if evaluations are of the optimizer's moving averages of weights.
+    """
+
+    tests_averages = False
 
     def __init__(self, network: FunctionalModel, reader: CheckpointReader | None = None) -> None:
         """Create the variables as a job begins, or as in a checkpoint."""
@@ -230,7 +244,23 @@ class LocalCopy:
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
-        return self.network.test(self.shared, self.local, state, batch)
+        return self.network.test(self.averages if self.tests_averages else self.shared, self.local, state, batch)
+
+    @property
+    def averages(self) -> list[Any]:
+        """The variables of `shared`; those of averages in place of the weights' if the optimizer has any."""
+        by_place = dict(enumerate(self.shared))
+        for spec, variable in self.pairs():
+            if spec.name in self.network.averages:
+                by_place[self.network.averages[spec.name]] = variable
+        return list(by_place.values())
+
+    def average(self) -> None:
+        """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
+        for variable, average in zip(self.shared, self.averages, strict=True):
+            if average is not variable:
+                with tf.device(variable.device):
+                    variable.assign(average, read_value=False)
 
     def restore(self, reader: CheckpointReader, finished: bool = False) -> int:
         """Load a checkpoint, one variable at a time; return its global step.
@@ -238,20 +268,13 @@ class LocalCopy:
         With `finished` weights are as at the end of training: their averages, if the optimizer makes them.
         """
         for spec, variable in self.pairs():
-            if spec in self.network.shared or spec in reader.local:
-                variable.assign(reader.value(spec))
+            if (source := reader.source(spec, self.network)) is not None:
+                variable.assign(reader.value(source))
         self.fix()
         self.step.assign(reader.step)
-        if finished and self.network.averages and not reader.missing_line:
+        if finished:
             self.average()
         return reader.step
-
-    def average(self) -> None:
-        """Give the weights their averages, as `fit` of Keras does at its end; a checkpoint has both."""
-        trained, slots = self.shared[: len(self.network.trained)], self.local[len(self.local) - len(self.network.slots) :]
-        for variable, value in zip(trained, self.network.averaged(trained, slots), strict=True):
-            with tf.device(variable.device):
-                variable.assign(value, read_value=False)
 
     def fix(self) -> None:
         """Set the network's initial values of fixed variables to the values here."""

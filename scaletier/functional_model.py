@@ -93,7 +93,8 @@ class FunctionalModel:
     `shared` are the variables that replicas have in common, float32: trained weights first, then those that a step changes,
     such as moving means. `local` are those that each replica has for itself: others that a step changes (states of random
     generators and of layers, counts), then `fixed`, which no step changes, and `slots`, the optimizer's. `reset_on_start` are
-    those that the job sets each time it starts, the learning rates.
+    those that the job sets each time it starts, the learning rates. `averages` are the slots that are moving averages of
+    weights, by name, with the weight's place in `shared`; `decay` is theirs for each step of a replica.
     """
 
     def __init__(
@@ -252,6 +253,12 @@ class FunctionalModel:
         # The job's learning rates count, whatever a checkpoint has.
         rates = {id(private.rate_of(part)) for part in self._parts}
         self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
+        averages = {id(one) for part in self._parts for one in private.average_variables(part)}
+        weights = ((spec, self.weight_of(spec)) for spec in self.slots if id(spec.variable) in averages)
+        self.averages = {spec.name: self.trained.index(weight) for spec, weight in weights if weight}
+        self.decay = next((float(part.ema_momentum) for part in self._parts if part.use_ema), 0.0)
+        for part in self._parts if self.replicas > 1 else ():
+            part.use_ema = False  # the average is of what the replicas share: see `average`
         self._known = ids | {id(one) for one in (*foreign, *self._optimizer.variables)}
 
     def initial(self, spec: VariableSpec) -> npt.NDArray[Any]:
@@ -376,24 +383,40 @@ class FunctionalModel:
 
     def average_line(self, max_steps: int) -> str | None:
         """Return a line if averages of weights span more steps than a replica takes of a job's; else None."""
-        momentum = max((part.ema_momentum for part in self._parts if part.use_ema), default=0.0)
+        momentum = self.decay
         steps = max(max_steps // self.replicas, 1)
         if (1.0 - momentum) * steps >= 1.0:
             return None
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
         return f"{line} takes {steps:,}: the averages are mostly of its first ones. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
-    @property
-    def averages(self) -> bool:
-        return any(part.use_ema for part in self._parts)
+    def average(self, shared: Values, local: Values, steps: Any, position: Any) -> list[Any]:
+        """Return `local` with the averages moved towards the weights, after a round of all replicas at a global step.
 
-    def averaged(self, trained: Values, slots: Values) -> list[Any]:
-        """Return the trained weights as they are at the end of training."""
-        variables = [spec.variable for spec in (*self.trained, *self.slots)]
-        scope = _Scope(list(zip(variables, (*trained, *slots), strict=True)))
-        with scope:
-            self._optimizer.finalize_variable_values(variables[: len(trained)])
-        return scope.values(self.trained)
+        With one replica the optimizer does that in each step, as in Keras.
+        """
+        if self.replicas == 1 or not self.averages:
+            return list(local)
+        share = self.average_share(steps, position)
+        moved = [value + share * (shared[at] - value) for at, value in self._with_places(local) if at is not None]
+        return self.with_averages(local, dict(zip(self.averages.values(), moved, strict=True)))
+
+    def average_share(self, steps: Any, position: Any) -> Any:
+        """Return the share of the way, float32, by which averages move towards the weights after steps at a global step.
+
+        It is large at first. Source: tf.train.ExponentialMovingAverage, whose decay is at most (1 + n) / (10 + n).
+        """
+        each, taken = (tf.cast(one, tf.float32) / self.replicas for one in (steps, position))
+        return tf.where(each > 0.0, 1.0 - tf.minimum(self.decay**each, taken / (taken + 9.0)), 0.0)
+
+    def with_averages(self, local: Values, values: Any) -> list[Any]:
+        """Return `local` with other averages; `values` has them by the weights' places in `shared`."""
+        return [value if at is None else values[at] for at, value in self._with_places(local)]
+
+    def _with_places(self, local: Values) -> list[tuple[int | None, Any]]:
+        """Return each value of `local` and the place in `shared` of the weight that it averages, or None."""
+        places = [self.averages.get(spec.name) for spec in self.local]
+        return [(places[at] if at < len(places) else None, value) for at, value in enumerate(local)]
 
     def _enter(self, shared: Values, local: Values, metrics: Values = ()) -> _Scope:
         """Return a scope in which variables have these values; of `local` and of the metrics the last may be left out."""

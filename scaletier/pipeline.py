@@ -53,8 +53,8 @@ class DistributedCopy(LocalCopy):
     def _variable(self, spec: VariableSpec, device: str) -> Any:
         """Create a variable on its host; the master's memory has one at a time."""
         reader = self._reader
-        restored = reader is not None and (spec in self.network.shared or spec in reader.local)
-        value = reader.value(spec) if reader and restored else self.network.initial(spec)
+        source = reader.source(spec, self.network) if reader else None
+        value = reader.value(source) if reader and source else self.network.initial(spec)
         with tf.device(device):  # zeros are made where they are to be
             return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
 
@@ -63,10 +63,12 @@ class DistributedCopy(LocalCopy):
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         outputs, terms = batch.inputs, list[Any]()
+        averages = self.averages if self.tests_averages else ()
+        weights = {spec.name: value for spec, value in zip(self.network.shared, averages, strict=False)}
         for stage in self.stages:
             with tf.device(stage.device):
                 outputs_here = tf.nest.map_structure(copy_to_device, outputs)
-                outputs, _, added = stage.forward(stage.variables, outputs_here, False)
+                outputs, _, added = stage.forward({**stage.variables, **weights}, outputs_here, False)
                 terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
         loss, state, results = self.network.measure(state, batch, outputs)
         return tf.add_n([loss, *terms]), outputs, state, results

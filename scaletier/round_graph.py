@@ -48,13 +48,17 @@ class Exchange:
     # The parts of the state that a round passes to the next one; the exchange holds the others.
     carried: tuple[str, ...] = ("shared", "local")
 
+    def __init__(self, network: FunctionalModel) -> None:
+        self.network = network
+
     def begin(self, position: Any, state: State) -> tuple[Any, State]:
         """Return the global step, int64, and the state that a round starts from."""
         return position, state
 
     def end(self, _start: State, reached: State, taken: LocalResult) -> tuple[State, Any, Any]:
         """Share the result of a round; return the state after it, the global step, and the results, as in `LocalResult`."""
-        return reached, taken.position + taken.steps, taken.results
+        local = self.network.average(reached.shared, reached.local, taken.steps, taken.position)
+        return State(reached.shared, tuple(local)), taken.position + taken.steps, taken.results
 
 
 class VariableExchange(Exchange):
@@ -63,6 +67,7 @@ class VariableExchange(Exchange):
     carried = ()
 
     def __init__(self, copy: LocalCopy, local: Sequence[Any], count: int = 1) -> None:
+        super().__init__(copy.network)
         self.step, self.shared, self.local, self.count = copy.step, copy.shared, local, count
 
     def begin(self, _position: Any, _state: State) -> tuple[Any, State]:
@@ -97,7 +102,9 @@ def initial_local(
     results = []
     for number in range(replica, replica + replicas * devices, replicas):  # no other device of the job has it
         for spec, value in zip(network.local, map(np.asarray, values), strict=True):
-            if number and value.size and is_seed(spec.variable):
+            if number and spec.name in network.averages:
+                value = np.zeros_like(value)  # which is not sent: the first device's averages count
+            elif number and value.size and is_seed(spec.variable):
                 value = value.copy()
                 value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
             results.append(value)
@@ -138,7 +145,7 @@ def make_round(
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
-    exchange = exchange or Exchange()
+    exchange = exchange or Exchange(network)
 
     def run(iterator: Any, shared: Any, local: Any, numbers: Any) -> Any:
         steps, position, live = (tf.cast(number, tf.int64) for number in tf.unstack(numbers))

@@ -37,22 +37,31 @@ _IN_FLIGHT = 2
 
 
 class SharedParameters(Exchange):
-    """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them."""
+    """Hold the shared parameters, spread evenly over devices, and the global step, on the first of them.
 
-    def __init__(self, network: FunctionalModel, devices: Sequence[str], values: Sequence[Any], step: int) -> None:
-        """Create the pieces one by one from `values`, arrays or tf.Variables of this host."""
+    If the optimizer averages weights, each device averages its section at each push, which sends nothing: `averages` are the
+    first ones.
+    """
+
+    def __init__(
+        self, network: FunctionalModel, devices: Sequence[str], values: Sequence[Any], step: int, averages: Sequence[Any] = ()
+    ) -> None:
+        """Create the pieces one by one from `values` and `averages`, arrays or tf.Variables of this host."""
+        super().__init__(network)
         self._specs = network.shared
         places = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
         self._variable_ranges = list(pairwise(places))
         sections = list(pairwise(_split_evenly(0, places[-1], len(devices))))
         self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in sections]
-        self._pieces, self._piece_ranges = [], list[Range]()
-        flat = [tf.reshape(value, [-1]) for value in values]
+        self._pieces, self._averages, self._piece_ranges = list[Any](), list[Any](), list[Range]()
+        kinds = [(self._pieces, values), *([(self._averages, averages)] if averages and network.averages else [])]
+        flat = [(pieces, [tf.reshape(value, [-1]) for value in arrays]) for pieces, arrays in kinds]
         for device, (begin, end) in zip(devices, sections, strict=True):
             for piece_range in pairwise(_split_evenly(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
-                slices = _overlap(piece_range, self._variable_ranges, flat)
-                with tf.device(device):
-                    self._pieces.append(tf.Variable(np.concatenate(slices or [np.zeros(0, np.float32)])))
+                for pieces, vectors in flat:
+                    slices = _overlap(piece_range, self._variable_ranges, vectors)
+                    with tf.device(device):
+                        pieces.append(tf.Variable(np.concatenate(slices or [np.zeros(0, np.float32)])))
                 self._piece_ranges.append(piece_range)
         # For each piece, the ranges of its slices.
         self._slice_ranges = [_divide(piece_range, self._variable_ranges) for piece_range in self._piece_ranges]
@@ -108,9 +117,12 @@ class SharedParameters(Exchange):
         with tf.device(self._step.device):
             step = self._step.assign_add(steps)
         step = tf.identity(step)  # on the replica: parameter servers do not communicate with each other
+        part = self.network.average_share(steps, step - steps) if self._averages else None
         flat_start, flat_reached = ([tf.reshape(value, [-1]) for value in values] for values in (start, reached))
         pushed = defaultdict[str, list[Any]](list)
-        for piece, piece_range, ranges in zip(self._pieces, self._piece_ranges, self._slice_ranges, strict=True):
+        for at, (piece, piece_range, ranges) in enumerate(
+            zip(self._pieces, self._piece_ranges, self._slice_ranges, strict=True)
+        ):
             with _in_turn(pushed[piece.device]):
                 before, after = (
                     _overlap(piece_range, self._variable_ranges, flat) or [tf.zeros([0])] for flat in (flat_start, flat_reached)
@@ -120,6 +132,10 @@ class SharedParameters(Exchange):
                 packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
                 added = piece.assign_add(_concat(_unpack(*packed, ranges)), read_value=False)
+                if self._averages:
+                    with tf.control_dependencies([added]):
+                        average = self._averages[at]
+                        added = average.assign_add(part * (piece.read_value() - average.read_value()), read_value=False)
             pushed[piece.device].append([added])
         return step
 
@@ -127,6 +143,10 @@ class SharedParameters(Exchange):
         """Return all parameters in the network's order, without rounding, one at a time, and the global step."""
         pieces, step = self._pull_exact()
         return self._variables(pieces), int(step)
+
+    def pull_averages(self) -> list[npt.NDArray[np.float32]]:
+        """Return the averages of all parameters in the network's order, or nothing if there are none."""
+        return list(self._variables([piece.read_value() for piece in self._averages])) if self._averages else []
 
     def _variables(self, pieces: list[Any]) -> Iterator[npt.NDArray[np.float32]]:
         """Yield variables from the pieces, one of which is here at a time."""

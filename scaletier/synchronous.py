@@ -48,7 +48,8 @@ class AllReduce(VariableExchange):
         mean = self.add(tf.concat([*delta, taken.results], 0)) / float(self.count)
         *changes, means = tf.split(mean, [*(one.shape[0] for one in delta), taken.results.shape[0]])
         moved = [before + tf.reshape(one, before.shape) for before, one in zip(start.shared, changes, strict=True)]
-        return super().end(start, State(tuple(moved), reached.local), taken._replace(results=means))
+        local = self.network.average(moved, reached.local, taken.steps * self.count, taken.position)
+        return super().end(start, State(tuple(moved), tuple(local)), taken._replace(results=means))
 
 
 class Synchronous(Training):

@@ -164,6 +164,7 @@ class ChiefTasks:
         variables = {**self._copy.variables, **training.position.variables}
         self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
+        self._copy.tests_averages = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
         if training.evaluated:
             self._evaluate = make_evaluate(self._network, self._copy, training.evaluated.once(), job.inspector)
         self._interval = EvalInterval(self._flags.eval_interval)
@@ -236,8 +237,7 @@ class ChiefTasks:
         step = self.save()
         if self._callbacks and self._callbacks.pending:
             self._evaluate_now()
-        if self._network.averages:
-            self._copy.average()
+        self._copy.average()
         if self._callbacks:
             self._callbacks.end()
         try:

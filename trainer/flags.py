@@ -61,6 +61,13 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=True,
         help="normalize the outputs of the cnn's convolutions",
     )
+    add(
+        "--average",
+        type=share,
+        metavar="X",
+        help="evaluate and export moving averages of the weights, with this decay in a step of a replica at most; "
+        "0 for none, by default 0.98 for the cnn",
+    )
     add("--label-smoothing", type=share, default=0.0, metavar="X", help="share of a label that is spread over all classes")
     add("--shift", type=at_least(0), default=0, metavar="N", help="move each training image by up to N pixels")
     add("--rotation", type=_angle, default=0.0, metavar="DEGREES", help="rotate each training image by up to this angle")

@@ -81,9 +81,13 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
 
     from trainer.model import WarmupCosineDecay
 
+    average = (0.98 if parsed.model == "cnn" else 0.0) if parsed.average is None else parsed.average
+    # Over a tenth of the job at most: a longer average would lag behind.
+    decay = max(0.0, min(average, 1 - 10 * replicas / parsed.max_steps))
     rate = WarmupCosineDecay(parsed.learning_rate, parsed.warmup_steps, parsed.max_steps, replicas)
     momentum = parsed.momentum
-    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_CLIP_NORM if replicas > 1 else None)
+    clip = {"global_clipnorm": _CLIP_NORM if replicas > 1 else None}
+    descent = keras.optimizers.SGD(rate, momentum, momentum > 0, use_ema=decay > 0, ema_momentum=decay, **clip)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
 
 

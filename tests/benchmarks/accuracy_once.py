@@ -34,16 +34,13 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(re.findall(r"\d+", path.stem)[-1]), path) for path in files)
 
 
-def values(path: Path, network: FunctionalModel) -> Sequence[Any]:
-    """Return a checkpoint's weights in the order of the network's layers: each kernel, then its biases."""
+def values(path: Path) -> Sequence[Any]:
+    """Return the weights of a peer's checkpoint in the order of the network's layers: each kernel, then its biases."""
     if path.suffix == ".npz":
         with np.load(path) as archive:
             return [archive[f"arr_{number}"] for number in range(len(archive.files))]
-    if path.name.startswith("model.ckpt"):
-        reader = tf.train.load_checkpoint(str(path.with_suffix("")))
-        return [reader.get_tensor(name) for name in _CLOUDML]
-    ours = checkpoint.CheckpointReader(str(path.with_suffix("")), network)
-    return [ours.value(spec) for spec in network.shared]
+    reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+    return [reader.get_tensor(name) for name in _CLOUDML]
 
 
 def main() -> int:
@@ -59,7 +56,11 @@ def main() -> int:
     evaluate = make_evaluate(network, copy, batches, None)
     curve = []
     for step, path in paths_by_step:
-        copy.assign(values(path, network), copy.local, step)
+        if plain:
+            copy.assign(values(path), copy.local, step)
+        else:
+            copy.restore(checkpoint.CheckpointReader(str(path.with_suffix("")), network))
+            copy.average()
         measured = evaluate(lambda: False)
         assert measured
         curve.append((step, measured.metrics["accuracy"]))

@@ -216,8 +216,7 @@ def test_checkpoints_of_every_format_are_sorted_by_step(tmp_path: Path) -> None:
     assert [(step, path.name) for step, path in paths_by_step] == [
         (3, "model.ckpt-3.index"), (20, "model-20.index"), (50, "weights-50.npz"), (100, "model-100.index"),
     ]  # fmt: skip
-    network: Any = None
-    np.testing.assert_array_equal(values(paths_by_step[2][1], network), arrays)
+    np.testing.assert_array_equal(values(paths_by_step[2][1]), arrays)
 
 
 def test_a_tensorflow_1_checkpoint_is_read_layer_by_layer(tmp_path: Path) -> None:
@@ -231,6 +230,5 @@ def test_a_tensorflow_1_checkpoint_is_read_layer_by_layer(tmp_path: Path) -> Non
                 tf.compat.v1.get_variable("weights", initializer=[[1.0 * number]])
         session.run(tf.compat.v1.global_variables_initializer())
         tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 7)
-    network: Any = None
-    arrays = values(tmp_path / "model.ckpt-7.index", network)
+    arrays = values(tmp_path / "model.ckpt-7.index")
     assert [float(value.sum()) for value in arrays] == [3.0, 13.0, 2.0, 12.0, 1.0, 11.0, 0.0, 10.0]

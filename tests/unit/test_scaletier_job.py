@@ -754,32 +754,61 @@ def test_an_adapted_layer_is_restored_on_resume(main: Main, tmp_path: Path) -> N
     np.testing.assert_allclose(second, first, atol=1e-5)
 
 
-def test_an_averaging_optimizer_exports_and_evaluates_its_averages(
-    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The gradient is 1, so the weight is -1, -2, -3, -4, of which the averages by a half are -1, -1.5, -2.25, -3.125."""
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
-    model = keras.Sequential([keras.Input((1,)), layer])
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+def falling(**settings: Any) -> scaletier.Job:
+    """Return a job whose gradient and inputs are 1: its weight, and its loss, falls from 0 by 1 in each step."""
+
+    def model() -> Any:
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
+        return keras.Sequential([keras.Input((1,)), layer])
+
     ones = dataset(np.ones((24, 1), np.float32), TARGETS)
-    averaged = job(model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer, eval_data=ones)
-    assert main(averaged, "--eval-interval=1000") == 0
-    (exported,) = (tmp_path / "export/Servo").iterdir()
-    outputs = tf.saved_model.load(str(exported)).signatures["serving_default"](inputs=tf.ones([1, 1]))
-    assert float(outputs["outputs"][0, 0]) == -3.125
-    assert scaletier.export(averaged, [f"--job-dir={tmp_path}"]) == 0
-    again = max((tmp_path / "export/Servo").iterdir())
-    assert again != exported
-    outputs = tf.saved_model.load(str(again)).signatures["serving_default"](inputs=tf.ones([1, 1]))
-    assert float(outputs["outputs"][0, 0]) == -3.125, "also later, from the checkpoint"
-    handlers = list[Callable[[], None]]()
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
-    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append(handler))
-    monkeypatch.setattr("scaletier.evaluation.say", lambda line: (print(line), line.startswith("Eval") and handlers[0]()))
-    capfd.readouterr()
-    assert main(averaged, "--eval-interval=0.0001") == 0
-    assert "Eval, step 4: loss: -3.125" in capfd.readouterr().out, "and by an evaluator"
+    optimizer = keras.optimizers.SGD(1.0, **settings)
+    return job(model=model, data=ones, eval_data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer)
+
+
+def exported_weights(folder: Path) -> list[float]:
+    """Return the weight of each exported model of `falling`, in the order of their times."""
+    signatures = (tf.saved_model.load(str(path)).signatures for path in sorted((folder / "export/Servo").iterdir()))
+    return [float(one["serving_default"](inputs=tf.ones([1, 1]))["outputs"][0, 0]) for one in signatures]
+
+
+def test_averages_are_evaluated_and_exported(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The averages by a half of the weights -1, -2, -3, -4 are -1, -1.5, -2.25, -3.125."""
+    averaging = falling(use_ema=True, ema_momentum=0.5)
+    assert main(averaging, "--eval-steps=2") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "Eval, step 2: loss: -1.500" in lines
+    assert lines[-1] == "Final metrics after 4 steps, loss: -3.125"
     assert float(tensors(tmp_path, 4)["out:kernel/.ATTRIBUTES/VARIABLE_VALUE"][0, 0]) == -4.0
+    assert scaletier.export(averaging, [f"--job-dir={tmp_path}"]) == 0
+    assert exported_weights(tmp_path) == [-3.125] * 2
+
+
+def test_an_evaluator_evaluates_averages(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    averaging = falling(use_ema=True, ema_momentum=0.5)
+    assert main(averaging) == 0
+    handlers, lines = list[Callable[[], None]](), list[str]()
+
+    def record(line: str) -> None:
+        lines.append(line)
+        if line.startswith("Eval, "):
+            handlers[0]()
+
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
+    monkeypatch.setattr("signal.signal", lambda _, handler: handlers.append(handler))
+    monkeypatch.setattr("scaletier.evaluation.say", record)
+    assert main(averaging) == 0
+    assert "Eval, step 4: loss: -3.125" in lines
+
+
+def test_averages_begin_with_the_weights_of_a_checkpoint_without_them(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From -4 on, the averages by a half of -5, -6, -7, -8 are -4.5, -5.25, -6.125, -7.0625."""
+    assert main(falling()) == 0
+    assert main(falling(use_ema=True, ema_momentum=0.5), "--max-steps=8") == 0
+    assert "start from scratch" not in capfd.readouterr().out
+    assert exported_weights(tmp_path) == [-4.0, -7.0625]
 
 
 def test_a_subclassed_model_without_build_trains(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

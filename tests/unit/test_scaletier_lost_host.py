@@ -135,7 +135,7 @@ def test_every_replica_starts_from_the_chief_s_values(step: int, monkeypatch: py
         SimpleNamespace(begin=2),
     )
     synchronous.network = SimpleNamespace(
-        local=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")]
+        local=[SimpleNamespace(name=name, variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")], averages={}
     )
     synchronous.index, synchronous.count, synchronous.devices = 1, 2, ("/device:CPU:0",) * 2
     synchronous.copy, synchronous.source, calls.source.training.return_value = calls.copy, calls.source, []

@@ -23,6 +23,7 @@ from scaletier.round_graph import State, initial_local, make_round, run_round
 from scaletier.runtime import import_tensorflow
 from scaletier.shared_parameters import SharedParameters, _pack, _unpack
 from scaletier.stages import Stage, forward_backward, partition, units
+from scaletier.synchronous import AllReduce
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - TensorFlow imports it, without its log messages
@@ -292,6 +293,70 @@ def test_non_finite_values_stay_non_finite_after_transfer(odd: float) -> None:
     sound = make_parameters([np.ones(3, np.float32)], 1)
     sound.push_delta(*delta_ends([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
     assert not np.isfinite(pulled_exactly(sound)[0][0]).all()
+
+
+def averaging(replicas: int, decay: float | None = 0.5) -> tuple[Any, FunctionalModel]:
+    """Return the data and the network of a job whose optimizer averages weights."""
+    optimizer = keras.optimizers.SGD(0.1, use_ema=decay is not None, ema_momentum=decay or 0.0)
+    job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=optimizer)
+    return job.data, FunctionalModel(job, job.data.element_spec, 0, replicas)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_servers_average_their_parameters_at_each_push(devices: int) -> None:
+    """The decay is for each step of one of two replicas, and lower at first."""
+    _, network = averaging(2)
+    values = [np.asarray(value) for value in State.initial(network).shared]
+    parameters = SharedParameters(network, DEVICES * devices, values, 0, values)
+    expected, position = values, 0
+    for steps in (4, 2, 0, 30, 6):
+        delta = [np.full(value.shape, steps - 3.0, np.float32) for value in values]
+        parameters.push_delta(*delta_ends(delta), tf.constant(0.5), tf.constant(steps, tf.int64))
+        kept = min(0.5 ** (steps / 2), position / (position + 18)) if steps else 1.0
+        expected = [now + kept * (one - now) for now, one in zip(parameters.pull_exact()[0], expected, strict=True)]
+        position += steps
+        for actual, value in zip(parameters.pull_averages(), expected, strict=True):
+            np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
+
+
+def test_servers_average_nothing_unless_the_optimizer_does() -> None:
+    _, network = averaging(2, None)
+    values = [np.asarray(value) for value in State.initial(network).shared]
+    assert SharedParameters(network, DEVICES, values, 0, values).pull_averages() == []
+
+
+@pytest.mark.parametrize(("position", "share"), [(0, 1.0), (20, 1 - 0.5**2)])
+def test_devices_of_a_host_have_one_average(position: int, share: float) -> None:
+    """Each of two devices takes two steps."""
+    data, network = averaging(2)
+    initial_state, iterator = State.initial(network), iter(data)
+    run = make_round(network, None, iterator, DEVICES * 2)
+    state = State(initial_state.shared, initial_state.local * 2)
+    state, _ = run_round(network, run, iterator, state, 4, position, 1)
+    averages = [value for spec, value in zip(network.local, state.local, strict=False) if spec.name in network.averages]
+    for average, value in zip(averages, state.shared, strict=True):
+        np.testing.assert_allclose(average, share * value, rtol=1e-5)
+
+
+def test_synchronous_replicas_average_the_weights_that_they_share() -> None:
+    """Both of two replicas have the same delta."""
+    data, network = averaging(2)
+    copy, iterator = LocalCopy(network), iter(data)
+    copy.step.assign(20)
+    run = make_round(network, AllReduce(copy, copy.local, 2, lambda value: 2.0 * value), iterator, DEVICES)
+    run_round(network, run, iterator, State(), 3, 0, 2)
+    assert int(copy.step) == 26
+    assert len({id(one) for one in (*copy.averages, *copy.shared)}) == 4
+    for average, value in zip(copy.averages, copy.shared, strict=True):
+        np.testing.assert_allclose(average, (1 - 0.5**3) * value.numpy(), rtol=1e-5)
+
+
+def test_only_the_first_replica_gets_the_averages() -> None:
+    _, network = averaging(2)
+    values = [np.ones(spec.shape, spec.dtype) for spec in network.local]
+    for replica in (0, 1):
+        given = zip(network.local, initial_local(network, values, replica, 2, 1, 8), strict=True)
+        assert {float(value.max()) for spec, value in given if spec.name in network.averages} == {1.0 - replica}
 
 
 def test_a_round_starts_from_the_servers_parameters_and_adds_its_share() -> None:

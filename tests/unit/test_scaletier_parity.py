@@ -648,7 +648,6 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         return
     network = FunctionalModel(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
     initial_state, iterator = State.initial(network), iter(data)
-    first = [np.asarray(network.initial(spec)) for spec in network.trained]
     run = make_round(network, None, iterator, ("/device:CPU:0",))
     state, losses = initial_state, list[float]()
     for step in range(steps):
@@ -656,10 +655,7 @@ def test_a_model_trains_like_fit_or_is_refused_in_one_line(name: str) -> None:
         losses.append(round_.loss)
     copy = LocalCopy(network)
     copy.assign(*state, steps)
-    if network.averages:
-        trained_weights, slots = copy.shared[: len(first)], copy.local[len(copy.local) - len(network.slots) :]
-        for variable, value in zip(trained_weights, network.averaged(trained_weights, slots), strict=True):
-            variable.assign(value)
+    copy.average()
     evaluation = make_evaluate(network, copy, dataset(row), None)(lambda: False)
     assert evaluation
     keras.utils.clear_session(free_memory=False)

@@ -25,6 +25,7 @@ def test_defaults_come_from_the_environment() -> None:
         "warmup_steps": 20,
         "momentum": 0.9,
         "batch_norm": True,
+        "average": None,
         "label_smoothing": 0.0,
         "shift": 0,
         "rotation": 0.0,
@@ -73,6 +74,7 @@ def test_job_dir_defaults_to_output() -> None:
         (["--hidden-units", "128,x"], "--hidden-units: 'x' is not a whole number"),
         (["--momentum", "1"], "--momentum: 1 must be from 0 to below 1"),
         (["--warmup-steps", "0"], "--warmup-steps: 0 is too low; it must be at least 1"),
+        (["--average", "1"], "--average: 1 must be from 0 to below 1"),
         (["--label-smoothing", "1"], "--label-smoothing: 1 must be from 0 to below 1"),
         (["--shift", "-1"], "--shift: -1 is too low; it must be at least 0"),
         (["--rotation", "181"], "--rotation: 181 must be from 0 to 180"),
@@ -98,3 +100,22 @@ def test_gradients_are_clipped_only_with_several_replicas() -> None:
 
     optimizer = job(parse([], ENVIRON)).optimizer
     assert [optimizer(replicas).global_clipnorm for replicas in (1, 2, 20)] == [None, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "replicas", "decay"),
+    [
+        ([], 1, 0.98),
+        (["--max-steps=200"], 1, 0.95),
+        (["--max-steps=200"], 5, 0.75),
+        (["--max-steps=50"], 5, 0.0),
+        (["--average=0.5"], 1, 0.5),
+        (["--average=0"], 1, 0.0),
+        (["--model=mlp"], 1, 0.0),
+    ],
+)
+def test_weights_are_averaged_over_a_tenth_of_the_job_at_most(flags: list[str], replicas: int, decay: float) -> None:
+    from trainer.task import job
+
+    optimizer = job(parse(flags, ENVIRON)).optimizer(replicas)
+    assert (optimizer.use_ema, optimizer.ema_momentum) == (decay > 0, pytest.approx(decay))
