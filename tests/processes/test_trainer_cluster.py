@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
-    flags = ("--model=mlp", "--batch-size=10", "--log-interval=0.2", *request.param)
+    flags = ("--model=mlp", "--batch-size=10", "--log-interval=0.2", "--average=0.9", *request.param)
     running = Job(directory, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(directory / "data"))
     try:
         yield running
