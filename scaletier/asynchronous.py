@@ -21,7 +21,7 @@ from scaletier.job import Job
 from scaletier.loop import Progress, ReplicaLoop, Round, train
 from scaletier.private import CoordinatorWorkers
 from scaletier.round_graph import State, initial_local, make_round, run_round
-from scaletier.runtime import devices_of, here, import_tensorflow, one_line, quiet_stderr, say, say_there
+from scaletier.runtime import devices_of, give_memory_back, here, import_tensorflow, one_line, quiet_stderr, say, say_there
 from scaletier.shared_parameters import SharedParameters
 from scaletier.sync_period import SyncPeriod
 from scaletier.tf_config import Cluster, await_peers
@@ -97,6 +97,7 @@ class Asynchronous(Training):
             raise self.others.failure
 
     def refresh(self) -> int:
+        give_memory_back()  # that of rounds, as a pull requests its own
         if self.servers:
             shared, step = self.servers.pull_exact()
             self.copy.assign(shared, self.network.with_averages(self.state.local, self.servers.pull_averages()), step)

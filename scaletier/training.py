@@ -257,7 +257,6 @@ class ChiefTasks:
         step = self._training.refresh()
         if step != self._saved[1]:
             self._saver.save()
-            give_memory_back()
         self._saved = (time.monotonic(), step)
         return step
 

@@ -55,8 +55,8 @@ _POLL_SECONDS = 4.0
 _BEGUN_SECONDS = 10.0
 # A worker's import of TensorFlow, in a process of its own.
 _IMPORT = (
-    "cd {package} && {python} -c 'import time; t = time.monotonic(); from trainer.server import _server_library; "
-    "_server_library(); print(time.monotonic() - t)'"
+    "cd {package} && {python} -c 'import time; t = time.monotonic(); from scaletier.private import "
+    "server_library; server_library(); print(time.monotonic() - t)'"
 )
 
 

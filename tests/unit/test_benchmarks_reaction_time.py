@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import re
 import tarfile
 import threading
 from pathlib import Path
 
 import pytest
+from benchmarks import reaction_time
 from benchmarks.hanging_once import Hanging
 from benchmarks.job_events import LoggedLine, first_after, parse_log, record_in, runs, seconds_of, starts, trainers
 from benchmarks.measure import MeasureError
@@ -112,3 +115,8 @@ def test_the_wait_for_a_job_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="job01 is PREPARING after 0 s"):
         record_in(ledger, "job01", runs, 0.0)
     assert record_in(ledger, "job01", lambda state: not state.final, 0.0).jobId == "job01"
+
+
+def test_a_worker_s_import_is_timed_by_a_function_of_the_library() -> None:
+    module, name = re.findall(r"from (\S+) import (\w+);", reaction_time._IMPORT)[0]
+    assert callable(getattr(importlib.import_module(module), name))

@@ -544,6 +544,20 @@ def test_a_model_that_needs_more_memory_than_the_host_has_is_refused(
     assert err.count("\n") == lacking
 
 
+def test_memory_is_returned_after_start_and_first_round_before_a_pull_and_after_the_export(
+    main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list[str]()
+    monkeypatch.setattr("scaletier.training.give_memory_back", lambda: lines.append("returned"))
+    monkeypatch.setattr("scaletier.asynchronous.give_memory_back", lambda: lines.append("pulls"))
+    monkeypatch.setattr("scaletier.training.say", lines.append)
+    monkeypatch.setattr("scaletier.asynchronous.say", lines.append)
+    assert main(job(eval_data=None), "--log-interval=1000") == 0
+    words = [line.split()[0] for line in lines]
+    assert words[:3] == ["returned", "Train", "returned"]
+    assert words[words.index("Exporting") - 2 :] == ["pulls", "returned", "Exporting", "Final"]
+
+
 def test_finished_passes_are_not_read_again() -> None:
     read = list[int]()
 
@@ -689,6 +703,7 @@ def test_a_loss_that_is_no_mean_is_refused_on_parts_of_a_model(
 ) -> None:
     cluster = {"worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    monkeypatch.setattr("scaletier.training.host_memory", lambda: 0)  # no host has the whole model
     total = keras.losses.MeanSquaredError(reduction="sum", name="total")
     assert main(job(loss=total), "--strategy=model-parallel") == 2
     (line,) = capfd.readouterr().err.splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +188,7 @@ def make_parameters(values: Sequence[Array], devices: int, step: int = 7) -> Sha
 
 def pulled_exactly(parameters: SharedParameters) -> tuple[list[Array], int]:
     values, step = parameters.pull_exact()
+    assert isinstance(values, Iterator), "one is here at a time"
     return list(values), step
 
 

@@ -198,6 +198,20 @@ def test_free_memory_is_released_once_a_process_is_large_and_has_grown(monkeypat
     assert released == [0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_a_server_returns_memory_as_it_grows(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, events = importlib.import_module("scaletier.run"), list[str]()
+    server = SimpleNamespace(join=lambda: events.append("serves"))
+    monkeypatch.setattr(run, "server_library", lambda: (lambda *_, **__: server, lambda **_: None))
+    monkeypatch.setattr(run, "reuse_memory", lambda: None)
+    monkeypatch.setattr(run, "give_memory_back_on_growth", lambda: events.append("watches"))
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
+    with pytest.raises(SystemExit):
+        main(Job(None, None), [])
+    assert events == ["watches", "serves"]
+
+
 KEEP_AND_FREE = """
 import ctypes
 from scaletier.runtime import give_memory_back, reuse_memory
