@@ -20,9 +20,30 @@ NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 """All variables."""
 # `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
-SHELL_WORDS = frozenset({"alias", "cd", "eval", "exit", "export", "for", "if", "set", "source", "ulimit", "umask", "while"})
+SHELL_WORDS = frozenset(
+    {
+        *(
+            ".",
+            "alias",
+            "case",
+            "cd",
+            "eval",
+            "exec",
+            "exit",
+            "export",
+            "for",
+            "if",
+            "set",
+            "source",
+            "trap",
+            "ulimit",
+            "umask",
+        ),
+        *("unset", "until", "while"),
+    }
+)
 """Words that a shell runs, and that are no programs."""
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 # Options of a shell that have the next word as their value.
 _WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
@@ -92,7 +113,7 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
 def scripts(argv: Sequence[str]) -> Iterator[int]:
     """Yield the indexes of scripts in a command line: `sh -c SCRIPT`, `timeout 9 bash -o pipefail -ec SCRIPT`."""
     for start, word in enumerate(argv):
-        if posixpath.basename(word) not in _SHELLS:
+        if posixpath.basename(word) not in SHELLS:
             continue
         place, follows = start + 1, False
         while place < len(argv) and argv[place].startswith(("-", "+")):

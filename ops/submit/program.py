@@ -7,9 +7,9 @@ import posixpath
 import re
 import shlex
 import shutil
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from infra.templates import ROOT as HERE
@@ -22,6 +22,9 @@ SHIPPED = HERE / "trainer"
 # The Python that is first on the hosts' PATH.
 PYTHON = "python"
 _LONGEST_LINE = 1000
+# Options of an interpreter whose next word is code, and options of any program whose value is a file that it writes.
+_CODE_OPTION = re.compile(r"-\w*c")
+_OUTPUT_OPTION = re.compile(r"-[oO]|--out")
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
@@ -97,7 +100,7 @@ def _check_python(content: bytes, script: str) -> None:
     if script.endswith(".ipynb"):
         raise UsageError(f"--script {script} is a notebook: jupyter nbconvert --to script {script} makes a program of it")
     first = content.partition(b"\n")[0]
-    if first.startswith(b"#!") and b"python" not in first:
+    if first.startswith(b"#!") and b"python" not in first and not script.endswith(".py"):
         raise UsageError(f"--script {script} is no Python, by its first line: --command ./{Path(script).name}")
 
 
@@ -135,27 +138,48 @@ def _check_files(words: Sequence[str], folder: str | None, source: package.Packa
     """Check that the script or module that a program of the hosts is to run is sent, and that its path starts in the package.
 
     Raises:
-        UsageError: if it is on this machine, and will be missing there.
+        UsageError: if it is a script of this machine, and will be missing there. A module is only noted: hosts may have it.
     """
     module = words[2] if len(words) > 2 and words[0].startswith(PYTHON) and words[1] == "-m" else ""
-    first = next((word for word in words[1:] if not word.startswith("-")), "")
-    scripts = [word for word in words[1:] if not word.startswith("/") and word.endswith((".py", ".sh"))]
-    paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else scripts[:1]
-    if source is None and not module:
-        paths = [word for word in (*scripts, first) if not word.startswith("/") and Path(word).is_file()][:1]
-    if not any(Path(path).is_file() for path in paths):
+    paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if module else [*_scripts(words)][:1]
+    if not (paths := [path for path in paths if _is_file(path)]):
         return
-    what = f"runs the module {module}" if module else f"names the file {paths[0]}"
+    path = paths[0]
     if source is None or folder is None:
-        how = f"--module {module} --package {module.partition('.')[0]} instead" if module else "add --package ."
-        raise UsageError(f"--command {what}, and without --package no file is sent: {how}")
-    if any(f"{source.name}/{posixpath.normpath(path)}" in source.files for path in paths):
+        if module:
+            how = f"--script {path}" if "/" not in path else f"--module {module} --package {module.partition('.')[0]}"
+            terminal.note(f"--command runs the module {module}, which is not sent: unless the hosts have it, {how} instead")
+            return
+        raise UsageError(f"--command names the file {path}, and without --package no file is sent: add --package .")
+    # Python finds a module in the folder of the package, and in the one that has the package.
+    places = (f"{source.name}/{posixpath.normpath(path)}", *([path] if module else []))
+    if any(place in source.files for place in places):
         return
-    top = package.absolute(folder)
-    files = (package.absolute(path) for path in paths)
-    inside = [file.relative_to(top).as_posix() for file in files if file.is_file() and file.is_relative_to(top)]
-    how = (f"--module {module} instead" if module else f"write {inside[0]}") if inside else "give --package the folder of it"
-    raise UsageError(f"--command {what}, and runs in {folder}, where that is not: {how}")
+    if module:
+        terminal.note(f"--command runs the module {module}, which is not in {folder}: unless the hosts have it, it will fail")
+        return
+    top, file = package.absolute(folder), package.absolute(path)
+    inside = file.relative_to(top).as_posix() if file.is_relative_to(top) else ""
+    if inside and f"{source.name}/{inside}" not in source.files:
+        raise UsageError(f"--command names the file {path}, which is left out of packages: take it out of the ignore files")
+    how = f"write {inside}" if inside else "give --package the folder of it"
+    raise UsageError(f"--command names the file {path}, and runs in {folder}, where that is not: {how}")
+
+
+def _scripts(words: Sequence[str]) -> Iterator[str]:
+    """Yield the relative paths in a command line that a program of the hosts may run, without those that it writes."""
+    options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
+    interpreter = words[0].startswith(PYTHON) or words[0] in variables.SHELLS
+    first = 1 + len(options) if interpreter and not any(map(_CODE_OPTION.match, options)) else 0
+    for place, (before, word) in enumerate(pairwise(words), 1):
+        script = (place == first and _is_file(word)) or (word.endswith((".py", ".sh")) and not _OUTPUT_OPTION.match(before))
+        if script and not word.startswith(("/", "-")):
+            yield word
+
+
+def _is_file(word: str) -> bool:
+    """Return True if a word is the path of a file; a program's text may be too long for one."""
+    return os.access(word, os.F_OK) and Path(word).is_file()
 
 
 def _check_executable(path: Path, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,11 @@ def test_the_default_is_the_folder_trainer_or_the_shipped_one(
 
 
 @pytest.mark.parametrize(
-    "command", ["python train.py", "bash ./run.sh x", "bash data.txt", "torchrun --nproc-per-node 1 train.py"]
+    "command",
+    [
+        *("python train.py", "python -X faulthandler train.py", "bash ./run.sh x", "bash data.txt"),
+        *("torchrun --nproc-per-node 1 train.py", "timeout 9 python train.py"),
+    ],
 )
 def test_a_command_without_a_package_names_no_local_script(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -146,30 +151,68 @@ def test_a_command_without_a_package_names_no_local_script(folder: Path, command
 @pytest.mark.parametrize(
     ("package_folder", "command", "message"),
     [
-        (None, "python -m parts.one", "runs the module parts.one, and without --package no file is sent: --module parts.one "),
-        ("parts", "python -m parts.one", "runs the module parts.one, and runs in parts, where that is not: --module parts.one"),
         ("parts", "python parts/one.py", "names the file parts/one.py, and runs in parts, where that is not: write one.py"),
         (
             "parts",
             "bash run.sh",
             "names the file run.sh, and runs in parts, where that is not: give --package the folder of it",
         ),
+        (".", "python -O ignored.py", "names the file ignored.py, which is left out of packages: take it out of the ignore "),
         (None, "python -m http.server", None),
+        (None, "nvidia-smi -f data.txt", None),
+        (None, "curl -o run.sh http://master-0/", None),
+        (None, f"python -c '{'x = 1; ' * 99}print(1)'", None),
+        (None, f"bash -ec '{'true && ' * 99}exec python train.py'", None),
         ("parts", "python one.py", None),
         ("parts", "python -m one", None),
+        ("parts", "python -m parts.one", None),
         (".", "python -m parts.one", None),
         (".", "python parts/one.py run.sh", None),
     ],
 )
-def test_a_command_s_script_or_module_is_found_from_the_package(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, package_folder: str | None, command: str, message: str | None
+def test_a_command_s_script_is_found_from_the_package(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package_folder: str | None,
+    command: str,
+    message: str | None,
 ) -> None:
     monkeypatch.chdir(folder)
+    (folder / "ignored.py").touch()
+    (folder / ".scaletierignore").write_text("ignored.py\n")
     if message is None:
-        assert program.find(package_folder, None, None, command).command == tuple(command.split())
+        assert program.find(package_folder, None, None, command).command == tuple(shlex.split(command))
+        assert capsys.readouterr().err == ""
         return
     with pytest.raises(UsageError, match=f"^--command {re.escape(message)}"):
         program.find(package_folder, None, None, command)
+
+
+@pytest.mark.parametrize(
+    ("package_folder", "module", "message"),
+    [
+        (None, "parts.one", "not sent: unless the hosts have it, --module parts.one --package parts instead"),
+        (None, "train", "not sent: unless the hosts have it, --script train.py instead"),
+        ("parts", "train", "not in parts: unless the hosts have it, it will fail"),
+    ],
+)
+def test_a_module_that_is_not_sent_is_noted_as_hosts_may_have_it(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package_folder: str,
+    module: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert program.find(package_folder, None, None, f"python -m {module}").command == ("python", "-m", module)
+    assert capsys.readouterr().err == f"--command runs the module {module}, which is {message}\n"
+
+
+def test_a_script_has_any_first_line_if_its_name_is_of_python(folder: Path) -> None:
+    (folder / "deps.py").write_text("#!/usr/bin/env -S uv run --script\nprint(1)\n")
+    assert program.find(str(folder), None, "deps.py", None).command == ("python", "deps.py")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +272,7 @@ def test_a_command_gets_no_job_dir_flag(inventory: Inventory, folder: Path) -> N
         ({"script": "run.sh"}, "--script run.sh is no Python, by its first line: --command ./run.sh"),
         ({"script": "t.ipynb"}, "--script t.ipynb is a notebook: jupyter nbconvert --to script t.ipynb makes a program of it"),
         ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
+        ({"command": "exec ./run.sh"}, "--command runs no shell, and exec is a shell's: --command \"sh -c '…'\""),
         ({"command": "cd src"}, "--command runs no shell, and cd is a shell's: --command \"sh -c '…'\""),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
         ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),
