@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -121,3 +122,23 @@ def test_a_rescued_checkpoint_has_the_step_of_its_weights() -> None:
     assert int(copy.step) == 19
     for variable, value in zip(copy.shared, pulled, strict=True):
         np.testing.assert_allclose(variable, value + 1, atol=2e-3)
+
+
+def test_a_checkpoint_has_the_servers_averages_also_after_a_server_is_lost() -> None:
+    data = replace(job(), optimizer=keras.optimizers.SGD(use_ema=True, ema_momentum=0.5))
+    strategy = Asynchronous.__new__(Asynchronous)
+    strategy.job, strategy.devices, strategy.finite = data, DEVICES, lambda: True
+    strategy.network = network = FunctionalModel(data, data.data.element_spec, 0, 2)
+    state = State.initial(network)
+    values = [np.asarray(value) for value in state.shared]
+    strategy.servers = parameters = SharedParameters(network, DEVICES, values, 100, [value + 1 for value in values])
+    strategy.copy, strategy.state, strategy.chief = LocalCopy(network), state, MagicMock()
+    moved = [value + 8 for value in values]
+    parameters.push_delta(values, moved, 1.0, tf.constant(2, tf.int64))
+    assert strategy.refresh() == 102
+    strategy.state_step = 103
+    strategy.rescue()
+    assert int(strategy.copy.step) == 103
+    for average, variable, value in zip(strategy.copy.averages, strategy.copy.shared, values, strict=True):
+        np.testing.assert_allclose(average, value + 4.5, rtol=1e-3)
+        np.testing.assert_allclose(variable, value)

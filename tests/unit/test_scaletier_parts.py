@@ -77,6 +77,24 @@ def test_the_parts_in_sequence_equal_the_model(make: Callable[[], Any], inputs: 
     np.testing.assert_allclose([loss, *results], [expected[0], *expected[3]], rtol=1e-6)
 
 
+def test_stages_are_evaluated_with_the_averages_of_weights() -> None:
+    data = tf.data.Dataset.from_tensors((NUMBERS, np.zeros([3, 1], np.float32)))
+    model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    network = FunctionalModel(Job(model=model, data=data, loss="mse", optimizer=optimizer), data.element_spec, 0)
+    state, batch = State.initial(network), Batch.of(next(iter(data)))
+    averages = [tf.ones(value.shape) for value in state.shared]
+    laid = DistributedCopy.__new__(DistributedCopy)
+    laid.network, laid.tests_averages = network, True
+    laid.shared, laid.local = list(state.shared), network.with_averages(state.local, averages)
+    values = {spec.name: value for spec, value in zip(network.shared, state.shared, strict=True)}
+    laid.stages = [Stage("master/0", "/device:CPU:0", units(network), values)]
+    loss, outputs, _, _ = laid.test(laid.initial_test(), batch)
+    expected = network.test(averages, state.local, network.initial_test(state.local), batch)
+    np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("sequential", [True, False])
 @pytest.mark.parametrize("fixed", [True, False], ids=["batches of one size", "batches of any size"])
 def test_variables_are_initialized_only_on_access(fixed: bool, sequential: bool) -> None:
