@@ -382,13 +382,16 @@ class FunctionalModel:
         return everything if on_gpu else 2 * everything + sum(spec.bytes for spec in self.trained)
 
     def average_line(self, max_steps: int) -> str | None:
-        """Return a line if averages of weights span more steps than a replica takes of a job's; else None."""
-        momentum = self.decay
+        """Return a line if averages of weights span more steps than a replica takes of a job's; else None.
+
+        With several replicas they cannot: their decay rises with the steps, to cover the last tenth of them.
+        """
+        momentum, part = self.decay, "first ones" if self.replicas == 1 else "last tenth"
         steps = max(max_steps // self.replicas, 1)
         if (1.0 - momentum) * steps >= 1.0:
             return None
         line = f"ema_momentum={momentum:g} averages weights over {1.0 / max(1.0 - momentum, 1e-9):,.0f} steps, and each replica"
-        return f"{line} takes {steps:,}: the averages are mostly of its first ones. Valid: at most {1.0 - 1.0 / steps:.4g}"
+        return f"{line} takes {steps:,}: the averages are mostly of its {part}. Valid: at most {1.0 - 1.0 / steps:.4g}"
 
     def average(self, shared: Values, local: Values, steps: Any, position: Any) -> list[Any]:
         """Return `local` with the averages moved towards the weights, after a round of all replicas at a global step.

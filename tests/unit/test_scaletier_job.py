@@ -512,13 +512,16 @@ def test_a_batch_that_the_replicas_cannot_share_is_refused_with_a_size_that_they
 @pytest.mark.parametrize(
     ("momentum", "steps", "reported"), [(0.9, 40, False), (0.75, 4, False), (0.9, 4, True), (1.0, 4, True)]
 )
-def test_averages_over_more_steps_than_the_job_has_are_reported(momentum: float, steps: int, reported: bool) -> None:
+@pytest.mark.parametrize(("replicas", "part"), [(1, "first ones"), (2, "last tenth")])
+def test_averages_over_more_steps_than_the_job_has_are_reported(
+    momentum: float, steps: int, reported: bool, replicas: int, part: str
+) -> None:
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=momentum)
-    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, 2).average_line(2 * steps)
+    line = FunctionalModel(job(optimizer=optimizer), dataset().element_spec, 0, replicas).average_line(replicas * steps)
     span = {0.9: "10", 1.0: "1,000,000,000"}.get(momentum)
     expected = (
         f"ema_momentum={momentum:g} averages weights over {span} steps, and each replica takes 4: the averages are mostly of "
-        "its first ones. Valid: at most 0.75"
+        f"its {part}. Valid: at most 0.75"
     )
     assert line == (expected if reported else None)
 
