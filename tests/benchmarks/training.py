@@ -18,7 +18,8 @@ from infra.scale_tiers import ScaleTier
 
 # Neither evaluations nor checkpoints while speed is measured.
 _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
-_CNN = f"--model cnn --max-steps 900 --log-interval 0.2 {_STEADY}"
+# The network of the peers.
+_CNN = f"--model cnn --no-batch-norm --average 0 --max-steps 900 --log-interval 0.2 {_STEADY}"
 _MLP = f"--model mlp --max-steps 5000 --log-interval 0.2 {_STEADY}"
 _TF1_STEPS, _MWMS_STEPS = 2000, 900
 _SEEDS = (1, 2, 3)
