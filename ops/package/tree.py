@@ -23,6 +23,9 @@ IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
 # They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
 KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
+# Pathspec's group for the end of a folder, and its expression of `*/`.
+_FOLDER_MARK = "ps_d"
+_ANY_FOLDER = f"(?P<{_FOLDER_MARK}>/)"
 _SHOWN = 5
 # Folders that link to one another make more paths than intended.
 _MOST_LINKED_FOLDERS = 10_000
@@ -77,7 +80,8 @@ def walk(
         return Tree({"": root})
     walker = _Walker(root, [_Rules(root, name, outer_rules) for name in ignore_files], skipped, endings)
     files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
-    if not files and walker.ignored:
+    # A folder of data often ignores all but its .gitignore, to be in a repository while it is empty.
+    if walker.ignored and all(path.startswith(".git") for path in files):
         reasons = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
         raise UsageError(f"{root} has no file left, as its ignore files leave out all of them: take lines out of {reasons}")
     return Tree(files, walker.ignored, tuple(walker.notes()))
@@ -104,6 +108,8 @@ class _Walker:
         self._cycles: list[str] = []
         self._empty: list[str] = []
         self._special: list[str] = []
+        # Folders that .gitignore leaves out, except for the tracked files in them.
+        self._tracked_folders: list[str] = []
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
@@ -137,7 +143,8 @@ class _Walker:
             if is_folder and entry.name in KEY_FOLDERS:
                 self._keys.append(f"{path}/")
                 continue
-            if is_folder and self._skipped and (entry / _VIRTUAL_ENVIRONMENT).is_file():
+            # `access`, as a folder that may not be read is perhaps ignored
+            if is_folder and self._skipped and os.access(entry / _VIRTUAL_ENVIRONMENT, os.F_OK):
                 continue
             if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
                 continue
@@ -157,10 +164,14 @@ class _Walker:
     def _ignores(self, path: str) -> str:
         """Return the name of the ignore file that leaves a path out; empty if none does."""
         verdicts = ((rules.name, rules.ignores(path)) for rules in self._rules)
-        name, ignored = next(((name, verdict) for name, verdict in verdicts if verdict is not None), ("", False))
-        if not ignored or (name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked):
+        inherited = any(map(path.startswith, self._tracked_folders))
+        name, ignored = next(
+            ((name, verdict) for name, verdict in verdicts if verdict is not None), (GIT_IGNORE_FILE, inherited)
+        )
+        if ignored and name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked:
+            self._tracked_folders += [path] if path.endswith("/") else []
             return ""
-        return name
+        return name if ignored else ""
 
     @cached_property
     def _tracked(self) -> frozenset[str]:
@@ -217,7 +228,7 @@ class _Rules:
     def ignores(self, path: str) -> bool | None:
         """Return whether a path below the root is left out; None if no line matches it."""
         for before, inside, spec in reversed(self._specs):
-            if path.startswith(inside) and (ignored := spec.check_file(before + path[len(inside) :]).include) is not None:
+            if path.startswith(inside) and (ignored := _verdict(spec, before + path[len(inside) :])) is not None:
                 return ignored
         return None
 
@@ -235,3 +246,25 @@ class _Rules:
             self._specs.append((before, inside, GitIgnoreSpec.from_lines(self._read_lines(file))))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _verdict(spec: GitIgnoreSpec, path: str) -> bool | None:
+    """Return whether an ignore file leaves out a path, which ends in `/` for a folder; None if no line matches it.
+
+    As in git the last line counts that matches the path itself. pathspec's lines also match what is in a folder.
+    """
+    if spec.check_file(path).include is None:  # quickly, for most paths
+        return None
+    for pattern in reversed(spec.patterns):
+        found = pattern.match_file(path)
+        if found is None or pattern.regex is None:
+            continue
+        if pattern.regex.pattern == _ANY_FOLDER:
+            itself = path.endswith("/")
+        elif found.match.groupdict().get(_FOLDER_MARK):
+            itself = found.match.end(_FOLDER_MARK) == len(path)
+        else:
+            itself = not (pattern.regex.pattern.endswith("/") and found.match.end() == len(path))  # `src/**` is not src itself
+        if itself:
+            return pattern.include
+    return None

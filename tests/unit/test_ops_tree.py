@@ -97,6 +97,20 @@ def test_virtual_environments_are_no_part_of_a_package(tmp_path: Path) -> None:
     assert [*tree.walk(root).files] == ["a.py", "env/lib/site.py", "env/pyvenv.cfg"]
 
 
+def test_an_unreadable_folder_is_no_error_if_it_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fill(tmp_path / "mine", "a.py", "volume/x")
+    (root / tree.IGNORE_FILE).write_text("volume/\n")
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.is_relative_to(root / "volume"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert [*tree.walk(root, _BOTH, {".git"}).files] == ["a.py"]
+
+
 def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
     root = fill(tmp_path / "mine", "a.py", "full/b.py")
     (root / "full/logs").mkdir()
@@ -196,6 +210,32 @@ def test_the_deepest_and_last_line_of_an_ignore_file_counts(tmp_path: Path) -> N
     walked = tree.walk(root, [tree.GIT_IGNORE_FILE])
     assert [*walked.files] == [".gitignore", "a.log", "sub/.gitignore", "sub/deep/b.log"]
     assert walked.left_out == ("sub/b.log", "sub/x.txt", "subb/b.log", "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("lines", "paths"),
+    [
+        ("*\n!*/\n!*.py\n", ["a.py", "src/b.py", "src/deep/c.py"]),
+        ("*\n!*/\n!*.py\nsrc/\n", ["a.py"]),
+        ("*\n!*/\n!*.py\ndeep\n", ["a.py", "src/b.py"]),
+        ("/*\n!src\n", ["src/b.py", "src/d.txt", "src/deep/c.py"]),
+        ("/*\n!/src/\n/src/*\n!/src/deep/\n", ["src/deep/c.py"]),
+        ("*\n!src/\n!*.py\n", ["a.py", "src/b.py"]),
+        ("src/**\n!src/deep/\n", ["a.py"]),
+        ("deep\n!src/\n", ["a.py", "src/b.py", "src/d.txt"]),
+    ],
+)
+def test_exceptions_to_ignored_folders_are_those_of_git(tmp_path: Path, lines: str, paths: list[str]) -> None:
+    root = fill(tmp_path / "mine", "a.py", "src/b.py", "src/deep/c.py", "src/d.txt")
+    (root / ".gitignore").write_text(f"{lines}.gitignore\n")
+    assert walk_paths(root, ".gitignore") == paths
+
+
+def test_data_whose_own_gitignore_leaves_out_all_but_itself_is_refused(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "x.png", ".gitkeep")
+    (root / ".gitignore").write_text("*\n!.git*\n")
+    with pytest.raises(UsageError, match=r"has no file left, .*: take lines out of \.gitignore \(x\.png\)$"):
+        tree.walk(root, _BOTH, outer_rules=False)
 
 
 def test_a_repository_lists_what_it_tracks(tmp_path: Path) -> None:
