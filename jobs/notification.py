@@ -1,4 +1,4 @@
-"""Validate the address to which a job's end is reported: a URL or a command.
+"""Read the target to which a job's end is reported: a URL or a command.
 
 A URL gets the job's record by POST, a command reads it.
 """
@@ -13,12 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from jobs import variables
-
-VALID = 'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 SCHEMES = {"http": 80, "https": 443}
-LONGEST = 2048
-"""Characters of a target."""
 # Google's metadata server gives a host's token to every program.
 _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.goog"})
 _METADATA = ipaddress.ip_network("fd20:ce::254/128")
@@ -43,25 +38,6 @@ class Notification:
 def is_url(target: str) -> bool:
     """Return True for a URL of any scheme, False for a command."""
     return _URL.match(target) is not None
-
-
-def check_target(target: str) -> None:
-    """Raise ValueError, in one line, for a target that is neither a URL that may be asked nor a command."""
-    if len(target) > LONGEST:
-        raise ValueError(f"it has {len(target)} characters, and {LONGEST} are allowed")
-    if not target.strip():
-        raise ValueError("it is empty")
-    if not target.isprintable():
-        raise ValueError("it holds a control character")
-    if is_url(target):
-        split_url(target)
-        return
-    try:
-        words = shlex.split(target)
-    except ValueError as error:
-        raise ValueError(f"it cannot be split into words ({error})") from None
-    if operator := variables.shell_operator(target, words):
-        raise ValueError(f"it runs without a shell, and has a shell's {operator}")
 
 
 def split_url(url: str) -> SplitResult:

@@ -1,4 +1,4 @@
-"""Replace variables such as `${JOB_DIR}` in a job's arguments and environment, and find operators that need a shell.
+"""Replace variables such as `${JOB_DIR}` in a job's arguments and environment.
 
 Arguments and environment are not passed through a shell; the host replaces the variables.
 """
@@ -21,36 +21,14 @@ NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 # `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 SHELL_WORDS = frozenset(
-    {
-        *(
-            ".",
-            "alias",
-            "case",
-            "cd",
-            "eval",
-            "exec",
-            "exit",
-            "export",
-            "for",
-            "if",
-            "set",
-            "source",
-            "trap",
-            "ulimit",
-            "umask",
-        ),
-        *("unset", "until", "while"),
-    }
+    {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
+    | {"unset", "until", "while"}
 )
 """Words that a shell runs, and that are no programs."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 # Options of a shell that have the next word as their value.
 _WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
-# An operator outside of quotes and not escaped; the second group is the text in double quotes.
-_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
-# A shell substitutes these within double quotes too.
-_SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -89,25 +67,6 @@ def reference(texts: Iterable[str], names: Collection[str] = NAMES) -> str | Non
     """Return the first reference in texts to a variable of these names, as it stands there; None if there is none."""
     references = (match for text in texts for match in _REFERENCE.finditer(text))
     return next((each[0] for each in references if not each[1] and (each[2] or each[3]) in names), None)
-
-
-def shell_operator(text: str, argv: Sequence[str]) -> str | None:
-    """Return the first operator in a command's text that needs a shell, such as `|`, `>` or `$(`.
-
-    Args:
-        text: the command as it was typed.
-        argv: its words.
-
-    Returns:
-        The operator; None if there is none. The script of a shell that the command itself starts is not searched.
-    """
-    starts_shell = any(True for _ in scripts(argv))
-    for part in _OPERATOR.finditer(text):
-        outside, quoted = part.groups()
-        inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
-        if symbol := outside or next((each[1] for each in inside if each[1]), None):
-            return str(symbol)
-    return None
 
 
 def scripts(argv: Sequence[str]) -> Iterator[int]:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
 from infra.validation import Section, one_line, refusal
-from jobs import notification
-from ops import terminal
+from ops import commands, terminal
 from ops.errors import UsageError
 
 # A duration as Google's APIs spell it: "3600s", "3.5s".
@@ -116,9 +115,9 @@ def check_notify(value: Any) -> str:
     try:
         if not isinstance(value, str):
             raise ValueError("it is not a string")
-        notification.check_target(value)
+        commands.check_target(value)
     except ValueError as error:
-        raise ValueError(f"{error}. Valid: {notification.VALID}") from None
+        raise ValueError(f"{error}. Valid: {commands.VALID_TARGET}") from None
     return value
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.templates import ROOT as HERE
 from jobs import variables
-from ops import terminal
+from ops import commands, terminal
 from ops.errors import UsageError
 from ops.package import package
 
@@ -198,7 +198,7 @@ def _check_executable(path: Path, name: str) -> None:
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
     shell_word = words[0] if words[0] in variables.SHELL_WORDS else None
-    if symbol := variables.shell_operator(text, words) or shell_word:
+    if symbol := commands.shell_operator(text, words) or shell_word:
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
         raise UsageError(f"--command runs no shell, and {symbol} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:

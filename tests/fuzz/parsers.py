@@ -29,7 +29,7 @@ from jobs.queue import Queue
 from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
 from jobs.serialization import Record, RecordError
 from jobs.study import Trial
-from ops import terminal
+from ops import commands, terminal
 from ops.cluster import inventory
 from ops.config_values import read_yaml, validate
 from ops.errors import UsageError
@@ -265,7 +265,7 @@ PARSERS: Mapping[str, Parser] = {
         ),
     ),
     "where an end is reported": Parser(
-        lambda data: (notification.check_target(_text(data)), notification.shown(_text(data))),
+        lambda data: (commands.check_target(_text(data)), notification.shown(_text(data))),
         (ValueError,),
         (b"https://example.com:8080/a?b=c", b"http://[::ffff:10.0.0.1]/", b"http://0x7f.1/", b"./done.sh --now 'a b'"),
     ),

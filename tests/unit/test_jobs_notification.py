@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.notification import check_target, shown
+from jobs.notification import shown
+from ops.commands import check_target
 
 
 @pytest.mark.parametrize(

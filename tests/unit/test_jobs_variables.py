@@ -18,6 +18,7 @@ from jobs.chunks import LogFilter
 from jobs.folder_bucket import FolderBucket, open_bucket
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Task
+from ops.commands import shell_operator
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import host_stream, package
@@ -116,7 +117,7 @@ def test_the_places_of_a_shell_s_scripts(command: str, places: list[int]) -> Non
     ],
 )
 def test_the_operators_that_only_a_shell_reads(command: str, operator: str | None) -> None:
-    assert variables.shell_operator(command, shlex.split(command)) == operator
+    assert shell_operator(command, shlex.split(command)) == operator
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Check commands that hosts run without a shell, and targets of notifications: such a command, or a URL."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from jobs import notification, variables
+
+VALID_TARGET = (
+    'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
+)
+# Characters of a target.
+_LONGEST_TARGET = 2048
+# An operator outside of quotes and not escaped; the second group is the text in double quotes.
+_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+# A shell substitutes these within double quotes too.
+_SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
+
+
+def shell_operator(text: str, argv: Sequence[str]) -> str | None:
+    """Return the first operator in a command's text that needs a shell, such as `|`, `>` or `$(`.
+
+    Args:
+        text: the command as it was typed.
+        argv: its words.
+
+    Returns:
+        The operator; None if there is none. The script of a shell that the command itself starts is not searched.
+    """
+    starts_shell = any(True for _ in variables.scripts(argv))
+    for part in _OPERATOR.finditer(text):
+        outside, quoted = part.groups()
+        inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
+        if symbol := outside or next((each[1] for each in inside if each[1]), None):
+            return str(symbol)
+    return None
+
+
+def check_target(target: str) -> None:
+    """Raise ValueError, in one line, for a target that is neither a URL that may be asked nor a command."""
+    if len(target) > _LONGEST_TARGET:
+        raise ValueError(f"it has {len(target)} characters, and {_LONGEST_TARGET} are allowed")
+    if not target.strip():
+        raise ValueError("it is empty")
+    if not target.isprintable():
+        raise ValueError("it holds a control character")
+    if notification.is_url(target):
+        notification.split_url(target)
+        return
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise ValueError(f"it cannot be split into words ({error})") from None
+    if operator := shell_operator(target, words):
+        raise ValueError(f"it runs without a shell, and has a shell's {operator}")
