@@ -9,6 +9,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+import yaml
+
 from infra.scale_tiers import PYTHON, Accelerator
 from infra.templates import ROOT
 
@@ -67,9 +69,12 @@ def requirement_lines(tensorflow: str) -> list[str]:
 
 
 def constraint_lines(runtime_version: str) -> list[str]:
-    """Return the tested versions of packages, or nothing for another TensorFlow, which may need other versions."""
+    """Return the tested versions of packages; for another TensorFlow that the library knows, the range of Keras."""
     if runtime_version != _tensorflow():
-        return []
+        library = yaml.safe_load((ROOT / "scaletier/scaletier.yaml").read_text())
+        major, minor = library["keras"][-1].split(".")
+        known = runtime_version.rpartition(".")[0] in library["tensorflow"]
+        return [f"keras>={library['keras'][0]},<{major}.{int(minor) + 1}"] if known else []
     return [line for line in _lines("constraints.txt") if not re.match(r"(?i)tensorflow|uv==", line)]
 
 

@@ -27,6 +27,7 @@ FILE = "scaletier.yaml"
 LIBRARY = "scaletier"
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
+_KERAS = re.compile(r"keras[=~]=([0-9]+\.[0-9]+)")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
 Exchange = Literal["servers", "all-reduce"]
 _JobRole = Literal["ps", "master", "worker", "evaluator"]
@@ -127,9 +128,9 @@ class PlanFlags(Section):
 class TrainerConfig(JobEnd):
     """A trainer's declaration: `strategies` by name, `strategy` its default one, `export` a module.
 
-    `tensorflow` are the minor versions that it knows, none if any will do. The keys for the end of a job hold for every
-    strategy, which may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job sets another.
-    If `passJobDir` is False, the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
+    `tensorflow` and `keras` are the minor versions that it knows, none if any will do. The keys for the end of a job hold for
+    every strategy, which may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job sets
+    another. If `passJobDir` is False, the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
     """
 
     data: Data | None = None
@@ -139,6 +140,7 @@ class TrainerConfig(JobEnd):
     export: str | None = None
     passJobDir: Truth = True
     tensorflow: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
+    keras: Annotated[tuple[str, ...], PlainValidator(_minor_versions)] = ()
     notify: Notify = ""
 
     def chosen(self, name: str | None) -> Strategy:
@@ -189,11 +191,18 @@ def merge_end_keys(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
-    """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow.
+    """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow and Keras.
 
     Raises:
-        UsageError: if the package does not know that version, or if there is none and the lines are `complete`.
+        UsageError: if the package does not know a version, or if there is no TensorFlow and the lines are `complete`.
     """
+    lines = list(lines)
+    keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)
+    if declared.keras and keras and keras not in declared.keras:
+        raise UsageError(
+            f"package {package} trains by Keras {', '.join(declared.keras)}, and the job's own Python has {keras}: "
+            f"require keras=={declared.keras[-1]}.*, or another of these"
+        )
     if not declared.tensorflow:
         return
     version = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)

@@ -111,7 +111,8 @@ def test_the_runtime_has_the_pinned_versions() -> None:
     assert any(line.startswith("numpy==") for line in constraints)
     assert "tensorboard==2.21.0" in constraints
     assert not any(line.lower().startswith("tensorflow") for line in constraints)
-    assert constraint_lines("2.20.0") == []
+    assert constraint_lines("2.20.0") == ["keras>=3.13,<3.16"]
+    assert constraint_lines("2.16.2") == [], "not a version of the library"
 
 
 def test_files_are_ansibles_except_those_google_provides() -> None:

@@ -103,7 +103,21 @@ def test_a_runtime_has_a_tensorflow_that_the_trainer_supports(lines: list[str], 
 
 def test_the_library_declares_its_tested_versions() -> None:
     files = {f"scaletier/{FILE}": (ROOT / "scaletier" / FILE).read_bytes()}
-    assert trainer_config.read(files, "mine").tensorflow == tuple(private.VERSIONS)
+    declared = trainer_config.read(files, "mine")
+    assert declared.tensorflow == tuple(private.VERSIONS)
+    assert set(private.VERSIONS.values()) == {declared.keras}
+
+
+@pytest.mark.parametrize(("line", "valid"), [("keras==3.13.2", True), ("keras~=3.14", True), ("keras==3.4.1", False)])
+def test_a_keras_that_the_package_does_not_know_is_refused(line: str, valid: bool) -> None:
+    config = TrainerConfig(keras=("3.13", "3.14"))
+    lines = ["numpy==2.0", line]
+    if valid:
+        trainer_config.check_tensorflow(config, "mine", lines, False)
+        return
+    expected = "package mine trains by Keras 3.13, 3.14, and the job's own Python has 3.4: require keras==3.14.*, or another"
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        trainer_config.check_tensorflow(config, "mine", lines, False)
 
 
 def test_the_default_strategy_is_used_if_none_is_given() -> None:
@@ -282,6 +296,7 @@ LIBRARY_CONFIG = TrainerConfig(
         evaluate="--eval-steps",
     ),
     tensorflow=("2.19", "2.20", "2.21"),
+    keras=("3.13", "3.14", "3.15"),
     gracePeriod=0,
 )
 
