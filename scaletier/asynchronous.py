@@ -35,6 +35,8 @@ _NO_FILE = "No such file"
 class Asynchronous(Training):
     """One job of the chief, which sends the workers theirs."""
 
+    adopted = False  # whether the replica is to continue from `state`
+
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         if not tf.config.list_physical_devices("GPU"):
             # The optimizer makes no step faster on CPUs. Each new host would run it again, which is a quarter of the time from
@@ -62,6 +64,8 @@ class Asynchronous(Training):
 
     def begin(self, step: int) -> Progress:
         self.data_begin, self.servers = int(self.position.begin), None
+        if self.job.callbacks:
+            self.adopt()
         if self.workers:
             devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self.cluster.jobs["ps"]))]
             averages = self.copy.averages if step else self.copy.shared
@@ -105,6 +109,10 @@ class Asynchronous(Training):
             self.copy.assign(*self.state, self.progress.step)
         return super().refresh()
 
+    def adopt(self) -> None:
+        if self.network.replicas == 1:
+            self.state, self.adopted = State.of(self.copy.shared, self.copy.local), True
+
     def rescue(self) -> None:
         """Save the parameters that the master pulled last, once a parameter server is lost."""
         if self.state_step > int(self.copy.step) and all(np.isfinite(value.numpy()).all() for value in self.state.shared):
@@ -120,7 +128,9 @@ class Asynchronous(Training):
 
         def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
             nonlocal known
-            if self.job.callbacks and known is not self.job.callbacks.rates:
+            if self.adopted:
+                state, self.adopted = self.state, False
+            elif self.job.callbacks and known is not self.job.callbacks.rates:
                 known = self.job.callbacks.rates
                 state = State(state.shared, self._with_rates(state.local, known))
             state, taken = run_round(self.network, self.graphs[devices], iterator, state, steps, position, live)

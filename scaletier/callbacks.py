@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scaletier.flags import Flags
 from scaletier.job import JobError, kind_of
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import import_tensorflow, say
 
 if TYPE_CHECKING:  # the rest of the library imports TensorFlow
+    from scaletier.checkpoint import CheckpointReader
     from scaletier.evaluation import EvaluationResult
     from scaletier.functional_model import FunctionalModel
     from scaletier.loop import Round
 
 # Epochs if the number of batches is unknown.
 _EPOCHS = 10
+# Numbers that Keras's callbacks keep.
+_STATE = ("best", "best_epoch", "wait", "cooldown_counter", "epoch", "history")
 HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
 
@@ -31,8 +36,14 @@ class Callbacks:
     rates: Mapping[int, Any] = {}
     pauses = False
 
-    def __init__(self, callbacks: Any = (), epochs: int | None = None, steps_per_epoch: int | None = None) -> None:
-        self._callbacks, self._epochs, self._steps = callbacks, epochs, steps_per_epoch
+    def __init__(
+        self,
+        callbacks: Any = (),
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        data: Sequence[Any] = (None, None),
+    ) -> None:
+        self._callbacks, self._epochs, self._steps, self._data = callbacks, epochs, steps_per_epoch, data
         self._rounds, self._metrics = list[Any](), list[Any]()
 
     def check(self) -> None:
@@ -62,10 +73,18 @@ class Callbacks:
         steps = flags.max_steps or (self._epochs or 1) * (every or 1)
         return replace(flags, max_steps=steps, eval_steps=min(steps, every or max(1, steps // _EPOCHS)))
 
-    def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, step: int) -> None:
-        """Start or resume training at a global step; `local` are tf.Variables in the network's order."""
+    @functools.cached_property
+    def state(self) -> Any:
+        """The tf.Variable for checkpoints, which has the state as the last epoch ended."""
+        tf = import_tensorflow()
+        with tf.device("/device:CPU:0"):
+            return tf.Variable("")
+
+    def begin(self, network: FunctionalModel, local: Sequence[Any], flags: Flags, reader: CheckpointReader | None) -> None:
+        """Start training, or resume from a checkpoint; `local` are tf.Variables in the network's order."""
         import keras
 
+        step = reader.step if reader else 0
         setters = keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler
         if not network.reset_on_start and (found := [one for one in self._callbacks if isinstance(one, setters)]):
             line = f"the callback {type(found[0]).__name__} is invalid: the optimizer's learning rate is a schedule."
@@ -73,11 +92,48 @@ class Callbacks:
         self._network, self._local, self._flags = network, local, flags
         epochs, network.model.stop_training = -(-flags.max_steps // (flags.eval_steps or 1)), False
         self.history = keras.callbacks.History()
-        self._list = keras.callbacks.CallbackList(
-            [*self._callbacks, self.history], model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0
-        )
+        every = [*_hooks(*self._data), *self._callbacks, self.history]
+        self._list = keras.callbacks.CallbackList(every, model=network.model, epochs=epochs, steps=flags.eval_steps, verbose=0)
+        for callback in every if step else ():
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True
         self._list.on_train_begin()
+        self._rates = [at for at, spec in enumerate(network.local) if spec in network.reset_on_start]
+        if reader and reader.callbacks:
+            self._restore(json.loads(reader.callbacks))
         self._begin_epoch(step)
+
+    def _given_rates(self) -> list[float]:
+        return [float(self._network.initial(self._network.local[at])) for at in self._rates]
+
+    def _stateful(self) -> list[Any]:
+        """Return the callbacks whose state is numbers."""
+        import keras.callbacks as own
+
+        kinds = own.ModelCheckpoint, own.EarlyStopping, own.ReduceLROnPlateau, own.History
+        return [one for one in (*self._callbacks, self.history) if isinstance(one, kinds)]
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Set the state of `_store`; learning rates are the job's if these have changed."""
+        stored = list(state["callbacks"])
+        for callback in self._stateful():
+            name = type(callback).__name__
+            if getattr(callback, "restore_best_weights", False):
+                say(f"The callback {name} starts again: its best weights are in no checkpoint")
+            elif found := next((one for one in stored if one[0] == name), None):
+                stored.remove(found)
+                vars(callback).update(found[1])
+        if state["given_rates"] == self._given_rates():
+            for at, rate in zip(self._rates, state["rates"], strict=True):
+                self._local[at].assign(rate)
+
+    def _store(self) -> None:
+        callbacks = [
+            (type(one).__name__, {key: value for key, value in vars(one).items() if key in _STATE}) for one in self._stateful()
+        ]
+        rates = [float(self._local[at]) for at in self._rates]
+        state = {"callbacks": callbacks, "given_rates": self._given_rates(), "rates": rates}
+        self.state.assign(json.dumps(state, default=float))
 
     def carry(self) -> list[Any]:
         """Return the tf.Variables that keep metrics between the rounds of an epoch, for a process that trains alone."""
@@ -111,6 +167,7 @@ class Callbacks:
             self._list.on_test_end(found)
             logs |= {f"val_{name}": value for name, value in found.items()}
         self._list.on_epoch_end(self._epoch, logs)
+        self._store()
         self._begin_epoch(step)
 
     def _begin_epoch(self, step: int) -> None:
@@ -120,9 +177,20 @@ class Callbacks:
         self._epoch = step // (self._flags.eval_steps or 1)
         if step < self._flags.max_steps and not self.stopped:
             self._list.on_epoch_begin(self._epoch)
-        rates = (at for at, spec in enumerate(self._network.local) if spec in self._network.reset_on_start)
-        self.rates = {at: self._local[at].numpy() for at in rates}
+        self.rates = {at: self._local[at].numpy() for at in self._rates}
 
     def end(self) -> None:
         """End training, after which the model may have other weights."""
         self._list.on_train_end()
+
+
+def _hooks(train_data: Any, validation_data: Any) -> list[Any]:
+    """Return a callback that calls the hooks of PyDatasets."""
+    import keras
+
+    lambdas: dict[str, Callable[..., None]] = {}
+    for data, kind in ((train_data, "epoch"), (validation_data, "test")):
+        if isinstance(data, keras.utils.PyDataset):
+            lambdas[f"on_{kind}_begin"] = lambda *_, data=data, **__: data.on_epoch_begin()
+            lambdas[f"on_{kind}_end"] = lambda *_, data=data, **__: data.on_epoch_end()
+    return [keras.callbacks.LambdaCallback(**lambdas)] if lambdas else []

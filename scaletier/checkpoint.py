@@ -19,10 +19,10 @@ tf = import_tensorflow()
 # TensorFlow's errors for a file that is cut short or of another kind.
 _DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The global step, the step at which the data began, and a description of the data.
-_STEP, _DATA, _DATA_OF = "global_step", "data_begin", "data_of"
+# The global step, the step at which the data began, a description of the data, and those of callbacks and vocabularies.
+_STEP, _DATA, _DATA_OF, CALLBACKS, VOCABULARY = "global_step", "data_begin", "data_of", "callbacks", "vocabulary_of"
 # Names that a checkpoint, or tf.train.Checkpoint, uses itself.
-_RESERVED = frozenset({_STEP, _DATA, _DATA_OF, "root", "save_counter"})
+_RESERVED = frozenset({_STEP, _DATA, _DATA_OF, CALLBACKS, VOCABULARY, "root", "save_counter"})
 _NAME, _INDEX = "model", ".index"
 
 
@@ -79,6 +79,7 @@ class CheckpointReader:
     Attributes:
         step: the global step.
         local: the `local` variables of the network that the checkpoint has.
+        callbacks: the state of callbacks, empty if it has none.
         missing_line: a line about those that it lacks, which are initialized, or None.
 
     Raises:
@@ -95,7 +96,12 @@ class CheckpointReader:
         except _DAMAGE as error:
             raise self._unreadable(error) from None
         self.step = int(self.named(_STEP))
-        self.data_of = bytes(self.named(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
+        self.data_of, self.callbacks, vocabulary = (
+            bytes(self.named(key)).decode() if key in self._shapes else "" for key in (_DATA_OF, CALLBACKS, VOCABULARY)
+        )
+        if vocabulary and vocabulary != network.vocabulary:
+            line = f"checkpoint {path} is invalid: the layers of {network.model.name} had another vocabulary."
+            raise CheckpointError(f"{line} Valid: the same vocabulary, or another --job-dir")
         fixed = [spec for spec in network.fixed if spec.dtype == "float32"]  # and not a state that nothing draws from
         for spec in (*network.shared, *fixed):
             if (shape := self._shapes.get(key_of(spec))) != spec.shape:
@@ -240,7 +246,7 @@ class LocalCopy:
         return [variable for spec, variable in self.pairs() if spec in self.network.fixed]
 
     def initial_test(self) -> list[Any]:
-        return self.network.initial_test(self.local)
+        return self.network.initial_test(self.shared, self.local)
 
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         """Evaluate a batch by the variables as they are, as `FunctionalModel.test`."""
@@ -261,6 +267,11 @@ class LocalCopy:
             if average is not variable:
                 with tf.device(variable.device):
                     variable.assign(average, read_value=False)
+
+    def end_test(self, state: Sequence[Any]) -> None:
+        """Keep what an evaluation changed, as Keras does: states of layers and of random generators."""
+        for variable, value in zip(self.network.changing(self.shared, self.local), state, strict=False):
+            variable.assign(value)
 
     def restore(self, reader: CheckpointReader, finished: bool = False) -> int:
         """Load a checkpoint, one variable at a time; return its global step.

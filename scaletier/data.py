@@ -105,7 +105,7 @@ class BatchSource:
             dataset = _endless(dataset, batches)
         else:
             dataset = _endless(dataset, batches * replicas).shard(replicas, replica)
-        return dataset.prefetch(tf.data.AUTOTUNE)
+        return dataset if dataset.options().autotune.enabled is False else dataset.prefetch(tf.data.AUTOTUNE)
 
     def once(self) -> Any:
         return self._make(ReplicaContext())
@@ -134,6 +134,18 @@ def evaluation(data: Any, portable: bool = False) -> BatchSource:
     if data_source.endless:
         raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
     return data_source
+
+
+def free_batch(spec: Any, name: str | None = None) -> Any:
+    """Return the spec of a tensor for batches of any size, with this name unless it is ragged or sparse."""
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return (
+        tf.SparseTensorSpec(shape, spec.dtype)
+        if isinstance(spec, tf.SparseTensorSpec)
+        else tf.TensorSpec(shape, spec.dtype, name)
+    )
 
 
 def _serialize(dataset: Any) -> Any:

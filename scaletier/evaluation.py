@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scaletier import checkpoint
@@ -23,11 +23,12 @@ _LOG_SECONDS = 60.0
 
 
 class EvaluationResult(NamedTuple):
-    """The mean loss and the metrics by name, over all samples, and the inspector of the batches, or None."""
+    """The mean loss and the metrics by name, over all samples, the inspector of the batches, or None, and the state."""
 
     loss: float
     metrics: Mapping[str, float]
     inspector: Inspector | None = None
+    state: Sequence[Any] = ()
 
     def report(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
         """Write summaries for TensorBoard at this step, and call the inspector; `last` for the finished model."""
@@ -66,15 +67,14 @@ def make_evaluate(
                 say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
                 logged_at = now
             batch = Batch.of(element)
-            mean, predictions, state, results = graph(state, batch)
-            count = int(tf.nest.flatten(batch.inputs)[0].shape[0])
-            loss, samples = loss + float(mean) * count, samples + count
+            loss, predictions, state, results = graph(state, batch)
+            samples += int(next(one for one in tf.nest.flatten(batch.inputs) if one is not None).shape[0])
             if looks:
                 looks.batch(
                     *(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], predictions))
                 )
         by_name = dict(zip(network.metric_names, map(float, results), strict=True))
-        return EvaluationResult(loss / max(samples, 1), by_name, looks)
+        return EvaluationResult(float(loss), by_name, looks, state)
 
     return evaluate
 

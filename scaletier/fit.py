@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
+import inspect
+import itertools
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from scaletier.callbacks import Callbacks
@@ -17,6 +19,9 @@ from scaletier.job import Job, JobError
 from scaletier.run import RETRY_EXIT_CODE, code_of, fail, leave, train
 from scaletier.runtime import import_tensorflow, one_line
 from scaletier.tf_config import Cluster, ClusterError, cluster
+
+# The job directories that this process has trained into.
+_trained = set[str]()
 
 
 def fit(
@@ -63,15 +68,21 @@ def fit(
     flags = flags_of(arguments, max_steps=steps or (0 if epochs else None))  # 0 follows from the epochs
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        _check(steps=steps, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+        _check(fields, steps=steps, epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
         task = cluster()
+        if _trained and task.jobs:
+            line = "fit is invalid a second time: the other processes of the cluster have ended with the first one."
+            raise JobError(f"{line} Valid: one fit in a program that runs on several")
+        if flags.job_dir in _trained:
+            line = f"the job directory {flags.job_dir} is invalid: a fit of this program has trained into it."
+            raise JobError(f"{line} Valid: another --job-dir; to train further, start the program again")
         data = _batches("train_data", train_data, task, batch_size, flags.seed if shuffle else None)
         validation = _batches("validation_data", validation_data, task, batch_size)
     except (ClusterError, JobError) as error:
         raise SystemExit(fail(str(error), 2)) from None
     if class_weight:
         data = _weighted(data, class_weight)
-    called = Callbacks(callbacks, epochs, steps_per_epoch)
+    called = Callbacks(callbacks, epochs, steps_per_epoch, (train_data, validation_data))
     job = Job(model=model_fn, data=data, eval_data=validation, callbacks=called, **fields)
     if task.jobs or task.task_type != "chief":
         code = code_of(job, flags)
@@ -82,10 +93,15 @@ def fit(
             leave(code)
         raise SystemExit(code)
     signal.signal(signal.SIGTERM, handler)
+    _trained.add(flags.job_dir)
     return called.history
 
 
-def _check(**counts: Any) -> None:
+def _check(fields: Mapping[str, Any], **counts: Any) -> None:
+    valid = [one.name for one in dataclasses.fields(Job) if one.name not in ("model", "data", "eval_data", "callbacks")]
+    if unknown := next((name for name in fields if name not in valid), None):
+        own = (name for name in inspect.signature(fit).parameters if name != "fields")
+        raise JobError(f"fit has no argument {unknown!r}. Valid: {', '.join((*own, *valid))}")
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
             raise JobError(f"{name}={count!r} is invalid. Valid: a whole number of at least 1")
@@ -108,41 +124,51 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
     import keras
     import numpy as np
 
+    from scaletier.data import free_batch
+
     def plain(parts: Any) -> Any:
         """Return lists, which tf.data takes for tensors, as tuples, and numbers as Keras has them."""
         if isinstance(parts, list | tuple):
             return tuple(map(plain, parts))
         if isinstance(parts, dict):
             return {name: plain(part) for name, part in parts.items()}
-        if parts is None or isinstance(parts, tf.RaggedTensor):
+        if parts is None or isinstance(parts, tf.RaggedTensor | tf.SparseTensor):
             return parts
         array = np.asarray(parts)
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
     if isinstance(given, keras.utils.PyDataset):
-        order = np.random.default_rng(seed)
+        order, size = np.random.default_rng(seed), given.num_batches
 
         def batches() -> Iterator[Any]:
-            places = range(len(given)) if seed is None else order.permutation(len(given)).tolist()
+            places = itertools.count() if size is None else range(size) if seed is None else order.permutation(size).tolist()
             yield from _in_order(lambda at: plain(given[at]), places, given.workers, given.max_queue_size)
-            given.on_epoch_end()
 
-        specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), plain(given[0]))
+        specs = tf.nest.map_structure(lambda one: free_batch(tf.type_spec_from_value(one)), plain(given[0]))
         dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
-        return dataset.apply(tf.data.experimental.assert_cardinality(len(given)))
+        cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
+        options = tf.data.Options()
+        options.autotune.enabled = False  # an epoch is not read before the hook of its begin is called
+        return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
     arrays = plain(given)
-    sizes = {len(one) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
+    while isinstance(arrays, tuple) and arrays and arrays[-1] is None:
+        arrays = arrays[:-1]
+    sizes = {int(one.shape[0]) if one.shape else 0 for one in tf.nest.flatten(arrays) if one is not None}
     if len(sizes) != 1 or 0 in sizes:
         line = f"the arrays are invalid: they have {', '.join(map(str, sorted(sizes)))} samples. Valid: as many in each"
         raise JobError(line)
-    rows = tf.data.Dataset.range(size := sizes.pop())
-    rows = rows if seed is None else rows.shuffle(size, seed, reshuffle_each_iteration=True)
-    return rows.batch(batch_size).map(
-        lambda at: tf.nest.map_structure(lambda one: tf.gather(one, at), arrays), tf.data.AUTOTUNE
-    )
+    sparse = any(isinstance(one, tf.SparseTensor) for one in tf.nest.flatten(arrays))
+    size = sizes.pop()
+    rows = tf.data.Dataset.from_tensor_slices(arrays) if sparse else tf.data.Dataset.range(size)
+    rows = (rows if seed is None else rows.shuffle(size, seed, reshuffle_each_iteration=True)).batch(batch_size)
+    if sparse:
+        return rows
+    with tf.device("CPU:0"):  # tensors, as the arrays would become part of the graph, which has at most 2 GB
+        arrays = tf.nest.map_structure(lambda one: tf.constant(one) if isinstance(one, np.ndarray) else one, arrays)
+    return rows.map(lambda at: tf.nest.map_structure(lambda one: tf.gather(one, at), arrays), tf.data.AUTOTUNE)
 
 
-def _in_order(function: Callable[[int], Any], places: Sequence[int], threads: int, ahead: int) -> Iterator[Any]:
+def _in_order(function: Callable[[int], Any], places: Iterable[int], threads: int, ahead: int) -> Iterator[Any]:
     """Yield a function's results in the order of its arguments; several threads compute up to `ahead` of them in advance."""
     if threads <= 1:
         yield from map(function, places)
@@ -175,7 +201,7 @@ def _weighted(data: Any, class_weight: Mapping[int, float]) -> Any:
     return functools.wraps(data)(lambda *context: weighted(data(*context)))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TrainSpec:
     """The training of a program that was written for Estimators.
 
@@ -188,7 +214,7 @@ class TrainSpec:
     max_steps: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class EvalSpec:
     """The evaluation of a program that was written for Estimators.
 

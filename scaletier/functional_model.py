@@ -6,6 +6,7 @@ Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_appl
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import math
 import warnings
@@ -128,12 +129,13 @@ class FunctionalModel:
         compiled = private.compile_settings(self.model)
         self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         # A copy, so that the model is saved with the optimizer that its user knows.
-        self._optimizer = private.make_stateless(private.copy_optimizer(self.model.optimizer), place)
+        optimizer, self._originals = private.copy_optimizer(self.model.optimizer)
+        self._optimizer = private.make_stateless(optimizer, place)
         self._optimizer.build(self.model.trainable_variables)
         self._parts = private.inner_optimizers(self._optimizer)
         self._schedules = self._own_schedules(job, compiled)
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
-        variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
+        variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
@@ -144,6 +146,12 @@ class FunctionalModel:
         self._initial_metrics = [np.asarray(keras.ops.convert_to_numpy(one.value if v is None else v)) for one, v in values]
         if evaluated is not None and evaluated != element:
             self._check(Batch.of(evaluated), " of eval_data", False)
+
+    @property
+    def vocabulary(self) -> str:
+        """A hash of the vocabularies of layers, which are no variables; empty if there are none."""
+        words = [layer.get_vocabulary() for layer in private.layers(self.model) if hasattr(layer, "get_vocabulary")]
+        return hashlib.sha256(repr(words).encode()).hexdigest() if words else ""
 
     def require_portable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -234,10 +242,12 @@ class FunctionalModel:
             for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
         )
         ids = {id(one) for one in (*trained, *others, *self._metric_variables)}
-        # States that layers of Keras keep beside their variables, and the generator that random numbers come from by default.
-        foreign = [one for key, one in scope.assigned.items() if key not in ids]
+        # States that layers of Keras keep beside their variables, the generator that random numbers come from by default, and
+        # the weights of layers that are no attribute of the model.
+        optimizers = {id(one) for one in self.model.optimizer.variables}
+        foreign = [one for key, one in scope.used.items() if key not in ids | optimizers]
         states = {id(one) for one in foreign}
-        self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.has_value(one)}
+        self._initial_values |= {id(one): np.asarray(one) for one in foreign if private.stored(one) is not None}
         specs = _specs(self.model.name, [*trained, *others, *foreign])
         self.trained, rest = specs[: len(trained)], specs[len(trained) :]
         if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
@@ -305,19 +315,30 @@ class FunctionalModel:
     def initial_metrics(self) -> list[Any]:
         return [tf.constant(value) for value in self._initial_metrics]
 
-    def initial_test(self, local: Values) -> list[Any]:
-        """Return the state before an evaluation's first batch: the `local` variables that steps change, and the metrics'."""
-        return [*map(tf.convert_to_tensor, local[: len(self._changing)]), *self.initial_metrics()]
+    def changing(self, shared: Values, local: Values) -> list[Any]:
+        """Return what steps change of the `shared` and `local` variables, besides the weights and the optimizer's."""
+        return [*shared[len(self.trained) :], *local[: len(self._changing)]]
+
+    def initial_test(self, shared: Values, local: Values) -> list[Any]:
+        """Return the state before an evaluation's first batch: the `changing` variables, and the metrics'."""
+        return [*map(tf.convert_to_tensor, self.changing(shared, local)), *self.initial_metrics()]
 
     def test(self, shared: Values, local: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
-        """Return a batch's mean loss, the outputs, the state after it, and the metrics by `metric_names`, float32 [M]."""
-        count = len(self._changing)
-        scope = self._enter(shared, [*state[:count], *local[count:]], state[count:])
+        """Evaluate a batch.
+
+        Returns the mean loss of samples since the evaluation began, the outputs, the state after it, and the metrics by
+        `metric_names`, float32 [M].
+        """
+        first, count = len(self.trained), len(self._changing)
+        ends = len(shared) - first, len(shared) - first + count
+        changed = [*shared[:first], *state[: ends[0]]], [*state[ends[0] : ends[1]], *local[count:]]
+        scope = self._enter(*changed, state[ends[1] :])
         with scope:
             outputs = self._call(batch.inputs, False)
-            loss = self._compute_loss(batch, outputs, False)
+            mean_loss = private.track_loss(self.model, self._compute_loss(batch, outputs, False), batch.inputs)
             results = self._compute_metrics(batch, outputs)
-        return _mean(loss), outputs, [*scope.values(self._changing), *self._metrics_after(scope)], _stack(results.values())
+        after = [*scope.values(self.changing(self.shared, self.local)), *self._metrics_after(scope)]
+        return results.pop("loss", mean_loss), outputs, after, _stack(results.values())
 
     def step(
         self, shared: Values, local: Values, metrics: Values, batch: Batch, position: Any, live: Any
@@ -350,16 +371,18 @@ class FunctionalModel:
             line = f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path},"
             raise JobError(f"{line} which the steps before did not. Valid: a model whose steps change the same variables")
         after = scope.values(self.shared), scope.values(self.local), self._metrics_after(scope)
-        return *after, _mean(loss), _stack([mean_loss, *results.values()])
+        return *after, _mean(loss), _stack([results.pop("loss", mean_loss), *results.values()])
 
-    def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
-        """Return the loss of outputs, without the losses of layers, the metrics' variables after them, and the metrics."""
+    def measure(self, state: Values, batch: Batch, outputs: Any, added: Sequence[Any] = ()) -> tuple[Any, Any, list[Any], Any]:
+        """Return the loss with those that layers added, its mean over samples, and the metrics' state and values."""
         scope = self._enter((), (), state)
         with scope:
             compiled = private.compiled_loss(self.model)
-            loss = compiled(batch.targets, outputs, batch.weights) if compiled else tf.constant(0.0)
+            loss = _mean(compiled(batch.targets, outputs, batch.weights)) if compiled else tf.constant(0.0)
+            loss = tf.add_n([loss, *added])
+            mean_loss = private.track_loss(self.model, loss, batch.inputs)
             results = self._compute_metrics(batch, outputs)
-        return _mean(loss), self._metrics_after(scope), _stack(results.values())
+        return loss, results.pop("loss", mean_loss), self._metrics_after(scope), _stack(results.values())
 
     def scaled(self, loss: Any, slots: Values) -> Any:
         """Return the loss to differentiate, which a LossScaleOptimizer scales."""
@@ -425,6 +448,9 @@ class FunctionalModel:
         """Return a scope in which variables have these values; of `local` and of the metrics the last may be left out."""
         specs = [*self.shared[: len(shared)], *self.local[: len(local)]]
         pairs = list(zip((spec.variable for spec in specs), (*shared, *local), strict=True))
+        # Those of the model's own optimizer, such as its iterations, which a model may read.
+        slots = zip(self.slots, local[len(self.local) - len(self.slots) :], strict=False)
+        pairs += [(one, value) for spec, value in slots if (one := self._originals.get(id(spec.variable))) is not None]
         return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
 
     def _metrics_after(self, scope: _Scope) -> list[Any]:
@@ -441,9 +467,9 @@ class FunctionalModel:
         return tf.convert_to_tensor(computed)
 
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
-        """Update the metrics; return their results by name, without the loss, which is logged separately."""
+        """Update the metrics; return their results by name, with `loss` if one of them has that name."""
         computed = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
-        return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items() if name != "loss"}
+        return {name: tf.convert_to_tensor(_value(value)) for name, value in computed.items()}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step on the data `of` a name; return its scope and the names of the metrics."""
@@ -467,17 +493,15 @@ class FunctionalModel:
                     results = self._compute_metrics(batch, outputs)
             if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
-            traced.extend((scope, list(results)))
+            traced.extend((scope, [name for name in results if name != "loss"]))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
-        # Keras's variables are assigned in the scope, so that none of these operations is theirs.
-        if assigned := next((op for op in graph.get_operations() if op.type.startswith("Assign")), None):
-            handles = {internal.name: external for external, internal in graph.captures}
-            name = next((one.name for one in graph.variables if one.handle is handles.get(assigned.inputs[0].name)), "")
-            line = f"the model {model.name} is invalid: a step assigns the tf.Variable {name}, of which Keras does not know."
+        known = {id(private.stored(one)) for one in traced[0].used.values()}
+        if unknown := [one.name for one in graph.variables if id(one) not in known]:
+            line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")
         self._metric_variables = private.metric_variables(model)
         return traced[0], traced[1]
@@ -499,16 +523,20 @@ class FunctionalModel:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """Record the variables that are assigned in the scope, by their ids."""
+    """Record the variables that are assigned, and those that are used, in the scope, by their ids."""
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned: dict[int, Any] = {}
+        self.assigned, self.used = dict[int, Any](), dict[int, Any]()
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
-        self.assigned[id(variable)] = variable
+        self.assigned[id(variable)] = self.used[id(variable)] = variable
         super().add_update((variable, _value(value)))
+
+    def get_current_value(self, variable: Any) -> Any:
+        self.used[id(variable)] = variable
+        return super().get_current_value(variable)
 
     def values(self, specs: Sequence[VariableSpec]) -> list[Any]:
         return [self.get_current_value(spec.variable) for spec in specs]

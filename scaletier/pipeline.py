@@ -61,6 +61,9 @@ class DistributedCopy(LocalCopy):
     def initial_test(self) -> list[Any]:
         return self.network.initial_metrics()
 
+    def end_test(self, state: Sequence[Any]) -> None:
+        """Keep nothing: the state has only the metrics."""
+
     def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
         outputs, terms = batch.inputs, list[Any]()
         averages = self.averages if self.tests_averages else ()
@@ -70,8 +73,8 @@ class DistributedCopy(LocalCopy):
                 outputs_here = tf.nest.map_structure(copy_to_device, outputs)
                 outputs, _, added = stage.forward({**stage.variables, **weights}, outputs_here, False)
                 terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
-        loss, state, results = self.network.measure(state, batch, outputs)
-        return tf.add_n([loss, *terms]), outputs, state, results
+        _, mean_loss, state, results = self.network.measure(state, batch, outputs, terms)
+        return mean_loss, outputs, state, results
 
 
 class ModelParallel(Training):

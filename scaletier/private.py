@@ -205,8 +205,11 @@ def _by_largest_input(operation: Any) -> str:
     return str(max(operation.inputs, key=lambda tensor: tensor.shape.num_elements() or 0).device)
 
 
-def copy_optimizer(optimizer: Any) -> Any:
-    """Return a copy of an optimizer, with a user's own functions, which Keras's copy by configuration cannot have."""
+def copy_optimizer(optimizer: Any) -> tuple[Any, dict[int, Any]]:
+    """Return a copy of an optimizer, and the variable that each of its variables was copied from, by the copy's id.
+
+    It has a user's own functions, which Keras's copy by configuration cannot have.
+    """
     every = [optimizer]
     for one in every:
         every += [one.inner_optimizer] if hasattr(one, "inner_optimizer") else getattr(one, "optimizers", [])
@@ -214,7 +217,7 @@ def copy_optimizer(optimizer: Any) -> Any:
     copies = {id(strategy): strategy, **{id(one): object.__new__(type(one)) for one in every}}
     for one in every:
         vars(copies[id(one)]).update(copy.deepcopy(vars(one), copies))
-    return copies[id(optimizer)]
+    return copies[id(optimizer)], {id(copies[id(one)]): one for one in optimizer.variables}
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
@@ -239,8 +242,9 @@ def lookup_tables(model: Any) -> list[Any]:
     return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
 
 
-def has_value(variable: Any) -> bool:
-    return variable._value is not None
+def stored(variable: Any) -> Any:
+    """Return the tf.Variable of a Keras variable, None if it has no value yet; the public name depends on the scope."""
+    return variable._value
 
 
 def is_seed(variable: Any) -> bool:
@@ -284,7 +288,7 @@ def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
 def track_loss(model: Any, loss: Any, inputs: Any) -> Any:
     """Add a batch's loss to the mean over samples that `fit` of Keras logs; the mean."""
     tf, tracker = import_tensorflow(), model._loss_tracker
-    tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+    tracker.update_state(loss, sample_weight=tf.shape(next(one for one in tf.nest.flatten(inputs) if one is not None))[0])
     return tracker.result()
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
 from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from scaletier import checkpoint
-from scaletier.data import BatchSource
+from scaletier.data import BatchSource, free_batch
 from scaletier.functional_model import Batch, FunctionalModel
 from scaletier.job import Job, JobError
 from scaletier.private import lookup_tables
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its noise
 
 
 def served(job: Job, network: FunctionalModel, shared: Sequence[Any], local: Sequence[Any], inputs: Any) -> Any:
@@ -56,6 +60,7 @@ def save_model(model: Any, job_dir: str) -> None:
     """Write a Keras model with its optimizer to `<job_dir>/export/model.keras`; a line says if Keras cannot."""
     folder = f"{job_dir}/export"
     try:
+        tf.io.gfile.makedirs(folder)
         model.save(f"{folder}/temp.keras")
         tf.io.gfile.rename(f"{folder}/temp.keras", f"{folder}/model.keras", overwrite=True)
     except (OSError, tf.errors.OpError) as error:
@@ -66,21 +71,29 @@ def save_model(model: Any, job_dir: str) -> None:
 
 def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
     """Return the model's function: its inputs by name to its outputs by name, or `outputs`."""
-    flat = {str(key): one for key, one in inputs.items()} if isinstance(inputs, dict) else None
-    specs = flat or {f"inputs_{at}" if at else "inputs": one for at, one in enumerate(tf.nest.flatten(inputs))}
-    signature = [tf.TensorSpec([None, *one.shape[1:]], one.dtype, name) for name, one in specs.items()]
+    specs = _by_name(inputs, "inputs")
+    signature = [free_batch(one, name) for name, one in specs.items()]
+    # Ragged and sparse inputs are several tensors, whose names begin with that of the parameter.
+    names = [name if (name := re.sub(r"\W", "_", one)).isidentifier() and not iskeyword(name) else f"_{name}" for one in specs]
 
     def serving(predict: Callable[[Any], Any]) -> Any:
         def serve(*given: Any) -> dict[str, Any]:
-            by_name = dict(zip(specs, given, strict=True))
-            outputs = predict(by_name if flat else tf.nest.pack_sequence_as(inputs, list(given)))
-            if isinstance(outputs, dict):
-                return {str(name): one for name, one in outputs.items()}
-            return {f"outputs_{at}" if at else "outputs": one for at, one in enumerate(tf.nest.flatten(outputs))}
+            return _by_name(predict(tf.nest.pack_sequence_as(inputs, list(given))), "outputs")
 
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        vars(serve)["__signature__"] = inspect.Signature(parameters)
         return tf.function(serve, input_signature=signature, autograph=False)
 
     return serving
+
+
+def _by_name(structure: Any, default: str) -> dict[str, Any]:
+    """Return the parts of a structure: those of dicts by their path, such as `a_price`, others numbered."""
+    parts = keras.tree.flatten_with_path(structure)
+    names = ["_".join(map(str, path)) for path, _ in parts]
+    if not isinstance(structure, dict) or len(set(names)) < len(names):
+        names = [f"{default}_{at}" if at else default for at in range(len(parts))]
+    return dict(zip(names, (part for _, part in parts), strict=True))
 
 
 def export_latest(job: Job, job_dir: str, seed: int) -> str:

@@ -204,7 +204,7 @@ def _forward(
                 terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
                 if stage is stages[-1]:
                     here = microbatch.map(tf.identity)
-                    loss, total.metrics, total.results = network.measure(total.metrics, here, outputs)
+                    loss, _, total.metrics, total.results = network.measure(total.metrics, here, outputs)
                     terms, tensors = [tf.add_n([loss * weight, *terms])], []
                 else:
                     tensors = tf.nest.flatten(outputs)

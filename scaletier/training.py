@@ -58,9 +58,9 @@ class Training(abc.ABC):
         spec = self.evaluated.element_spec if self.evaluated else None
         self.network = FunctionalModel(job, self.source.element_spec, flags.seed, self.replicas, self.place, spec)
         self.require_memory()
-        reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
-        self.copy = self.make_copy(reader)
-        self.position = checkpoint.DataPosition(self.source, reader)
+        self.reader = checkpoint.find(flags.job_dir, self.network) if self.leads else None
+        self.copy = self.make_copy(self.reader)
+        self.position = checkpoint.DataPosition(self.source, self.reader)
         self.chief = ChiefTasks(self) if self.leads else None
         self.progress = self.begin(int(self.copy.step))
         self.finite = tf.function(self._all_finite, autograph=False)
@@ -130,6 +130,9 @@ class Training(abc.ABC):
         if self.chief:
             self.chief.rescue()
 
+    def adopt(self) -> None:  # noqa: B027 - most train the copy itself
+        """Continue from the values of the copy, which an evaluation and callbacks may have changed."""
+
     def scalars(self) -> dict[str, float]:
         """Return further numbers for the summaries."""
         return {}
@@ -162,6 +165,11 @@ class ChiefTasks:
         inputs = Batch.of(training.source.element_spec).inputs
         self._served = served(job, self._network, self._copy.shared, self._copy.local, inputs)
         variables = {**self._copy.variables, **training.position.variables}
+        if job.callbacks:
+            variables[checkpoint.CALLBACKS] = job.callbacks.state
+        if vocabulary := self._network.vocabulary:
+            with tf.device("/device:CPU:0"):
+                variables[checkpoint.VOCABULARY] = tf.Variable(vocabulary)
         self._saver = checkpoint.Saver(variables, self._copy.step, folder, self._flags.keep_checkpoints)
         self._evaluate = None
         self._copy.tests_averages = not job.callbacks  # `fit` of Keras evaluates the weights while it trains
@@ -174,7 +182,7 @@ class ChiefTasks:
         self._callbacks = job.callbacks
         if self._callbacks:
             self._network.attach(self._copy.shared, self._copy.local)
-            self._callbacks.begin(self._network, self._copy.local, self._flags, step)
+            self._callbacks.begin(self._network, self._copy.local, self._flags, training.reader)
         if self._network.averages and (line := self._network.average_line(self._flags.max_steps)):
             say(line)
         if step >= self._flags.max_steps:
@@ -205,7 +213,8 @@ class ChiefTasks:
                 self._training.progress.release()
             self._end_if_preempted()
         saved_at, saved_step = self._saved
-        if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
+        due = taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds
+        if due and taken.global_step < self._flags.max_steps:  # the last one is saved after the last epoch's callbacks
             self.save()
 
     def _end_if_preempted(self) -> None:
@@ -220,13 +229,26 @@ class ChiefTasks:
         def evaluate() -> EvaluationResult | None:
             if measured := self._measure(step, self._preempted.is_set):
                 say(eval_line(step, measured.loss, measured.metrics))
+                if self._callbacks and self._network.replicas == 1:
+                    self._copy.end_test(measured.state)
             return measured
 
         if self._callbacks:
+            before = self._sums()
             self._callbacks.end_epoch(step, evaluate if self._evaluate else None)
+            if changed := [name for name, value in self._sums().items() if value != before[name]]:
+                line = f"a callback has set {changed[0]} at the end of an epoch, which the other replicas do not take. Valid:"
+                raise JobError(f"{line} the learning rate, self.model.stop_training, weights in on_train_end")
+            self._training.adopt()
         else:
             evaluate()
         return step
+
+    def _sums(self) -> dict[str, float]:
+        """Return a sum of each variable that callbacks may not set because there are other replicas."""
+        pairs = self._copy.pairs() if self._network.replicas > 1 else ()
+        chosen = [(spec, one) for spec, one in pairs if spec in self._network.shared or spec in self._network.fixed]
+        return {spec.name: float(tf.reduce_sum(tf.abs(tf.cast(one, tf.float64)))) for spec, one in chosen}
 
     @property
     def stopped(self) -> bool:
@@ -234,18 +256,20 @@ class ChiefTasks:
 
     def finish(self, loss: float | None) -> None:
         """Save, export and evaluate the final model; `loss` is that of the last round, or None."""
-        step = self.save()
-        if self._callbacks and self._callbacks.pending:
-            self._evaluate_now()
+        try:
+            if self._callbacks and self._callbacks.pending:
+                self._evaluate_now()
+        finally:
+            step = self.save()
         self._copy.average()
         if self._callbacks:
             self._callbacks.end()
         try:
+            if self._callbacks:
+                save_model(self._network.model, self._flags.job_dir)
             exported = export(self._served, self._flags.job_dir)
             give_memory_back()
             say(f"Exporting prediction graph to {exported}")
-            if self._callbacks:
-                save_model(self._network.model, self._flags.job_dir)
         finally:  # the metrics are logged even if the export failed
             if measured := self._measure(step, last=True):
                 say(final_line(step, measured.loss, measured.metrics))

@@ -13,7 +13,12 @@ EPOCH, STOP, BATCH = 40, 3, 16
 def model() -> Any:
     import keras
 
-    compiled = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
+    class OwnStep(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    kind = OwnStep if "OWN_STEP" in os.environ else keras.Sequential
+    compiled = kind([keras.Input([3]), keras.layers.Dense(2, name="in"), keras.layers.Dense(1, name="out")])
     compiled.compile(keras.optimizers.SGD(0.1), "mse")
     return compiled
 
@@ -38,6 +43,8 @@ def callbacks() -> Any:
             print(f"Epoch {epoch} has {', '.join(sorted(logs))}: {self.model.layers[-1].get_weights()[0].ravel()}", flush=True)
             if epoch == 0:
                 self.model.optimizer.learning_rate = 0.0
+            if "SETS_WEIGHTS" in os.environ:
+                self.model.set_weights([weight + 1 for weight in self.model.get_weights()])
             self.model.stop_training = epoch + 1 == STOP
 
     best = keras.callbacks.ModelCheckpoint(f"{os.environ['JOB_DIR']}/best.keras", "val_loss", save_best_only=True)

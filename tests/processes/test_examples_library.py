@@ -37,6 +37,20 @@ def start(example: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+def test_the_program_of_a_page_trains(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    (program,) = [block for block in blocks if "__main__" in block]
+    (tmp_path / "task.py").write_text(program)
+    env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
+    command = [sys.executable, "task.py", "--max-steps=9", "--job-dir=job"]
+    result = subprocess.run(
+        command, env=env | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, timeout=limit(), check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "job/export/model.keras").exists()
+
+
 def run_to_the_end(example: str, folder: Path, *flags: str) -> str:
     process = start(example, folder, *flags)
     out, _ = process.communicate(timeout=limit())

@@ -53,22 +53,89 @@ def labels() -> Any:
     return compiled
 
 
+@keras.saving.register_keras_serializable()
+class Pool(layers.Layer):  # type: ignore[misc]
+    """The mean over the existing words."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reduce_mean(inputs, 1)
+
+
+@keras.saving.register_keras_serializable()
+class Counts(layers.Layer):  # type: ignore[misc]
+    """Change the inputs by the number of calls and a random number, also in an evaluation."""
+
+    def build(self, _shape: Any) -> None:
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+        self.generator = keras.random.SeedGenerator(3)
+
+    def call(self, inputs: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return inputs + self.calls / 50 + keras.random.uniform((), seed=self.generator)
+
+
+def counts() -> Any:
+    compiled = keras.Sequential([keras.Input((3,)), Counts(), layers.Dense(2, "softmax")])
+    compiled.compile("sgd", "categorical_crossentropy")
+    return compiled
+
+
+def nested() -> Any:
+    first, second = keras.Input((3,), name="first"), keras.Input((2,), name="second")
+    joined = layers.Concatenate()([first, second])
+    outputs = {"a": {"price": layers.Dense(1)(joined)}, "b": layers.Dense(2)(joined)}
+    compiled = keras.Model({"p": [first], "q": second}, outputs)
+    compiled.compile("sgd", "mse")
+    return compiled
+
+
+def ragged() -> Any:
+    inputs = keras.Input((None,), dtype="int64", ragged=True, name="words")
+    compiled = keras.Model(inputs, layers.Dense(2, "softmax")(Pool()(layers.Embedding(9, 2)(inputs))))
+    compiled.compile("sgd", "categorical_crossentropy")
+    return compiled
+
+
+def sparse() -> Any:
+    compiled = keras.Sequential([keras.Input((3,), sparse=True, name="sparse"), layers.Dense(2, "softmax")])
+    compiled.compile("sgd", "categorical_crossentropy")
+    return compiled
+
+
+class Halves(callbacks.Callback):  # type: ignore[misc]
+    """Halve all weights after each epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+
+
 class Pages(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches of rows that count the epochs."""
+    """Batches of rows that record the epochs."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)
-        self.epochs = 0
+        self.calls = list[str]()
 
     def __len__(self) -> int:
         return 9
 
     def __getitem__(self, at: int) -> Any:
-        rows = slice(BATCH * at, BATCH * (at + 1))
+        rows = slice(BATCH * (at % 9), BATCH * (at % 9 + 1))
         return X[rows], ONE_HOT[rows]
 
+    def on_epoch_begin(self) -> None:
+        self.calls.append("begin")
+
     def on_epoch_end(self) -> None:
-        self.epochs += 1
+        self.calls.append("end")
+
+
+class Endless(Pages):
+    """Batches without end."""
+
+    @property
+    def num_batches(self) -> None:
+        return None
 
 
 def batches() -> Any:
@@ -87,6 +154,18 @@ ROWS: dict[str, Row] = {
     "a PyDataset": (small, Pages, [], {}),
     "class weights of labels": (labels, (X, KINDS), [], {"class_weight": {0: 0.5, 1: 3.0}}),
     "class weights of one-hot targets": (small, (X, ONE_HOT), [], {"class_weight": {0: 0.5, 1: 3.0}}),
+    "targets and no weights": (small, (X, ONE_HOT, None), [], {}),
+    "nested inputs and outputs": (nested, ({"p": [X], "q": ONE_HOT}, {"a": {"price": X[:, :1]}, "b": ONE_HOT}), [], {}),
+    "ragged inputs": (
+        ragged,
+        (tf.RaggedTensor.from_row_lengths(np.arange(180) % 9, [1, 4, 2, 3, 1, 4, 3] * 10), ONE_HOT),
+        [],
+        {},
+    ),
+    "sparse inputs": (sparse, (tf.sparse.from_dense(np.maximum(X, 0)), ONE_HOT), [], {}),
+    "a PyDataset without end": (small, Endless, [], {"steps_per_epoch": 4}),
+    "states and random numbers of evaluations": (counts, (X, ONE_HOT), [], {}),
+    "a callback that sets weights": (small, (X, ONE_HOT), [Halves], {}),
     "averaged weights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [], {}),
     "EarlyStopping, best weights": (
         small,
@@ -104,6 +183,14 @@ ROWS: dict[str, Row] = {
 }
 
 
+# The names of inputs and outputs of exported models.
+SIGNATURES = {
+    "nested inputs and outputs": (["p_0", "q"], ["a_price", "b"]),
+    "ragged inputs": (["inputs", "inputs_1"], ["outputs"]),
+    "sparse inputs": (["inputs", "inputs_1", "inputs_2"], ["outputs"]),
+}
+
+
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -116,11 +203,12 @@ QUICK = "arrays, a smaller last batch", "EarlyStopping, best weights"
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else FULL) for name in ROWS])
 def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     make, data, called, more = ROWS[name]
-    train_data = data() if data is Pages else data
+    train_data = data() if data in (Pages, Endless) else data
+    tested = data[:2] if isinstance(data, tuple) else (X, ONE_HOT)
     result = scaletier.fit(
         make,
         train_data,
-        (X, ONE_HOT if make is not labels else KINDS),
+        tested,
         epochs=EPOCHS,
         batch_size=BATCH,
         shuffle=False,
@@ -131,15 +219,12 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     reference = make()
-    if isinstance(train_data, tuple):
-        x, y = train_data
-    else:
-        x, y = (Pages() if data is Pages else data()), None
+    x, y = train_data[:2] if isinstance(train_data, tuple) else (data(), None)
     expected = reference.fit(
         x,
         y,
         batch_size=BATCH if y is not None else None,
-        validation_data=(X, ONE_HOT if make is not labels else KINDS),
+        validation_data=tested,
         epochs=EPOCHS,
         shuffle=False,
         verbose=0,
@@ -157,11 +242,17 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     )
     for variable, value in pairs:
         np.testing.assert_allclose(np.asarray(value), np.asarray(variable), rtol=1e-5, atol=1e-5, err_msg=variable.path)
-    scores = reference.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0)
-    for trained in (result.model, keras.models.load_model(tmp_path / "export/model.keras")):
-        assert trained.evaluate(X, ONE_HOT if make is not labels else KINDS, verbose=0) == pytest.approx(scores, abs=1e-5)
-    if data is Pages:
-        assert train_data.epochs == EPOCHS
+    reference.save(tmp_path / "reference.keras")
+    loaded = [keras.models.load_model(tmp_path / name) for name in ("export/model.keras", "reference.keras")]
+    for trained, like in ((result.model, reference), loaded):
+        assert trained.evaluate(*tested, verbose=0) == pytest.approx(like.evaluate(*tested, verbose=0), abs=1e-5)
+    if data in (Pages, Endless):
+        assert train_data.calls == ["begin", "end"] * EPOCHS
+    if name in SIGNATURES:
+        (exported,) = (tmp_path / "export/Servo").iterdir()
+        signature = tf.saved_model.load(exported).signatures["serving_default"]
+        names = signature.structured_input_signature[1], signature.structured_outputs
+        assert tuple(sorted(part) for part in names) == SIGNATURES[name]
     assert name != "EarlyStopping, best weights" or len(result.epoch) < EPOCHS
     assert name != "ReduceLROnPlateau" or result.history["learning_rate"][-1] < result.history["learning_rate"][0]
 
@@ -169,6 +260,52 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
 def test_the_manual_shows_the_table_of_fit() -> None:
     expected = "".join(f"| {name} | the same history and weights |\n" for name in ROWS)
     assert f"| `fit` with | result |\n|---|---|\n{expected}\n" in (ROOT / "docs/library.md").read_text()
+
+
+def start_again() -> None:
+    """Forget the job directories of this process, as a program does that starts again."""
+    importlib.import_module("scaletier.fit")._trained.clear()
+
+
+class Spoils(callbacks.Callback):  # type: ignore[misc]
+    """Move the weights before each epoch but the first one."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            self.model.set_weights([weight + np.array([5.0, -5.0]) for weight in self.model.get_weights()])
+
+
+def test_a_restart_keeps_the_state_of_callbacks(tmp_path: Path) -> None:
+    def train(folder: Path, epochs: int) -> Any:
+        start_again()
+        folder.mkdir(exist_ok=True)
+        chosen = [
+            Spoils(),
+            callbacks.CSVLogger(folder / "log.csv"),
+            callbacks.ModelCheckpoint(folder / "best.keras", monitor="loss", save_best_only=True),
+            callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1),
+            callbacks.EarlyStopping("loss", patience=3),
+        ]
+        arguments = [f"--job-dir={folder}"]
+        settings = {"epochs": epochs, "batch_size": BATCH, "shuffle": False, "arguments": arguments}
+        return scaletier.fit(small, (X, ONE_HOT), callbacks=chosen, **settings)
+
+    expected = train(tmp_path / "undisturbed", 9)
+    train(tmp_path / "restarted", 2)
+    result = train(tmp_path / "restarted", 9)
+    assert expected.epoch == result.epoch == [0, 1, 2, 3]
+    assert result.history == expected.history
+    assert expected.history["learning_rate"] == pytest.approx([0.05, 0.05, 0.025, 0.0125])
+    for name in ("log.csv", "best.keras", "export/model.keras"):
+        first, second = tmp_path / "undisturbed" / name, tmp_path / "restarted" / name
+        if name.endswith("csv"):
+            assert first.read_text() == second.read_text()
+            continue
+        weights, others = (keras.models.load_model(path).get_weights() for path in (first, second))
+        for one, other in zip(weights, others, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    best = keras.models.load_model(tmp_path / "restarted/best.keras").get_weights()
+    assert not np.allclose(best[0], result.model.get_weights()[0]), "the first epoch was the best one"
 
 
 def test_files_of_callbacks_exist_and_a_job_resumes(tmp_path: Path) -> None:
@@ -194,8 +331,9 @@ def test_files_of_callbacks_exist_and_a_job_resumes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(saved.get_weights()[0], first.model.get_weights()[0])
     assert int(saved.optimizer.iterations) == 18
     called.clear()
+    start_again()
     resumed = scaletier.fit(labels, (X, KINDS), steps=31, batch_size=8, callbacks=[Watches()], arguments=arguments)
-    assert resumed.epoch == [2, 3]
+    assert resumed.epoch == [0, 1, 2, 3]
     assert int(resumed.model.optimizer.iterations) == 31
     assert [hook for hook, *_ in called].count("on_test_begin") == 0
     assert not np.array_equal(resumed.model.get_weights()[0], first.model.get_weights()[0])

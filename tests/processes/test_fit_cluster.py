@@ -16,6 +16,33 @@ ROLES = {"async": [("ps", 0), *PEERS], "sync": PEERS, "model-parallel": PEERS}
 _LOAD = "import sys, keras; print(keras.models.load_model(sys.argv[1]).optimizer.learning_rate.numpy())"
 
 
+def test_a_callback_that_sets_weights_of_one_replica_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, "fitted", PEERS, "--strategy=sync", PYTHONPATH=str(Path(__file__).parent), SETS_WEIGHTS="1")
+    try:
+        job.start_all()
+        assert job.wait("chief-0") == 2, job.log("chief-0")
+        job.await_line(
+            "chief-0", r"^error: a callback has set in/kernel at the end of an epoch, which the other replicas do not"
+        )
+        assert "Traceback" not in job.log("chief-0")
+    finally:
+        job.stop()
+
+
+def test_an_invalid_model_ends_each_replica_in_one_line(tmp_path: Path) -> None:
+    job = Job(tmp_path, "fitted", PEERS, "--strategy=sync", PYTHONPATH=str(Path(__file__).parent), OWN_STEP="1")
+    try:
+        job.start_all()
+        for name in ("chief-0", "worker-0"):
+            assert job.wait(name) == 2, job.log(name)
+            *_, last = job.log(name).splitlines()
+            assert last.startswith(
+                "error: the model own_step is invalid: its class OwnStep overrides train_step, which scaletier"
+            )
+    finally:
+        job.stop()
+
+
 @pytest.mark.parametrize("strategy", ROLES)
 def test_callbacks_affect_all_replicas_and_the_chief_continues(tmp_path: Path, strategy: str) -> None:
     flags = [f"--strategy={strategy}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import threading
@@ -69,6 +70,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=9)]},
         "the callback ModelCheckpoint is invalid: save_freq=9 counts batches. Valid: save_freq='epoch'",
     ),
+    "an argument of Keras's fit": ({"verbose": 0}, "fit has no argument 'verbose'. Valid: model_fn, train_data, "),
     "no callback": ({"callbacks": ["stop"]}, "the callback is invalid: it is of type str. Valid: a keras.callbacks.Callback"),
     "a rate of a schedule": (
         {"callbacks": [keras.callbacks.ReduceLROnPlateau()]},
@@ -121,6 +123,34 @@ def test_invalid_training_is_refused_in_one_line(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("trained", "jobs", "line"),
+    [
+        ("here", {}, "the job directory here is invalid: a fit of this program has trained into it. Valid: another --job-dir;"),
+        ("there", {"worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}, "fit is invalid a second time: the other processes of"),
+    ],
+)
+def test_a_second_fit_does_not_continue_the_first(
+    trained: str, jobs: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.import_module("scaletier.fit"), "_trained", {trained})
+    cluster = {"cluster": {"chief": ["127.0.0.1:1"], **jobs}, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster if jobs else {}))
+    with pytest.raises(SystemExit) as error:
+        scaletier.fit(model, lambda: tf.data.Dataset.from_tensors((X, Y)), arguments=["--job-dir=here"])
+    assert error.value.code == 2
+    assert capfd.readouterr().err.startswith(f"error: {line}")
+
+
+def test_arrays_are_tensors_in_the_graph_of_their_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array would become part of the graph, which has at most 2 GB."""
+    gather, gathered = tf.gather, list[Any]()
+    monkeypatch.setattr(tf, "gather", lambda array, at: gathered.append(array) or gather(array, at))
+    importlib.import_module("scaletier.fit")._dataset((X, Y, None), 2, None)
+    assert len(gathered) == 2
+    assert all(tf.is_tensor(array) for array in gathered)
+
+
 def test_arrays_are_refused_for_several_processes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
@@ -161,7 +191,9 @@ def test_the_replicas_continue_before_an_evaluation_unless_it_goes_by_steps(argu
     flags = callbacks.plan(flags_of(["--max-steps=20", *arguments]), None)
     callbacks.add = callbacks.end_epoch = order.end_epoch  # type: ignore[method-assign]
     chief._callbacks, chief._flags, chief._evaluate = callbacks, flags, None
-    chief._training = SimpleNamespace(refresh=order.refresh, progress=SimpleNamespace(release=order.release))
+    progress = SimpleNamespace(release=order.release)
+    chief._training = SimpleNamespace(refresh=order.refresh, progress=progress, adopt=lambda: None)
+    chief._network = SimpleNamespace(replicas=1)
     order.refresh.return_value = 5
     assert chief._evaluate_now() == 5
     release = [] if pauses else [call.release()]

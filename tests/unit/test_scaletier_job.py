@@ -772,6 +772,25 @@ def test_an_adapted_layer_is_restored_on_resume(main: Main, tmp_path: Path) -> N
     np.testing.assert_allclose(second, first, atol=1e-5)
 
 
+def test_a_model_with_another_vocabulary_does_not_resume(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def texts(words: str) -> Callable[[], Any]:
+        def make() -> Any:
+            vectorizer = layers.TextVectorization(output_mode="multi_hot", max_tokens=3)
+            vectorizer.adapt(tf.constant([words]))
+            return keras.Sequential([keras.Input((1,), dtype="string"), vectorizer, layers.Dense(1)], name="texts")
+
+        return make
+
+    data = dataset(np.array([["a"], ["b"]] * 12), TARGETS)
+    assert main(job(model=texts("a a b"), data=data)) == 0
+    assert main(job(model=texts("a a a b b c"), data=data), "--max-steps=8") == 0
+    assert main(job(model=texts("a b b"), data=data), "--max-steps=12") == 2
+    assert capfd.readouterr().err.endswith(
+        "/checkpoints/model-8 is invalid: the layers of texts had another vocabulary. Valid: the same vocabulary, or another "
+        "--job-dir\n"
+    )
+
+
 def falling(**settings: Any) -> scaletier.Job:
     """Return a job whose gradient and inputs are 1: its weight, and its loss, falls from 0 by 1 in each step."""
 

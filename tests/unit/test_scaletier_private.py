@@ -246,8 +246,8 @@ def test_the_rate_of_an_optimizer_is_a_schedule_or_a_variable() -> None:
 def test_an_uninitialized_variable_is_recognized() -> None:
     with keras.StatelessScope(initialize_variables=False):
         later = keras.Variable("zeros", shape=(2,), dtype="float32")
-    assert not private.has_value(later)
-    assert private.has_value(keras.Variable([1.0]))
+    assert private.stored(later) is None
+    assert private.stored(keras.Variable([1.0])) is not None
 
 
 def test_the_state_of_a_random_generator_is_recognized_by_name() -> None:
