@@ -13,7 +13,6 @@ from jobs.lease import Clock
 from jobs.records import Usage
 
 OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_QUOTA = ROOT / "cpu.max"
 # A group of version 1 without a limit has this or more.
 _NO_LIMIT = 1 << 60
 _REPLICA, _TRAINER = "scaletier.service", "scaletier-trainer.service"
@@ -28,12 +27,14 @@ def groups(own: Path = OWN) -> dict[str, str]:
         return {}
 
 
-def processors(quota: Path = _QUOTA) -> int:
-    """Return the number of usable processors, limited by the quota of the group (version 2); at least 1."""
+def processors(root: Path = ROOT) -> int:
+    """Return the number of usable processors, limited by the quota of the group, of version 2 or 1; at least 1."""
     count = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # there is no version 2, or no quota, which is `max`
-        microseconds, period = quota.read_text().split()
-        count = min(count, math.ceil(int(microseconds) / int(period)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # it is of the other version, or without a quota, which is `max`
+            microseconds, period = map(int, " ".join((root / name).read_text() for name in names).split())
+            if microseconds > 0:  # version 1 has -1 without a quota
+                count = min(count, math.ceil(microseconds / period))
     return max(1, count)
 
 

@@ -198,5 +198,11 @@ def test_processors_are_those_of_this_process(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cgroup.os, "sched_getaffinity", {0: {4, 5, 6}}.get)
     for quota, count in (("max 100000", 3), ("110000 100000", 2), ("900000 100000", 3), ("1 100000", 1)):
         (tmp_path / "cpu.max").write_text(quota)
-        assert cgroup.processors(tmp_path / "cpu.max") == count
+        assert cgroup.processors(tmp_path) == count
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for quota, count in (("-1", 3), ("110000", 2), ("900000", 3), ("1", 1)):
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        assert cgroup.processors(tmp_path) == count
     assert cgroup.processors(tmp_path / "none") == 3

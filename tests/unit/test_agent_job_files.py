@@ -229,7 +229,7 @@ def test_files_that_cannot_be_written_raise_a_bucket_error(state: Path, obstacle
 )
 def test_the_cpu_quota_limits_processors_and_threads(tmp_path: Path, quota: str, limit: int, inter: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    count = processors(tmp_path / "cpu.max")
+    count = processors(tmp_path)
     assert count == min(len(os.sched_getaffinity(0)), limit)
     assert threads(count)["TF_NUM_INTEROP_THREADS"] == str(max(inter, count))
     assert threads(count)["OMP_NUM_THREADS"] == threads(count)["TF_NUM_INTRAOP_THREADS"] == str(count)
