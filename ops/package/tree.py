@@ -214,12 +214,19 @@ class _Rules:
             self._read_above(Path(os.path.realpath(root)))
 
     def _read_above(self, root: Path) -> None:
-        """Read the files of the folders above, up to the repository's; none if they leave out the root itself."""
+        """Read the files of the folders above, up to the repository's; none if they leave out the root or one of these."""
         top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
-        for folder in reversed([each for each in root.parents if each.is_relative_to(top)]):
+        above = [each for each in root.parents if each.is_relative_to(top)]
+        for folder in reversed(above):
             self._read(folder, f"{root.relative_to(folder).as_posix()}/", "")
-        if self.ignores(""):
-            self._specs.clear()
+        for folder in (root, *above[:-1]):
+            inside = f"{root.relative_to(folder).as_posix()}/" if folder != root else ""
+            paths = (
+                (spec, before.removesuffix(inside)) for before, _, spec in reversed(self._specs) if before.endswith(inside)
+            )
+            verdicts = (_verdict(spec, path) for spec, path in paths if path)
+            if next((verdict for verdict in verdicts if verdict is not None), False):
+                self._specs.clear()
 
     def read(self, folder: Path, below: str) -> None:
         """Read the file of the folder at that path below the root, if it has one."""

@@ -171,7 +171,10 @@ def test_ignore_files_leave_files_out(tmp_path: Path) -> None:
 def test_a_folder_that_its_repository_ignores_is_still_sent(tmp_path: Path) -> None:
     fill(tmp_path, ".git/HEAD")
     (tmp_path / ".gitignore").write_text("mine/\n*.bin\n")
-    assert walk_paths(fill(tmp_path / "mine", "a.py", "b.bin"), *_BOTH) == ["a.py", "b.bin"]
+    for name in ("mine", "deep/mine", "mine/deep"):
+        assert walk_paths(fill(tmp_path / name, "a.py", "b.bin"), *_BOTH)[-2:] == ["a.py", "b.bin"]
+    (tmp_path / ".gitignore").write_text("*\n!*/\n!*.py\n")
+    assert walk_paths(fill(tmp_path / "src", "a.py", "b.bin"), *_BOTH) == ["a.py"]
 
 
 def test_the_files_of_a_folder_have_sizes_and_endings(tmp_path: Path) -> None:
