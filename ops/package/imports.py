@@ -10,7 +10,9 @@ from ops import terminal
 from ops.errors import UsageError
 
 # The exceptions of a handled import, whose failure is harmless.
-_GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+_GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "Exception", "BaseException"})
+# The names in a condition on Python's version or the system, of which one branch is not for the hosts.
+_PLATFORM = ({"version_info"}, {"PY2"}, {"PY3"}, {"platform"}, {"os", "name"})
 
 
 def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
@@ -39,12 +41,14 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
                 yield from _paths_of_import(name, parts, files)
         yield from _files_run_by(_name_of(path) or package, files)
 
-    visited = _traverse(start, follow)
+    visited, errors = _traverse(start, follow), []
     for path in sorted(path for path in files if path.endswith(".py") and path not in visited):
         try:
             _compile(path, files[path], root)
         except UsageError as error:
-            terminal.note(f"{error}; it is sent as it is, as {module} does not import it")
+            errors.append(str(error))
+    if errors:
+        terminal.note(f"{terminal.list_some(errors, most=1)}; sent as it is, as {module} does not import it at its start")
     return outside
 
 
@@ -80,8 +84,8 @@ def imports_package(content: bytes, package: str) -> bool:
     if package.encode() not in content:
         return False
     try:
-        nodes = [*ast.walk(ast.parse(content))]
-    except (SyntaxError, ValueError):
+        nodes = [*ast.walk(_compile("", content, ""))]
+    except UsageError:
         return False
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
@@ -116,6 +120,8 @@ def _compile(path: str, content: bytes, root: str) -> ast.Module:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{root}/{path}{line} does not compile: {why}".lstrip("/" if not root else "")) from None
+    except (RecursionError, MemoryError):  # an expression of thousands of terms, which Python itself may still compile
+        return ast.Module([], [])
 
 
 def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
@@ -163,14 +169,17 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], i
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run on import: in no function, and not where a failing import is caught."""
+    """Yield the statements that surely run on import: in no function, and not where a failing import is caught."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _suppresses_import_error(node):
             continue
-        if isinstance(node, ast.If) and _is_type_checking(node.test):
+        names = _names(node.test) if isinstance(node, ast.If) else set()
+        if any(each <= names for each in _PLATFORM):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in names:
             yield from _top_level(node.orelse)
             continue
-        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+        if isinstance(node, ast.Try) and any(_catches_import_error(handler.type) for handler in node.handlers):
             yield from _top_level(node.finalbody)
             continue
         yield node
@@ -178,13 +187,18 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _top_level(getattr(node, part, []))
 
 
-def _catches_import_error(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(name, ast.Name) and name.id in _GUARDS for name in caught)
+def _suppresses_import_error(node: ast.stmt) -> bool:
+    calls = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    return any(
+        isinstance(call, ast.Call) and "suppress" in _names(call.func) and any(map(_catches_import_error, call.args))
+        for call in calls
+    )
 
 
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
-    return name == "TYPE_CHECKING"
+def _catches_import_error(caught: ast.expr | None) -> bool:
+    return caught is None or any(isinstance(node, ast.Name) and node.id in _GUARDS for node in ast.walk(caught))
+
+
+def _names(expression: ast.expr) -> set[str]:
+    """Return all names in an expression, with those of attributes."""
+    return {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(expression)}

@@ -100,6 +100,10 @@ def test_imports_at_start_are_required_on_hosts(tmp_path: Path) -> None:
         ("try:\n    import a\nexcept errors.ImportError:\n    pass\n", ["a"]),
         ("if TYPE_CHECKING:\n    import a\nelse:\n    import b\n", ["b"]),
         ("if typing.TYPE_CHECKING:\n    import a\n", []),
+        ("if sys.version_info[0] == 2:\n    import a\nelse:\n    import b\n", []),
+        ("if sys.platform == 'win32':\n    import a\nif os.name == 'nt':\n    import b\nif six.PY2:\n    import c\n", []),
+        ("try:\n    import a\nexcept SyntaxError:\n    import b\n", []),
+        ("with contextlib.suppress(OSError, ImportError):\n    import a\nwith suppress(OSError):\n    import b\n", ["b"]),
         ("if other:\n    import a\nelif f():\n    import b\nelse:\n    import c\n", ["a", "b", "c"]),
         ("for x in y:\n    import a\nwhile x:\n    import b\nwith x:\n    import c\n", ["a", "b", "c"]),
         ("class A:\n    import a\n    def f(self):\n        import b\n    async def g(self):\n        import c\n", ["a"]),
@@ -176,10 +180,18 @@ def test_errors_are_found_before_the_push(tmp_path: Path, files: dict[str, str],
 
 
 def test_a_file_that_is_not_imported_need_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    built = package.build(make_package(tmp_path, {"task.py": "", "templates/a.py": "class {{ name }}:\n"}), "mine.task")
+    templates = dict.fromkeys((f"templates/{name}.py" for name in "abc"), "class {{ name }}:\n")
+    built = package.build(make_package(tmp_path, {"task.py": "", **templates}), "mine.task")
     assert "mine/templates/a.py" in built.files
-    note = r"mine/templates/a\.py:1 does not compile: .*; it is sent as it is, as mine\.task does not import it\n"
-    assert re.search(note, capsys.readouterr().err)
+    note = r"^\S+/mine/templates/a\.py:1 does not compile: .* and 2 more; sent as it is, as mine\.task does not import it at "
+    assert re.match(note, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", [f"x = {'+'.join('1' * 9999)}", f"x = {'-' * 20000}1"])
+def test_an_expression_that_is_too_long_to_inspect_is_sent_as_it_is(text: str) -> None:
+    files = {"mine/__init__.py": b"", "mine/task.py": text.encode()}
+    assert check_module(files, "mine", "mine.task") == {}
+    assert package.add_library({"mine/task.py": f"import scaletier\n{text}".encode()}).keys() == {"mine/task.py"}
 
 
 def test_the_library_is_added_only_to_a_package_that_imports_it(tmp_path: Path) -> None:
