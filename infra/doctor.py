@@ -84,8 +84,8 @@ def state(stack: str | None) -> Iterator[Finding]:
     state_note = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused(ROOT):
         yield ok(unused)
-    damage = [fail(what, command) for what, command in backend.damaged(backend.url(ROOT))]
-    yield from damage
+    damage = [*backend.damaged(backend.url(ROOT))]
+    yield from (fail(what, command) for what, command in damage)
     if stack is None:
         yield ok(state_note)
         return
@@ -94,7 +94,8 @@ def state(stack: str | None) -> Iterator[Finding]:
         deployment = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
-            yield from [] if damage else [fail(str(error))]
+            named = re.compile(rf"stack {re.escape(stack)}(?: |$)")
+            yield from [] if any(named.search(what) for what, _ in damage) else [fail(str(error))]
         elif here.exists():
             yield warning(f"{state_note}; it has no stack {stack}, whose hosts are in the local inventory", _remedy(stack))
         return

@@ -13,6 +13,7 @@ from hosts.agent import missing_libraries, restart_budget
 from hosts.agent.replica_rules import PREEMPTED, describe_end, is_fault, termination_reason
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord, with_events
 from jobs.states import JobState, ReplicaState
+from jobs.variables import RANK_NAMES
 
 # late: heartbeats were missed. lost: silent for lostAfterSeconds, or preempted. off: the leader must start the host.
 # done: exited with 0. killed: ended by a signal, by lack of memory or with a restart code, so it may restart.
@@ -31,7 +32,7 @@ _TYPES = {"ps": "parameterServer"}
 _RANKED_ROLES = ("master", "worker")
 _RANK_MISSED = re.compile(
     r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set"
-    r"|KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|JAX_\w+)'"
+    rf"|KeyError: '(?:{'|'.join(RANK_NAMES)})'"
     r"|coordinator_address should be defined"
 )
 _ERROR = "error: "

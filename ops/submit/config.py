@@ -35,9 +35,11 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # The values of ROLE_KEYS that a trial may have.
 _SINGLE_HOST_VALUES = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 _RESERVED_FOLDERS = ("data", "cluster", "models")
-# Calls that read a rank from the environment.
+# Calls that read a rank from the environment, on a line that is no comment and defines nothing.
 _JOINS_RANKS = re.compile(
-    rb"\b(?:init_process_group|jax\.distributed\.initialize|Accelerator|(?:pl|L|lightning|pytorch_lightning)\.Trainer)(?=\()"
+    rb"^(?![ \t]*(?:class|def)\b)[^#\n]*?"
+    rb"\b(init_process_group|jax\.distributed\.initialize|Accelerator|(?:pl|L|lightning|pytorch_lightning)\.Trainer)\(",
+    re.MULTILINE,
 )
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_SECONDS = 30.0
@@ -322,9 +324,10 @@ def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_host
         texts: arguments and values of the environment, which may stand for a rank.
     """
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
-    calls = (match for name, content in sources.items() if name.endswith(".py") and (match := _JOINS_RANKS.search(content)))
+    found = ((name, _JOINS_RANKS.search(content)) for name, content in sources.items() if name.endswith(".py"))
+    calls = (f"{match[1].decode()} in {name}" for name, match in found if match)
     call, argument = next(calls, None), variables.reference(texts, variables.RANK_NAMES)
-    if without and (reason := call[0].decode() if call else argument and f"{argument} of the arguments"):
+    if without and (reason := call or (argument and f"{argument} of the arguments")):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
         yield f"{reason} needs a rank, which {list_some(without)} would run without: {how}"
@@ -345,7 +348,8 @@ def _missing_notes(notify: str, folder: str, files: Collection[str]) -> Iterator
     """Yield the note that a package lacks the file that its notification runs, which would only show after the training."""
     if notification.is_url(notify):
         return
-    words = shlex.split(notify)
+    words, scripts = shlex.split(notify), {*variables.scripts(shlex.split(notify))}
+    words = [word for place, word in enumerate(words) if place not in scripts]
     paths = [word for word in words[:1] if "/" in word] or [word for word in words[1:] if word.endswith((".py", ".sh"))]
     for path in paths[:1]:
         if not path.startswith("/") and "$" not in path and posixpath.normpath(f"{folder}/{path}").lstrip("/") not in files:

@@ -462,7 +462,8 @@ def test_a_program_that_misses_its_rank_has_a_remedy(line: str) -> None:
     remedy = "Only the master and workers have RANK and MASTER_ADDR: --replicas worker (or worker=2) leaves others out."
     assert remedy in exit_message(record("ps-0", "EXITED", 1, errorMessage=line))
     assert remedy not in exit_message(record("worker-0", "EXITED", 1, errorMessage=line))
-    assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage="KeyError: 'HOST'"))
+    for name in ("HOST", "JAX_PLATFORMS"):
+        assert remedy not in exit_message(record("ps-0", "EXITED", 1, errorMessage=f"KeyError: '{name}'"))
 
 
 # A lost host, silence, and limits

@@ -199,7 +199,9 @@ def test_the_doctor_names_a_file_that_a_killed_pulumi_left_cut_off(checkout: Pat
         cut_off
     ]
     assert next(iter(doctor.state(None))) == cut_off, "before the first hosts"
-    file.unlink()
+    file.rename(file.with_name("local2.json.attrs"))
+    assert len(state(monkeypatch, backend.BackendError("the passphrase is wrong"))) == 2, "it is of another stack"
+    file.with_name("local2.json.attrs").unlink()
     assert [finding.severity for finding in state(monkeypatch, "of this cluster")] == ["ok"]
 
 

@@ -702,6 +702,7 @@ def test_a_notify_url_that_local_hosts_cannot_reach_is_noted(inventory: Inventor
         ("sh done.sh x.py", "mine", None),
         ("python tell.py", "mine", "tell.py"),
         ("sh -c 'curl x'", "mine", None),
+        ("sh -c 'python hooks/end.py'", "mine", None),
         ("/usr/bin/env", "mine", None),
         ("$JOB_DIR/done.sh", "mine", None),
         ("http://master-0/x.py", "mine", None),
@@ -735,9 +736,10 @@ def test_a_program_of_ranks_on_other_hosts_is_noted(inventory: Inventory) -> Non
 
     ddp, jax = b"import torch\ndist.init_process_group('gloo')\n", b"jax.distributed.initialize()"
     note = "{} needs a rank, which ps-0{} would run without: --replicas {} leaves them out"
-    assert notes(ddp) == (note.format("init_process_group", ", evaluator-0", "worker=2"),)
-    assert notes(jax, "ps", ("./run.sh",)) == (note.format("jax.distributed.initialize", "", "master"),)
-    assert notes(b"trainer = pl.Trainer(max_epochs=1)")[0].startswith("pl.Trainer needs a rank")
+    assert notes(ddp) == (note.format("init_process_group in t/train.py", ", evaluator-0", "worker=2"),)
+    assert notes(jax, "ps", ("./run.sh",)) == (note.format("jax.distributed.initialize in t/train.py", "", "master"),)
+    assert notes(b"trainer = pl.Trainer(max_epochs=1)")[0].startswith("pl.Trainer in t/train.py needs a rank")
+    assert notes(b"x = 1  # not init_process_group()\nclass Accelerator(Base):\n    def init_process_group(self): ...") == ()
     assert notes(b"Trainer(Accelerators())") == ()
     reference = JobFlags("job01", more_args=["--rank=$RANK", "$TYPE"])
     assert build_job(reference, inventory, command=("torchrun",)).notes == (
