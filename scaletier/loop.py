@@ -189,26 +189,26 @@ def train(replica: ReplicaLoop, state: Any, progress: Progress) -> Iterator[Roun
             began, taken = time.monotonic(), None
             try:
                 state, taken = replica.take(state, reserved, progress.step, progress.live)
-            finally:
+                if not math.isfinite(taken.loss):
+                    whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
+                    what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
+                    raise DivergedError(f"{what}; try a lower learning rate")
+                now = time.monotonic()
+                replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
+                steps, progress.rounds = replica.period.steps, progress.rounds + 1
+                local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
+                if first or now - last >= replica.log_interval:
+                    elapsed = max(now - last, 1e-6)
+                    pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
+                    for name, emit in replica.emits.items():
+                        emit(train_line(name, taken.global_step, taken.local_loss, taken.metrics, now - start, *pace[:2]))
+                    progress.paces[replica.name] = pace
+                    last, last_step, local_steps, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
+                if replica.leads and replica.period.line != period_line:
+                    period_line = replica.period.line
+                    replica.emits[replica.name](period_line)
+            finally:  # a host that is gone may also be noticed as it prints the line
                 progress.commit(replica.name, taken.global_step if taken else None)
-            if not math.isfinite(taken.loss):
-                whose = "another replica" if math.isfinite(taken.local_loss) else replica.name
-                what = f"the loss of {whose} is {taken.loss} at step {taken.global_step}"
-                raise DivergedError(f"{what}; try a lower learning rate")
-            now = time.monotonic()
-            replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
-            steps, progress.rounds = replica.period.steps, progress.rounds + 1
-            local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
-            if first or now - last >= replica.log_interval:
-                elapsed = max(now - last, 1e-6)
-                pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
-                for name, emit in replica.emits.items():
-                    emit(train_line(name, taken.global_step, taken.local_loss, taken.metrics, now - start, *pace[:2]))
-                progress.paces[replica.name] = pace
-                last, last_step, local_steps, rounds, staleness, first = now, taken.global_step, 0, 0, 0, False
-            if replica.leads and replica.period.line != period_line:
-                period_line = replica.period.line
-                replica.emits[replica.name](period_line)
             yield taken
     finally:
         progress.training.discard(replica.name)

@@ -1,17 +1,28 @@
-"""A restarted worker continues at the job's current step."""
+"""Replicas that stop, end, return and resume train like those of an undisturbed run."""
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from loopback import Job
+from ones import RATE
+from waiting import wait_for
+
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+ROLES = ("ps", 0), ("worker", 0), ("chief", 0)
+PERIOD, MOMENTUM = 4, 0.9
+NEVER = "--max-steps=1000000", "--checkpoint-steps=1000000", "--checkpoint-seconds=100000"
 
 
 def test_a_restarted_worker_continues_its_data_at_the_global_step(tmp_path: Path) -> None:
     flags = "--sync-period=1", "--log-interval=0.1", "--max-steps=1000000"
-    roles = ("ps", 0), ("worker", 0), ("chief", 0)
-    job = Job(tmp_path, "counting", roles, *flags, PYTHONPATH=str(Path(__file__).parent))
+    job = Job(tmp_path, "counting", ROLES, *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
         job.start_all()
         first = job.await_line("worker-0", r"^Train \[worker/0\], step \d+: loss: ([\d.]+) ")
@@ -21,5 +32,94 @@ def test_a_restarted_worker_continues_its_data_at_the_global_step(tmp_path: Path
         job.start("worker", 0)
         line = job.await_line("worker-0", r"^Train \[worker/0\], step (\d+): loss: ([\d.]+) ")
         assert chief_step - 1 <= float(line[2]) <= int(line[1])
+    finally:
+        job.stop()
+
+
+def read_values(log: str, what: str) -> list[float]:
+    """Return the numbers behind a word in a log."""
+    return [float(one) for one in re.findall(rf"\b{what} (-?[\d.e-]+)\s", log)]
+
+
+def await_rate(job: Job, replicas: int) -> None:
+    """Wait until the chief trains at the rate for this number of replicas."""
+    begin = len(job.log("chief-0"))
+    wait_for(lambda: RATE * replicas in read_values(job.log("chief-0")[begin:][-1000:], "Rate"), f"a rate for {replicas}")
+
+
+def moved(job: Job, step: int) -> float:
+    """Return the steps that the weight of a checkpoint has moved by; an undisturbed run's are its global step."""
+    reader = tf.train.load_checkpoint(f"{job.directory}/job/checkpoints/model-{step}")
+    assert int(reader.get_tensor("global_step/.ATTRIBUTES/VARIABLE_VALUE")) == step
+    return float(-reader.get_tensor("dense:kernel/.ATTRIBUTES/VARIABLE_VALUE")[0, 0] / RATE)
+
+
+def test_each_step_counts_once_whichever_replica_stops_or_ends(tmp_path: Path) -> None:
+    flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
+    job = Job(tmp_path, "ones", ROLES, *flags, *NEVER, PYTHONPATH=str(Path(__file__).parent))
+    try:
+        job.start_all()
+        job.await_step("worker-0", 20)
+        await_rate(job, 2)
+        job.processes["worker-0"].send_signal(signal.SIGSTOP)
+        await_rate(job, 1)
+        job.processes["worker-0"].send_signal(signal.SIGCONT)
+        await_rate(job, 2)
+        (tmp_path / "worker-0/die").touch()
+        assert job.wait("worker-0") == -signal.SIGABRT
+        (tmp_path / "worker-0/die").unlink()
+        await_rate(job, 1)
+        job.start("worker", 0)
+        job.await_step("worker-0", 20)
+        await_rate(job, 2)
+        job.terminate("ps-0", signal.SIGKILL)
+        assert job.wait("chief-0") == -signal.SIGTERM
+        saved = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved, of what this host holds$")[1])
+        # One round was counted and not pushed, and the last one may be half done.
+        assert saved - 2 * PERIOD <= round(moved(job, saved)) <= saved + PERIOD
+        job.flags = (*flags, *NEVER, f"--max-steps={saved + 200}")
+        job.start("ps", 0)
+        job.start("chief", 0)
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+        last = int(job.await_line("chief-0", r"^Final metrics after (\d+) steps")[1])
+        assert last - saved == pytest.approx(moved(job, last) - moved(job, saved), abs=PERIOD)
+    finally:
+        job.stop()
+
+
+def test_replicas_that_return_have_the_optimizer_s_variables_and_new_random_numbers(tmp_path: Path) -> None:
+    flags = f"--sync-period={PERIOD}", "--log-interval=0.1"
+    folder = str(Path(__file__).parent)
+    job = Job(tmp_path, "ones", ROLES, *flags, *NEVER, PYTHONPATH=folder, MOMENTUM=str(MOMENTUM))
+    # In an undisturbed run the velocity approaches this and stays there.
+    limit = -RATE / (1 - MOMENTUM)
+    drawn = list[float]()
+
+    def check(names: Sequence[str]) -> None:
+        for name in names:
+            job.await_line(name, r"^Train ")
+            assert read_values(job.log(name), "velocity")[0] <= 0.95 * limit
+        check_numbers(names)
+
+    def check_numbers(names: Sequence[str]) -> None:
+        for name in names:
+            drawn.extend(read_values(job.log(name), "Drew"))
+        assert len(drawn) == len(set(drawn))
+
+    try:
+        job.start_all()
+        job.await_step("chief-0", 200)
+        job.await_step("worker-0", 100)
+        job.terminate("worker-0", signal.SIGKILL)
+        check_numbers(["worker-0"])
+        job.start("worker", 0)
+        check(["worker-0"])
+        assert job.terminate("chief-0") == -signal.SIGTERM
+        job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")
+        check_numbers(["chief-0"])
+        for name in ("worker-0", "ps-0"):
+            job.terminate(name, signal.SIGKILL)
+        job.start_all()
+        check(["worker-0", "chief-0"])
     finally:
         job.stop()

@@ -172,6 +172,23 @@ def test_a_replica_starts_with_a_single_step_and_continues_with_its_period() -> 
     assert list(rounds) == []
 
 
+def test_a_replica_that_does_not_print_its_line_does_not_count_as_live() -> None:
+    now, live = 0.0, list[int]()
+    progress = Progress(0, 100, 2, clock=lambda: now)
+    progress.training.add("master/0")
+
+    def emit(line: str) -> None:
+        nonlocal now
+        now += 1000.0
+        live.append(progress.live)
+
+    worker = replica("worker/0", lambda state, steps, position, live: (state, Round(steps, steps, 1.0)), emit)
+    rounds = train(worker, None, progress)
+    next(rounds)
+    assert live == [1]
+    assert progress.live == 2
+
+
 def test_a_line_covers_the_steps_since_the_previous_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now, lines, progress = 0.0, list[str](), Progress(0, 100)
     monkeypatch.setattr("time.monotonic", lambda: now)
