@@ -144,7 +144,12 @@ def _dataset(given: Any, batch_size: int, seed: int | None) -> Any:
             places = itertools.count() if size is None else range(size) if seed is None else order.permutation(size).tolist()
             yield from _in_order(lambda at: plain(given[at]), places, given.workers, given.max_queue_size)
 
-        specs = tf.nest.map_structure(lambda one: free_batch(tf.type_spec_from_value(one)), plain(given[0]))
+        def spec(one: Any, other: Any) -> Any:
+            """Return a spec for two batches, whose sizes may differ in other places, too."""
+            both = tf.type_spec_from_value(one).most_specific_common_supertype([tf.type_spec_from_value(other)])
+            return free_batch(both or tf.type_spec_from_value(one))
+
+        specs = tf.nest.map_structure(spec, plain(given[0]), plain(given[0 if size == 1 else 1]))
         dataset = tf.data.Dataset.from_generator(batches, output_signature=specs)
         cardinality = tf.data.INFINITE_CARDINALITY if size is None else size
         options = tf.data.Options()

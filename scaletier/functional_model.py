@@ -137,6 +137,9 @@ class FunctionalModel:
         # Values that exist already are kept as arrays: TensorFlow forgets them when this process joins a cluster.
         variables = [one for one in (*self._optimizer.variables, *self.model.variables) if private.stored(one) is not None]
         self._initial_values = {id(one): np.asarray(one) for one in variables if self._scope.get_current_value(one) is None}
+        self._begun = 0
+        if job.optimizer is None and (trained := compiled.get("optimizer")) is not None and trained.built:
+            self._continue_from(trained)
         scope, self.metric_names = self._check(spec, "", True)
         self._group(scope)
         with _Scope(()) as before:
@@ -152,6 +155,18 @@ class FunctionalModel:
         """A hash of the vocabularies of layers, which are no variables; empty if there are none."""
         words = [layer.get_vocabulary() for layer in private.layers(self.model) if hasattr(layer, "get_vocabulary")]
         return hashlib.sha256(repr(words).encode()).hexdigest() if words else ""
+
+    def _continue_from(self, optimizer: Any) -> None:
+        """Begin with the variables of an optimizer that was trained before, as Keras does."""
+        every = self._optimizer.variables, optimizer.variables
+        shapes, others = ([tuple(one.shape) for one in variables] for variables in every)
+        if shapes != others:
+            line = f"the optimizer {type(optimizer).__name__} is invalid: it was built for other weights than the model trains."
+            raise JobError(f"{line} Valid: compile the model again")
+        values = (self._scope.get_current_value(one) for one in optimizer.variables)
+        arrays = [np.asarray(one if value is None else value) for one, value in zip(optimizer.variables, values, strict=True)]
+        self._initial_values |= {id(one): value for one, value in zip(self._optimizer.variables, arrays, strict=True)}
+        self._begun = int(self._initial_values[id(self._optimizer.iterations)])
 
     def require_portable(self) -> None:
         """Raise JobError if the model has parts that cannot be sent to another host."""
@@ -358,7 +373,8 @@ class FunctionalModel:
                 mean_loss = private.track_loss(self.model, loss, batch.inputs)
         # Current values: a layer may assign its own weights, for example to normalize them.
         trained, slots = scope.values(self.trained), local[len(local) - len(self.slots) :]
-        changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
+        # Of an Embedding they are IndexedSlices, of whose words Keras counts each occurrence for itself.
+        changes = tape.gradient(scaled, trained)
         if all(change is None for change in changes):
             line = f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             raise JobError(line)
@@ -392,7 +408,7 @@ class FunctionalModel:
     def apply(self, trained: Values, slots: Values, changes: Values, position: Any, live: Any) -> tuple[list[Any], list[Any]]:
         """Return weights and optimizer variables after a step along gradients, with arguments as in `step`."""
         for schedule in self._schedules:
-            schedule.set_step(position, live)
+            schedule.set_step(position + self._begun, live)
         with keras.StatelessScope(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
         return list(moved), list(slots)
@@ -499,7 +515,7 @@ class FunctionalModel:
         with warnings.catch_warnings():  # an error says the same
             warnings.simplefilter("ignore", SyntaxWarning)
             graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
-        known = {id(private.stored(one)) for one in traced[0].used.values()}
+        known = {id(private.stored(one)) for one in (*traced[0].used.values(), *variables)}
         if unknown := [one.name for one in graph.variables if id(one) not in known]:
             line = f"the model {model.name} is invalid: a step uses the tf.Variable {unknown[0]}, of which Keras does not know."
             raise JobError(f"{line} Valid: self.add_weight(…, trainable=False)")

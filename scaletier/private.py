@@ -168,12 +168,21 @@ def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) ->
         tf, squares, clipped = import_tensorflow(), list[Any](), list[Any]()
         for gradient in gradients:
             with tf.device(gradient.device):
-                squares.append(2.0 * tf.nn.l2_loss(gradient))
+                squares.append(2.0 * tf.nn.l2_loss(getattr(gradient, "values", gradient)))
         scale = most / tf.maximum(tf.sqrt(tf.add_n(squares)), most)
         for gradient in gradients:
             with tf.device(gradient.device):
-                clipped.append(gradient * scale)
+                if isinstance(gradient, tf.IndexedSlices):
+                    clipped.append(tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape))
+                else:
+                    clipped.append(gradient * scale)
         return clipped
+
+    def clip_one(self: Any, gradient: Any, axes: Any = None) -> Any:
+        tf = import_tensorflow()
+        if isinstance(gradient, tf.IndexedSlices):  # as they are; the common way would sum those of a row
+            return tf.clip_by_norm(gradient, self.clipnorm, axes)
+        return shared._clip_by_norm(self, gradient, axes)
 
     def add(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         slot = shared.add_variable_from_reference(self, reference_variable, name, initializer)
@@ -186,8 +195,8 @@ def make_stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) ->
             return shared.add_variable(self, *args, **named)
 
     references: dict[int, Any] = {}
-    methods |= {"_backend_update_step": update, "_clip_gradients": clip, "add_variable": make, "apply": apply}
-    methods |= {"add_variable_from_reference": add, "references": references}
+    methods |= {"_backend_update_step": update, "_clip_gradients": clip, "_clip_by_norm": clip_one, "apply": apply}
+    methods |= {"add_variable": make, "add_variable_from_reference": add, "references": references}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,25 @@ def model(rate: Any = 0.05, **settings: Any) -> Any:
 def small(rate: Any = 0.05, **settings: Any) -> Any:
     compiled = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
     compiled.compile(keras.optimizers.Adam(rate, **settings), "categorical_crossentropy", metrics=["accuracy"])
+    return compiled
+
+
+@functools.cache
+def trained_file() -> Path:
+    """Return a file of a model that Keras has trained, with the state of its optimizer."""
+    trained = small(keras.optimizers.schedules.CosineDecay(0.1, 40))
+    trained.fit(X, ONE_HOT, verbose=0, shuffle=False)
+    trained.save(path := Path(tempfile.mkdtemp()) / "trained.keras")
+    return path
+
+
+def loaded() -> Any:
+    return keras.models.load_model(trained_file())
+
+
+def fast() -> Any:
+    compiled = small()
+    compiled.compile("adam", "categorical_crossentropy", metrics=["accuracy"], steps_per_execution=4, jit_compile=True)
     return compiled
 
 
@@ -96,6 +117,13 @@ def ragged() -> Any:
     return compiled
 
 
+def texts() -> Any:
+    inner = [layers.Embedding(9, 2), layers.GlobalAveragePooling1D(), layers.Dense(2, "softmax")]
+    compiled = keras.Sequential([keras.Input((None,), dtype="int64"), *inner])
+    compiled.compile("adam", "categorical_crossentropy")
+    return compiled
+
+
 def sparse() -> Any:
     compiled = keras.Sequential([keras.Input((3,), sparse=True, name="sparse"), layers.Dense(2, "softmax")])
     compiled.compile("sgd", "categorical_crossentropy")
@@ -130,6 +158,14 @@ class Pages(keras.utils.PyDataset):  # type: ignore[misc]
         self.calls.append("end")
 
 
+class Texts(Pages):
+    """Batches whose texts have other lengths."""
+
+    def __getitem__(self, at: int) -> Any:
+        _, targets = super().__getitem__(at)
+        return np.arange(len(targets) * (at + 2)).reshape(len(targets), -1) % 9, targets
+
+
 class Endless(Pages):
     """Batches without end."""
 
@@ -146,6 +182,7 @@ def falling(epoch: int, rate: float) -> float:
     return rate * 0.5 if epoch else rate
 
 
+PAGES = Pages, Endless, Texts
 Row = tuple[Callable[[], Any], Any, Sequence[Callable[[], Any]], dict[str, Any]]
 # A model, its data, callbacks, and further arguments of both `fit` functions.
 ROWS: dict[str, Row] = {
@@ -166,6 +203,9 @@ ROWS: dict[str, Row] = {
     "a PyDataset without end": (small, Endless, [], {"steps_per_epoch": 4}),
     "states and random numbers of evaluations": (counts, (X, ONE_HOT), [], {}),
     "a callback that sets weights": (small, (X, ONE_HOT), [Halves], {}),
+    "a PyDataset with texts of other lengths": (texts, Texts, [], {}),
+    "a loaded model with its optimizer": (loaded, (X, ONE_HOT), [], {}),
+    "steps_per_execution and jit_compile": (fast, (X, ONE_HOT), [], {}),
     "averaged weights": (lambda: small(use_ema=True, ema_momentum=0.5), (X, ONE_HOT), [], {}),
     "EarlyStopping, best weights": (
         small,
@@ -203,8 +243,9 @@ QUICK = "arrays, a smaller last batch", "EarlyStopping, best weights"
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else FULL) for name in ROWS])
 def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     make, data, called, more = ROWS[name]
-    train_data = data() if data in (Pages, Endless) else data
-    tested = data[:2] if isinstance(data, tuple) else (X, ONE_HOT)
+    trained_file()
+    train_data = data() if data in PAGES else data
+    tested = data[:2] if isinstance(data, tuple) else Texts()[0] if data is Texts else (X, ONE_HOT)
     result = scaletier.fit(
         make,
         train_data,
@@ -246,7 +287,7 @@ def test_one_process_trains_like_keras(name: str, tmp_path: Path) -> None:
     loaded = [keras.models.load_model(tmp_path / name) for name in ("export/model.keras", "reference.keras")]
     for trained, like in ((result.model, reference), loaded):
         assert trained.evaluate(*tested, verbose=0) == pytest.approx(like.evaluate(*tested, verbose=0), abs=1e-5)
-    if data in (Pages, Endless):
+    if data in PAGES:
         assert train_data.calls == ["begin", "end"] * EPOCHS
     if name in SIGNATURES:
         (exported,) = (tmp_path / "export/Servo").iterdir()

@@ -60,6 +60,11 @@ def dense(units: int = 1, **more: Any) -> Callable[[], Any]:
     return lambda: keras.Sequential([keras.Input((WIDTH,)), layers.Dense(units, name="out", **more)], name="model")
 
 
+def functional() -> Any:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, layers.Dense(1, name="out")(inputs), name="model")
+
+
 def stack(*makers: Callable[[], Any], input_shape: Any = (WIDTH,), kind: str = "float32", out: int = 1) -> Callable[[], Any]:
     """Return layers, one after the other, and a last one of `out` units."""
 
@@ -305,6 +310,13 @@ class Reads(Subclassed):
         return super().call(inputs) * self.scale
 
 
+class UsesNumpy(Subclassed):
+    """Computes outside TensorFlow."""
+
+    def call(self, inputs: Any) -> Any:
+        return super().call(inputs) * float(np.mean(inputs.numpy()))
+
+
 class Measures(keras.Model):  # type: ignore[misc]
     """Metrics beside those of `compile`, which `call` updates."""
 
@@ -449,6 +461,12 @@ def several() -> Any:
     return keras.optimizers.MultiOptimizer(kinds)
 
 
+def embedding(make: Callable[[], Any]) -> Row:
+    """Return a row with words that a batch has several times, each of which has a gradient of its own."""
+    words = stack(lambda: layers.Embedding(9, 3), layers.Flatten, input_shape=(4,), kind="int64")
+    return Row(words, (WORDS, Y), {"loss": "mse", "optimizer": make})
+
+
 MASKED = stack(
     lambda: layers.Embedding(9, 3, mask_zero=True), lambda: layers.Dense(3, "tanh"), input_shape=(4,), kind="int64", out=2
 )
@@ -458,6 +476,7 @@ ROWS: dict[str, Row] = {
     # outputs
     "one output": Row(dense(), compile={"loss": "mse", "metrics": ["mae", "mse"]}),
     "targets without the outputs' one column": Row(dense(), (X, Y[:, 0]), {"loss": "mse", "metrics": ["mae"]}),
+    "one output, by name": Row(functional, compile={"loss": {"out": "mse"}, "metrics": {"out": ["mae"]}}),
     "list of outputs, one loss": Row(pair(), BOTH, {"loss": "mse"}),
     "list of outputs of other shapes, one loss": Row(pair(units=(1, 2)), (X, (Y, Z)), {"loss": "mse"}),
     "list of outputs, losses and weights by position": Row(pair(), BOTH, {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0]}),
@@ -564,6 +583,17 @@ ROWS: dict[str, Row] = {
     "TextVectorization": Row(vectorized, (np.array([["a"], ["b a"], ["c"], ["a"]] * STEPS), Y)),
     "Discretization": Row(stack(lambda: layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot"), layers.Flatten)),
     "a variational autoencoder": Row(Encoder, (X, X)),
+    "Embedding, Adam": embedding(lambda: keras.optimizers.Adam(0.1, weight_decay=0.1, clipnorm=0.5)),
+    "Embedding, global_clipnorm": embedding(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1)),
+    "run_eagerly": Row(stack(lambda: Noise(True)), compile={"loss": "mse", "run_eagerly": True}),
+    "NumPy in call": Row(
+        UsesNumpy, compile={"loss": "mse", "run_eagerly": True}, refused="the model model does not take inputs"
+    ),
+    "a metric with a matrix": Row(
+        dense(2, activation="softmax"),
+        (X, KINDS),
+        {"loss": "sparse_categorical_crossentropy", "metrics": lambda: [keras.metrics.MeanIoU(2, sparse_y_pred=False)]},
+    ),
     # overridden methods
     "compute_loss": Row(OwnLoss, compile={"loss": None}),
     "compute_metrics": Row(OwnMetrics, compile={"loss": "mse", "metrics": ["mae"]}),
