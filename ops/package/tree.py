@@ -79,7 +79,10 @@ def walk(
     if root.is_file():
         return Tree({"": root})
     walker = _Walker(root, [_Rules(root, name, outer_rules) for name in ignore_files], skipped, endings)
-    files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
+    try:
+        files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     # A folder of data often ignores all but its .gitignore, to be in a repository while it is empty.
     if walker.ignored and all(path.startswith(".git") for path in files):
         reasons = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
@@ -129,10 +132,7 @@ class _Walker:
 
     def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""
-        try:
-            entries = sorted(folder.iterdir())
-        except OSError as error:
-            raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
+        entries = sorted(folder.iterdir())
         if below and not entries:
             self._empty.append(below)
         for rules in self._rules:

@@ -109,6 +109,9 @@ def test_an_unreadable_folder_is_no_error_if_it_is_ignored(tmp_path: Path, monke
 
     monkeypatch.setattr(Path, "is_file", refuse)
     assert [*tree.walk(root, _BOTH, {".git"}).files] == ["a.py"]
+    (root / tree.IGNORE_FILE).write_text("")
+    with pytest.raises(UsageError, match=rf"^{root}/volume/\S+ cannot be read: Permission denied$"):
+        tree.walk(root, _BOTH, {".git"})
 
 
 def test_empty_folders_and_special_files_are_named(tmp_path: Path) -> None:
