@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
 """Variables with the address of another host; the second one also has a port."""
@@ -18,8 +18,8 @@ RANK_NAMES = (
 """The variables of the master and the workers alone."""
 NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 """All variables."""
-# `${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\` it is literal text.
-_REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
+REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
+"""`${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\\` it is literal text."""
 SHELL_WORDS = frozenset(
     {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
     | {"unset", "until", "while"}
@@ -41,7 +41,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
             return reference[0][1:]
         return values[name] if name in NAMES and name in values else reference[0]
 
-    return _REFERENCE.sub(value_of, text)
+    return REFERENCE.sub(value_of, text)
 
 
 def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -53,20 +53,6 @@ def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
 def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
     """Replace the variables in the values of an environment, but not in the values of the variables themselves."""
     return {name: value if name in NAMES else expand(value, values) for name, value in environment.items()}
-
-
-def unknown(words: Sequence[str]) -> str | None:
-    """Return the first `${NAME}` in a command line whose name is not in NAMES; None if there is none."""
-    script_places = set(scripts(words))
-    texts = (word for place, word in enumerate(words) if place not in script_places)
-    matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
-    return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
-
-
-def reference(texts: Iterable[str], names: Collection[str] = NAMES) -> str | None:
-    """Return the first reference in texts to a variable of these names, as it stands there; None if there is none."""
-    references = (match for text in texts for match in _REFERENCE.finditer(text))
-    return next((each[0] for each in references if not each[1] and (each[2] or each[3]) in names), None)
 
 
 def scripts(argv: Sequence[str]) -> Iterator[int]:

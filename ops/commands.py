@@ -1,10 +1,10 @@
-"""Check commands that hosts run without a shell, and targets of notifications: such a command, or a URL."""
+"""Check commands that hosts run without a shell, their variables, and the targets of notifications."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jobs import notification, variables
 
@@ -36,6 +36,20 @@ def shell_operator(text: str, argv: Sequence[str]) -> str | None:
         if symbol := outside or next((each[1] for each in inside if each[1]), None):
             return str(symbol)
     return None
+
+
+def unknown_variable(words: Sequence[str]) -> str | None:
+    """Return the first `${NAME}` in a command line whose name is not in NAMES; None if there is none."""
+    script_places = set(variables.scripts(words))
+    texts = (word for place, word in enumerate(words) if place not in script_places)
+    matches = (reference for text in texts for reference in variables.REFERENCE.finditer(text))
+    return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in variables.NAMES), None)
+
+
+def first_reference(texts: Iterable[str], names: Collection[str] = variables.NAMES) -> str | None:
+    """Return the first reference in texts to a variable of these names, as it stands there; None if there is none."""
+    references = (match for text in texts for match in variables.REFERENCE.finditer(text))
+    return next((each[0] for each in references if not each[1] and (each[2] or each[3]) in names), None)
 
 
 def check_target(target: str) -> None:

@@ -18,6 +18,7 @@ from infra.scale_tiers import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
 from jobs.study import Study
+from ops import commands
 from ops.cluster.inventory import require_runtimes
 from ops.config_values import check_notify, read_yaml, validate
 from ops.errors import UsageError, suggest
@@ -278,7 +279,7 @@ def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir")
 
     TensorFlow handles a URL, if a host can reach it.
     """
-    if variable := variables.reference([job_dir]) or variables.unknown([job_dir]):
+    if variable := commands.first_reference([job_dir]) or commands.unknown_variable([job_dir]):
         raise UsageError(
             f"{what} {job_dir!r} has {variable}, which is not filled in: write the path, of which ${{JOB_ID}} may be part"
         )
@@ -326,7 +327,7 @@ def _rankless_notes(sources: Mapping[str, bytes], texts: Sequence[str], job_host
     without = [host.name for host in job_hosts if host.role not in environment.RANKED_ROLES]
     found = ((name, _JOINS_RANKS.search(content)) for name, content in sources.items() if name.endswith(".py"))
     calls = (f"{match[1].decode()} in {name}" for name, match in found if match)
-    call, argument = next(calls, None), variables.reference(texts, variables.RANK_NAMES)
+    call, argument = next(calls, None), commands.first_reference(texts, variables.RANK_NAMES)
     if without and (reason := call or (argument and f"{argument} of the arguments")):
         workers = sum(host.role is Role.WORKER for host in job_hosts)
         how = f"--replicas {f'worker={workers}' if workers else 'master'} leaves them out"
@@ -375,7 +376,7 @@ def _check_variables(
         **{f"the environment's {name}": [value] for name, value in environment_values.items()},
     }
     for where, text in texts.items():
-        if unknown := variables.unknown(text):
+        if unknown := commands.unknown_variable(text):
             like = suggest(unknown.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
             how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
