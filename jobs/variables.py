@@ -20,11 +20,6 @@ NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX", *RANK_NAMES)
 """All variables."""
 REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 """`${ANYTHING}`, or `$NAME` with a name of NAMES; after `$` or `\\` it is literal text."""
-SHELL_WORDS = frozenset(
-    {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
-    | {"unset", "until", "while"}
-)
-"""Words that a shell runs, and that are no programs."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
 _SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
 # Options of a shell that have the next word as their value.

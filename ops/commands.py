@@ -11,6 +11,11 @@ from jobs import notification, variables
 VALID_TARGET = (
     'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 )
+SHELL_WORDS = frozenset(
+    {".", "alias", "case", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "trap", "ulimit", "umask"}
+    | {"unset", "until", "while"}
+)
+"""Words that a shell runs, and that are no programs."""
 # Characters of a target.
 _LONGEST_TARGET = 2048
 # An operator outside of quotes and not escaped; the second group is the text in double quotes.

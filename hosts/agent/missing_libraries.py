@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 from jobs.firsterror import TRACEBACK
-from jobs.variables import SHELL_WORDS
 
 LIST = "program_packages in ansible/roles/host/defaults/main.yml"
 _CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
@@ -154,8 +153,6 @@ def _of_library(name: str) -> str:
 
 
 def _of_program(name: str) -> str:
-    if name in SHELL_WORDS:
-        return f"{name} is a word of shells and no program: run the command as sh -c '…'."
     return _add(f"program {name}", _PROGRAMS.get(name), name)
 
 

@@ -197,7 +197,7 @@ def _check_executable(path: Path, name: str) -> None:
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
-    shell_word = words[0] if words[0] in variables.SHELL_WORDS else None
+    shell_word = words[0] if words[0] in commands.SHELL_WORDS else None
     if symbol := commands.shell_operator(text, words) or shell_word:
         how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
         raise UsageError(f"--command runs no shell, and {symbol} is a shell's: {how}")

@@ -100,11 +100,6 @@ def test_a_missing_library_or_program_has_a_remedy(lines: list[str], remedy: str
     assert line.endswith(THEN)
 
 
-def test_a_shell_builtin_needs_no_package() -> None:
-    remedy = missing_libraries.remedy(["the trainer cannot start: cd: No such file or directory"])
-    assert remedy == "cd is a word of shells and no program: run the command as sh -c '…'."
-
-
 def test_a_gpu_library_needs_no_package() -> None:
     remedy = missing_libraries.remedy(
         ["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"]
