@@ -30,7 +30,9 @@ if ! firewall; then
   lack "the firewall between hosts, which root sets at each pulumi up:"
   lack "  echo \"\$USER ALL=(root) NOPASSWD: $(nft_path)\" | sudo tee /etc/sudoers.d/scaletier"
 fi
-if [ ! -e .cache/image/image.squashfs ] && [ "$(id -u)" != 0 ]; then
+# LXD alone has an image that another checkout has made.
+has_image() { [ -e .cache/image/image.squashfs ] || .venv/bin/python -m infra.lxd.image >/dev/null 2>&1; }
+if ! has_image && [ "$(id -u)" != 0 ]; then
   lack "the hosts' image, which root makes: make venv && sudo setup/image.sh"
 fi
 [ -z "$missing" ] || fail "nothing was done, for this is missing:$missing"
@@ -54,7 +56,7 @@ if [ ! -x .cache/pulumi/pulumi ] && ! find_own; then
   build=80
   will 10 1 "Pulumi: 0.1 GB if its download can be fetched, else built by Go, with 2.5 GB of Go's caches"
 fi
-[ -e .cache/image/image.squashfs ] || will 30 1 "the hosts' image: 0.2 GB"
+has_image || will 30 2 "the hosts' image: 0.2 GB"
 ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will 20 14 "the hosts' Python with TensorFlow: 1.4 GB"
 [ -e .cache/mnist/manifest.json ] || will 5 1 "MNIST: 0.1 GB, by npm or from Google's storage"
 [ -n "$todo" ] || exit 0

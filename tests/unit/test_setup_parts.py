@@ -386,23 +386,27 @@ def test_sizes_and_times_of_missing_parts_are_added_up(checkout: Path) -> None:
         write_program(checkout / "bin" / tool, "")
     write_program(checkout / "bin/python3", "exit 0")  # LXD answers
     write_program(checkout / "bin/id", "echo 0")
-    write_program(checkout / ".venv/bin/python", "")
+    python = write_program(checkout / ".venv/bin/python", "exit 1")
     first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
-    assert first.endswith(": 1.7 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
+    assert first.endswith(": 1.8 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
     assert len(items) == 4
     df = write_program(checkout / "bin/df", "echo; echo disk 9 9 1562500")
     result = run_script(checkout, "setup/needs.sh")
-    message = f"setup: 1.7 GB are to be made here, and {checkout} has 1.6 GB free: make room first\n"
+    message = f"setup: 1.8 GB are to be made here, and {checkout} has 1.6 GB free: make room first\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
     df.unlink()
     write_program(checkout / "bin/pulumi", "echo v3.260.1")
     (checkout / ".cache/hosts/runtime-1").mkdir(parents=True)
     first, *items = run_script(checkout, "setup/needs.sh").stdout.splitlines()
-    assert first.endswith(": 0.2 GB in about a minute, on two processors:")
+    assert first.endswith(": 0.3 GB in about a minute, on two processors:")
     assert [item.partition(":")[0].strip() for item in items] == ["the hosts' image", "MNIST"]
-    for file in ("image/image.squashfs", "mnist/manifest.json"):
-        (checkout / ".cache" / file).parent.mkdir()
-        (checkout / ".cache" / file).touch()
+    (checkout / ".cache/mnist").mkdir()
+    (checkout / ".cache/mnist/manifest.json").touch()
+    write_program(python, '[ "$*" = "-m infra.lxd.image" ]')
+    assert run_script(checkout, "setup/needs.sh").stdout == "", "LXD has the image of another checkout"
+    write_program(python, "exit 1")
+    (checkout / ".cache/image").mkdir()
+    (checkout / ".cache/image/image.squashfs").touch()
     assert run_script(checkout, "setup/needs.sh").stdout == ""
 
 
