@@ -107,11 +107,7 @@ def _flag(value: Any) -> str:
 
 
 def check_notify(value: Any) -> str:
-    """Check the target of a job's notification.
-
-    Raises:
-        ValueError: if it is invalid.
-    """
+    """Check the target of a job's notification; ValueError if it is invalid."""
     try:
         if not isinstance(value, str):
             raise ValueError("it is not a string")

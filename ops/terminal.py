@@ -100,11 +100,7 @@ def as_json(value: Any) -> None:
 
 
 def confirm(what: str) -> None:
-    """Ask whether to proceed.
-
-    Raises:
-        UsageError: for a no, and without a terminal.
-    """
+    """Ask whether to proceed; UsageError for a no, and without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
     sys.stderr.write(f"{what}? [y/N] ")

@@ -34,11 +34,7 @@ class ClusterClient:
 
     @classmethod
     def load(cls, root: Path = ROOT) -> ClusterClient:
-        """Load the cluster of the stack in use.
-
-        Raises:
-            UsageError: if none is up.
-        """
+        """Load the cluster of the stack in use; UsageError if none is up."""
         return cls(load(root))
 
     @cached_property

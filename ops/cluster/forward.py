@@ -23,11 +23,7 @@ _Listening = TypeVar("_Listening")
 
 
 def local_ports(port: str | None, first: int) -> range:
-    """Return the local ports to try, in order: the requested one, or the first hundred from `first`.
-
-    Raises:
-        UsageError: if the port is invalid.
-    """
+    """Return the local ports to try, in order: the requested one, or the first hundred from `first`."""
     if port is None:
         return range(first, first + _PORTS_TRIED)
     if not (port.isdecimal() and 1 <= int(port) <= 65535):
@@ -36,11 +32,7 @@ def local_ports(port: str | None, first: int) -> range:
 
 
 def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Listening:
-    """Call `listen` with these ports until one is free, and return its result.
-
-    Raises:
-        UsageError: if all are in use.
-    """
+    """Call `listen` with these ports until one is free, and return its result; UsageError if none is."""
     tried = []
     for port in ports:
         try:
@@ -83,9 +75,6 @@ class Forward:
     """A listener on the first free port of `ports`, forwarded to `port_there` on the host's loopback.
 
     Only this machine can connect.
-
-    Raises:
-        UsageError: if every port is in use.
     """
 
     def __init__(self, transport: ChannelOpener, loopback: str, ports: Iterable[int]) -> None:

@@ -30,11 +30,7 @@ class Runtimes:
 
 
 def require_runtimes(inventory: Inventory, what: str) -> Runtimes:
-    """Return the folder of runtimes.
-
-    Raises:
-        UsageError: if the hosts can have none.
-    """
+    """Return the folder of runtimes; UsageError if the hosts can have none."""
     if inventory.runtimes and inventory.operator_runtimes:
         return Runtimes(Path(inventory.operator_runtimes), inventory.runtimes)
     if inventory.operator_bucket.startswith("sftp:"):
@@ -46,11 +42,7 @@ def require_runtimes(inventory: Inventory, what: str) -> Runtimes:
 
 
 def select(inventory: Inventory, text: str) -> tuple[Host, ...]:
-    """Return the hosts of `all` replicas, of a role such as `worker`, or of one replica.
-
-    Raises:
-        UsageError: with the valid names.
-    """
+    """Return the hosts of `all` replicas, of a role such as `worker`, or of one replica."""
     if text == EVERY:
         return inventory.job_hosts
     if text in JOB_ROLES and (of_role := inventory.of_role(Role(text))):
@@ -65,11 +57,7 @@ def select(inventory: Inventory, text: str) -> tuple[Host, ...]:
 
 
 def parse(text: str | bytes, folder: Path) -> Inventory:
-    """Parse the inventory of a stack from its JSON.
-
-    Raises:
-        UsageError: if the schema is another, or the content no inventory.
-    """
+    """Parse the inventory of a stack from its JSON; UsageError if it is of another version or damaged."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
@@ -84,13 +72,10 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
 
 
 def choose_stack(folders: Sequence[str], named: str, selected: Callable[[], str | None]) -> str | None:
-    """Return the stack in use: the wanted one, else Pulumi's selected one, else the only one known here.
+    """Return the stack in use: the named one, else Pulumi's selected one, else the only one known here.
 
     Returns:
-        None if that one is not known here.
-
-    Raises:
-        UsageError: if there are several, and none is named or selected.
+        None if that one is not known here; UsageError if there are several, and none is named or selected.
     """
     if stack := named or selected():
         return stack if stack in folders else None
@@ -100,11 +85,7 @@ def choose_stack(folders: Sequence[str], named: str, selected: Callable[[], str 
 
 
 def load(root: Path = ROOT) -> Inventory:
-    """Return the inventory of the stack in use, fetched from its state if it is not here yet.
-
-    Raises:
-        UsageError: if none is up.
-    """
+    """Return the inventory of the stack in use, fetched from its state if it is not here yet."""
     folders = sorted(path.parent.name for path in root.glob(".scaletier/*/inventory.json"))
     stack = choose_stack(folders, state.named_stack(), lambda: state.selected_stack(root))
     if stack is None:

@@ -23,11 +23,7 @@ def current_user() -> str:
 
 
 def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
-    """Return a job's record, or None if missing.
-
-    Raises:
-        OpsError: if it cannot be read.
-    """
+    """Return a job's record, or None if missing; OpsError if it cannot be read."""
     try:
         stored = ledger.job(job_id)
     except RecordError as error:
@@ -36,11 +32,7 @@ def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
 
 
 def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
-    """Return a job's record, by default the newest job's.
-
-    Raises:
-        UsageError: with some of the jobs there are.
-    """
+    """Return a job's record, by default the newest job's; UsageError names some of the jobs there are."""
     if job_id is None and (job_id := newest_job(ledger, say=True)) is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):

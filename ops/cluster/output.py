@@ -67,11 +67,7 @@ class JobOutput:
         return item.content if item else b""
 
     def fetch(self, names: Sequence[str], target: Path, below: str = "") -> None:
-        """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
-
-        Raises:
-            OpsError: if a file's name would lead out of the directory.
-        """
+        """Download these files to a directory, without the prefix `below`; a single file named so to `target`."""
         for path in names:
             if posixpath.isabs(path) or ".." in path.split("/"):
                 raise OpsError(f"the output of {self.job.jobId} has a file of the name {path!r}, which would leave {target}")
@@ -86,11 +82,7 @@ class JobOutput:
 
 
 def find(cluster: ClusterClient, record: JobRecord) -> JobOutput:
-    """Return a job's output, which may have no file yet.
-
-    Raises:
-        OpsError: if its bucket cannot be opened.
-    """
+    """Return a job's output, which may have no file yet; OpsError if its bucket cannot be opened."""
     inventory = cluster.inventory
     job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/{paths.output(record.jobId)}").rstrip("/")
     if job_dir.startswith(f"{inventory.bucket}/"):

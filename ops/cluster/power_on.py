@@ -36,15 +36,12 @@ def start_and_wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Start these hosts, and wait until they answer.
+    """Start these hosts, and wait until they answer; HostsError if a start is refused at first.
 
     The start of hosts that stay away is requested again each minute, and at once if a request had no answer.
 
     Returns:
         The reason, by host, of those that do not answer in time.
-
-    Raises:
-        HostsError: a start is refused at first.
     """
     ask = start or _start(fleet.inventory)
     with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
@@ -83,11 +80,7 @@ def _start(inventory: Inventory) -> Callable[[str], None]:
 
 
 def _token(power: PowerAccess) -> str:
-    """Return the operator's token.
-
-    Raises:
-        PowerError: if the tool is missing, or prints none.
-    """
+    """Return the operator's token; PowerError if the tool is missing, or prints none."""
     command = power.token_command
     try:
         process = subprocess.run(

@@ -50,8 +50,7 @@ class CommandResult:
 class Stream:
     """A running command on a host, and its output, of which at most one window is in flight.
 
-    Raises:
-        HostError: if the connection breaks.
+    All calls raise HostError if the connection breaks.
     """
 
     def __init__(self, host: str, connection: Any, command: str) -> None:
@@ -154,11 +153,7 @@ class Fleet:
         self._key: paramiko.PKey | None = None
 
     def connection(self, name: str) -> Any:
-        """Return the open connection to a host.
-
-        Raises:
-            HostError: if there is none and none can be opened.
-        """
+        """Return the open connection to a host; HostError if none can be opened."""
         with self._lock:
             opening = self._opening[name]
             previous_failure = self._failed.get(name)
@@ -232,11 +227,7 @@ class Fleet:
         stdin: bytes | tuple[bytes, ...] | None = None,
         sent: Callable[[int], None] = lambda _: None,
     ) -> str:
-        """Return the output of a command that must succeed.
-
-        Raises:
-            HostError: with the end of its output, if it fails.
-        """
+        """Return the output of a command; HostError with the end of its output if it fails."""
         ran = self.run(name, command, stdin, sent)
         if ran.exit_code:
             # sudo refuses a program that the host does not know.

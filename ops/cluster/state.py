@@ -56,9 +56,6 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
     """Write the connection files of the named or selected stack to its folder below `.scaletier`; parsed.
 
     The files of a stack that is no longer up are deleted.
-
-    Raises:
-        UsageError: if the stack is not up.
     """
     from infra.connection import FOLDER, files, remove, write
 
@@ -92,11 +89,7 @@ def fetch(root: Path, parse: Callable[[str, Path], T]) -> T:
 
 
 def _pulumi(root: Path, *arguments: str) -> str:
-    """Return Pulumi's output.
-
-    Raises:
-        UsageError: with its own message if it fails.
-    """
+    """Return Pulumi's output; UsageError with its own message if it fails."""
     own = Path(sys.prefix, "bin", "pulumi")
     argv = [str(own) if own.exists() else "pulumi", *arguments, "--non-interactive"]
     folder = _pulumi_path(root)

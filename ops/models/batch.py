@@ -57,11 +57,7 @@ def batch(cluster: ClusterClient, options: BatchOptions, follow: bool, as_json: 
 
 
 def prepare(cluster: ClusterClient, options: BatchOptions) -> Submission:
-    """Build the job, checked as far as possible without the hosts.
-
-    Raises:
-        UsageError: if an argument is invalid.
-    """
+    """Build the job, checked as far as possible without the hosts."""
     inventory = cluster.inventory
     if options.pattern is None:
         raise UsageError(f"--input is missing: files in the bucket, such as {inventory.bucket}/data/digits/*.json")
@@ -118,11 +114,7 @@ def count_replicas(size: int, available: int, shared_cpus: int | None) -> int:
 
 
 def _version(model: Model, name: str | None) -> Version:
-    """Return the named version, or the default.
-
-    Raises:
-        UsageError: if it is not READY.
-    """
+    """Return the named version, or the default; UsageError if it is not READY."""
     ready = [version.name for version in model.existing if version.state is VersionState.READY]
     if name is None and not model.default:
         raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
@@ -150,11 +142,7 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
 
 
 def match_files(cluster: ClusterClient, pattern: str) -> dict[str, int]:
-    """Return the files that match a pattern, as the hosts see them, by name, with their sizes in bytes.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """Return the files that match a pattern, as the hosts see them, by name, with their sizes in bytes."""
     if (location := _locate(cluster, pattern)) is None:
         raise UsageError(
             f"--input {pattern!r} is not in the bucket, where hosts find it: fab data put PATH puts a file or a folder there, "
@@ -194,11 +182,7 @@ def _locate(cluster: ClusterClient, path: str) -> tuple[Bucket, str] | None:
 
 
 def _check_output(cluster: ClusterClient, output: str, inputs: Sequence[str]) -> None:
-    """Check that the output is empty, and would not contain the input.
-
-    Raises:
-        UsageError: if it is not, or would.
-    """
+    """Check that the output is empty, and would not contain the input."""
     for path in inputs:
         if overlap(path, output):
             raise UsageError(f"--input {path} is in --output {output}: give another --output")
@@ -208,14 +192,7 @@ def _check_output(cluster: ClusterClient, output: str, inputs: Sequence[str]) ->
 
 
 def check_flags(batch: bool, instances: str | None, with_batch: Mapping[str, object]) -> None:
-    """Check that flags of --batch come with it, and others without it.
-
-    Args:
-        with_batch: the values of the flags that need --batch.
-
-    Raises:
-        UsageError: for a flag of the other kind.
-    """
+    """Check that the flags of --batch, by name in `with_batch`, come with it, and others without it."""
     if batch and instances is not None:
         raise UsageError(
             "--json-instances is asked of the model server, and --batch is a job: --input names its files in the bucket"

@@ -116,11 +116,7 @@ def _name(flag: str, value: str | None) -> str:
 
 
 def _origin(cluster: ClusterClient, job_id: str | None, origin: str | None) -> _Origin:
-    """Return the source of a version, a job's output or a local folder.
-
-    Raises:
-        UsageError: if there is no SavedModel to deploy.
-    """
+    """Return the source of a version, a job's output or a local folder."""
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
         if trial := best_trial(cluster.ledger, record):
@@ -185,11 +181,7 @@ def _upload(cluster: ClusterClient, catalog: Catalog, name: str, version: str, t
 
 
 def _check_servable(cluster: ClusterClient, catalog: Catalog, source: _Origin) -> None:
-    """Check that a server can serve the model.
-
-    Raises:
-        UsageError: if none can.
-    """
+    """Check that a server can serve the model."""
     try:
         available = read_signatures(source.model)
     except ValueError as error:

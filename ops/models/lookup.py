@@ -21,11 +21,7 @@ def catalog_of(cluster: ClusterClient) -> Catalog:
 
 
 def existing_model(catalog: Catalog, name: str | None) -> Model:
-    """Return a model, or the only one if none is named.
-
-    Raises:
-        UsageError: with the list of models, if it is not among them.
-    """
+    """Return a model, or the only one if none is named; UsageError lists those there are."""
     present, _ = all_models(catalog)
     names = [model.name for model in present]
     if name is None:
@@ -41,11 +37,7 @@ def existing_model(catalog: Catalog, name: str | None) -> Model:
 
 
 def served_model(catalog: Catalog, name: str | None) -> Model:
-    """Return a model like `existing_model`, of which the server has a version.
-
-    Raises:
-        UsageError: if the server has none.
-    """
+    """Return a model like `existing_model`; UsageError if the server has no version of it."""
     record = existing_model(catalog, name)
     if not any(version.state is VersionState.READY for version in record.existing):
         states = ", ".join(f"{version.name} is {version.state}" for version in record.existing)
@@ -56,11 +48,7 @@ def served_model(catalog: Catalog, name: str | None) -> Model:
 
 
 def existing_version(record: Model, name: str) -> Version:
-    """Return a version of a model.
-
-    Raises:
-        UsageError: with the closest name and the versions there are.
-    """
+    """Return a version of a model; UsageError names the closest and those there are."""
     try:
         return record.version(name)
     except ModelError as error:
@@ -77,21 +65,13 @@ def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
 
 
 def find_model(catalog: Catalog, name: str) -> Model | None:
-    """Return a model by its name, or None if missing.
-
-    Raises:
-        OpsError: if its record cannot be read.
-    """
+    """Return a model by its name, or None if missing; OpsError if its record cannot be read."""
     with one_line_errors(name):
         return catalog.model(name)
 
 
 def change_model(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
-    """Change a model, and return it.
-
-    Raises:
-        UsageError: if the record refuses the change.
-    """
+    """Change a model, and return it; UsageError if the record refuses the change."""
     with one_line_errors(name):
         return catalog.change(name, change, create)
 

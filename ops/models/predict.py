@@ -60,11 +60,7 @@ def request_bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterato
 
 
 def read_instances(path: str | None) -> list[Any]:
-    """Read a JSON value from each line of a file, `-` for stdin.
-
-    Raises:
-        UsageError: with the first invalid line.
-    """
+    """Read a JSON value from each line of a file, `-` for stdin; UsageError names the first invalid line."""
     if path is None:
         raise UsageError("--json-instances is missing: a file with a JSON value on each line")
     try:

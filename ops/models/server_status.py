@@ -96,12 +96,9 @@ def problems(states: ServerStates) -> list[str]:
 
 
 def wait_loaded(cluster: ClusterClient, model: str, version: Version, started: Outcome[str]) -> None:
-    """Wait until all servers that can be started, and at least one, have loaded this deployment.
+    """Wait until all servers that can be started, and at least one, have loaded it, else OpsError.
 
     A server that is down is reported and waited for only briefly: it loads the deployed versions when it comes back.
-
-    Raises:
-        OpsError: if a server cannot load it.
     """
     down = dict(started.failures)
     servers = ServingClient(cluster)

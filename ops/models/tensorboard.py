@@ -87,11 +87,7 @@ def tensorboard(cluster: ClusterClient, job_id: str | None, every_job: bool, por
 
 
 def _logdir(cluster: ClusterClient, job_id: str | None) -> tuple[str, str]:
-    """Return the hosts' path of a job's summaries, and its id.
-
-    Raises:
-        OpsError: if there are no summaries.
-    """
+    """Return the hosts' path of a job's summaries, and its id; OpsError if there are none."""
     record = existing_job(cluster.ledger, job_id)
     output = find(cluster, record)
     if not output.summaries:
@@ -119,11 +115,7 @@ class _Chief:
 
     @contextlib.contextmanager
     def serving(self, line: str) -> Iterator[_Server]:
-        """Run TensorBoard by this command line; its stdin closes with the context.
-
-        Raises:
-            HostError: if the host cannot be reached.
-        """
+        """Run TensorBoard by this command line; its stdin closes with the context."""
         connection = self._fleet.connection(self.name)
         try:
             channel = connection.create_session()
@@ -142,11 +134,7 @@ class _Server:
         self.name, self._channel, self._output = name, channel, ""
 
     def await_port(self) -> int:
-        """Return the host's port on which it serves.
-
-        Raises:
-            HostError: if it never serves.
-        """
+        """Return the host's port on which it serves; HostError if it never does."""
         deadline = time.monotonic() + _START_SECONDS
         while not (announcement := re.search(r" at http://\S+:(\d+)/", self._output)):
             if time.monotonic() > deadline:
@@ -155,12 +143,7 @@ class _Server:
         return int(announcement[1])
 
     def await_end(self) -> NoReturn:
-        """Wait until TensorBoard or the connection to it ends.
-
-        Raises:
-            HostError: when TensorBoard has ended.
-            _CutOffError: when the connection has.
-        """
+        """Wait until TensorBoard (HostError) or the connection to it (_CutOffError) ends."""
         while True:
             self._receive(_KEEPALIVE_SECONDS)
 

@@ -73,9 +73,6 @@ def fetch(
         installed: what the job's own Python has, name to version, if it is not the hosts'.
         python: the hosts' version.
         check: is called with the sizes of what is about to be fetched, and at last of all; what it raises ends that.
-
-    Raises:
-        UsageError: there are none that fit the hosts.
     """
     lines = hostpython.flat_lines(requirements)
     present = hostpython.host_packages() if installed is None else hostpython.add_aliases(installed)

@@ -55,11 +55,7 @@ def read_state(output: str) -> str:
 
 
 def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Parse the free bytes of each directory, and the missing modules, from check_command's output.
-
-    Raises:
-        ValueError: for any other output.
-    """
+    """Parse the free bytes of each directory, and the missing modules; ValueError for other output."""
     lines = output.splitlines()[1:]
     if len(lines) < len(directories):
         raise ValueError(f"df printed nothing of {', '.join(directories)}")

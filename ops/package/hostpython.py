@@ -67,8 +67,7 @@ def is_met(line: str, packages: Mapping[str, str], python: str = PYTHON) -> bool
 def find_replaced(lines: Iterable[str], packages: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
     """Return the names of `packages` whose version a line excludes, each with that line.
 
-    Raises:
-        UsageError: TensorFlow depends on it.
+    UsageError if TensorFlow depends on it.
     """
     lines_by_name = {}
     for line in lines:

@@ -45,9 +45,6 @@ def install(
         start: the folder from which the lines' paths start.
         step: shows what is fetched.
         check: is called with the sizes of what is to be fetched, before each; what it raises ends uv.
-
-    Raises:
-        UsageError: uv failed.
     """
     progress = _Progress(check)
     if step:

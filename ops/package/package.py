@@ -109,9 +109,6 @@ def build(
 
     `installed` is the content of the job's own Python, None for the hosts', whose version is `python`. Without a module it is a
     folder with any program, of which a Python `script` is checked like a module.
-
-    Raises:
-        UsageError: if a check fails.
     """
     source = folder if isinstance(folder, PackageSource) else find(folder)
     name = module.partition(".")[0]
@@ -153,11 +150,7 @@ def absolute(path: str | Path) -> Path:
 
 
 def find(folder: str | Path) -> PackageSource:
-    """Find the package in a directory, or the one that its setup.py or pyproject.toml builds.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """Find the package in a directory, or the one that its setup.py or pyproject.toml builds."""
     root = absolute(folder)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
@@ -175,11 +168,7 @@ def find(folder: str | Path) -> PackageSource:
 
 
 def find_folder(path: str | Path) -> PackageSource:
-    """Return any directory, as it is, for a script or a command.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """Return any directory, as it is, for a script or a command."""
     root = absolute(path)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
@@ -296,11 +285,7 @@ def _imports(
 
 
 def _walk(root: Path) -> Tree:
-    """Return the files of a package.
-
-    Raises:
-        UsageError: if they are too many or too large.
-    """
+    """Return the files of a package; UsageError if they are too large."""
     tree = walk(root, (IGNORE_FILE, GIT_IGNORE_FILE), _SKIPPED_DIRS, _SKIPPED_FILES)
     show_notes(tree, root.name)
     sizes = tree.sizes()

@@ -101,8 +101,7 @@ def from_file(path: str, where: str, gpus: bool = False) -> Runtime:
 def from_manifest(inventory: Inventory, request: Mapping[str, Any]) -> Runtime:
     """Return a manifest's runtime: that of its key if it has the same versions today, else a new one.
 
-    Raises:
-        OpsError: if the manifest's content is unsafe: any job can write to the bucket, and uv runs what it is given.
+    OpsError if the content is unsafe: any job can write to the bucket, and uv runs what it is given.
     """
     name, key_text, requirements = request.get("name"), request.get("key"), request.get("requirements")
     lines = (
@@ -146,11 +145,7 @@ def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
 
 
 def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
-    """Return its packages, name to version; build it first if it is missing.
-
-    Raises:
-        UsageError: if uv finds no such package.
-    """
+    """Return its packages, name to version; build it first if it is missing."""
     folders = require_runtimes(inventory, f"runtime {runtime.name}")
     folder = folders.here / runtime.key
     if not folder.is_dir():

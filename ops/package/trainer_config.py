@@ -165,9 +165,6 @@ def read(files: Mapping[str, bytes], package: str, report_old_keys: bool = False
         files: the content of the package's files by a path such as `trainer/task.py`.
         package: its name.
         report_old_keys: as for `validate`.
-
-    Raises:
-        UsageError: if it is invalid.
     """
     path, keys = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
@@ -191,10 +188,10 @@ def merge_end_keys(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def check_tensorflow(declared: TrainerConfig, package: str, lines: Iterable[str], complete: bool) -> None:
-    """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow and Keras.
+    """Check that a job's own Python has a TensorFlow and Keras that the package knows.
 
-    Raises:
-        UsageError: if the package does not know a version, or if there is no TensorFlow and the lines are `complete`.
+    Args:
+        lines: such as `tensorflow-cpu==2.20.0`; there is no TensorFlow only if they are `complete`.
     """
     lines = list(lines)
     keras = next((match[1] for line in lines if (match := _KERAS.match(line))), None)

@@ -70,9 +70,6 @@ def walk(
         skipped: names of folders that are left out; if there are any, so are virtual environments.
         endings: of the names of files that are left out.
         outer_rules: the files .gitignore above the folder, up to the repository's, count too.
-
-    Raises:
-        UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing; or it is one of keys.
     """
     if keys := KEY_FOLDERS.intersection(Path(os.path.realpath(root)).parts):
         raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")

@@ -75,11 +75,7 @@ class PlanRequest:
 
 
 def number(text: str, flag: str) -> float:
-    """Parse a flag's number above 0.
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Parse a flag's number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -90,11 +86,7 @@ def number(text: str, flag: str) -> float:
 
 
 def parse_target_flags(target: str | None, replicas: str | None, seconds: str | None) -> TargetRuns | None:
-    """Parse `--until`, `--replicas` and `--until-seconds`.
-
-    Raises:
-        UsageError: if one is invalid, or if the target is left out.
-    """
+    """Parse `--until`, `--replicas` and `--until-seconds`."""
     if target is None:
         if alone := [name for name, value in (("--replicas", replicas), ("--until-seconds", seconds)) if value is not None]:
             raise UsageError(f"{alone[0]} needs a target: give --until, such as --until accuracy=0.97")
@@ -238,11 +230,7 @@ def _single_process_args(args: Sequence[str], declared: TrainerConfig) -> Sequen
 
 
 def resolve_strategy(declared: TrainerConfig, chosen: str | None) -> str:
-    """Return the strategy of a job. A trainer that declares no strategies uses parameter servers.
-
-    Raises:
-        UsageError: if there is no model of the strategy.
-    """
+    """Return the strategy of a job; a trainer that declares none uses parameter servers."""
     predictors = models(declared)
     name = (chosen or declared.strategy or next(iter(predictors))) if declared.strategies else next(iter(predictors))
     if name not in predictors:
@@ -293,11 +281,7 @@ def path(module: str, args: Sequence[str], declared: TrainerConfig) -> Path:
 
 
 def read(module: str, args: Sequence[str]) -> tuple[dict[str, Any], TrainerConfig]:
-    """Return the plan of a job, found by its arguments without its package, and what its trainer declared.
-
-    Raises:
-        UsageError: no plan was made of the same work, or it is invalid.
-    """
+    """Return the plan of the same work, found without the job's package, and what its trainer declared."""
     invalid = ""
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:

@@ -65,11 +65,7 @@ def check(cluster: ClusterClient, job_id: str, as_json: bool) -> int:
 def compare(
     cluster: Inventory, job_id: str, manifest_content: Mapping[str, Any], read_messages: Callable[[], Sequence[str]]
 ) -> PlanCheck:
-    """Compare a job, by its manifest and the messages of its chief, with its plan.
-
-    Raises:
-        UsageError: if there is no plan, if the cluster has changed since, or if there are too few Train lines.
-    """
+    """Compare a job, by its manifest and the messages of its chief, with its plan."""
     then = manifest_content["cluster"]
     inventory = cluster.subset(then.get("replicas", {}), then.get("scaleTier"))
     if then != (today := manifest.cluster(inventory)):

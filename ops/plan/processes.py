@@ -83,11 +83,7 @@ class ProcessGroup:
 
 @contextmanager
 def start_processes(starts: Sequence[ProcessStart], folder: Path, grace: float = END_SECONDS) -> Iterator[ProcessGroup]:
-    """Start processes in `folder`, and end their groups: SIGTERM, and SIGKILL `grace` seconds later.
-
-    Raises:
-        UsageError: if no Python here has TensorFlow.
-    """
+    """Start processes in `folder`, and end their groups: SIGTERM, and SIGKILL `grace` seconds later."""
     python, processes = python_here(), list[subprocess.Popen[bytes]]()
     try:
         for start in starts:
@@ -134,11 +130,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
 
 
 def python_here() -> str:
-    """Return the Python with TensorFlow: this one, or the hosts' if it was made here.
-
-    Raises:
-        UsageError: if neither has it.
-    """
+    """Return the Python with TensorFlow: this one, or the hosts' if it was made here."""
     if find_spec("tensorflow"):
         return sys.executable
     runtimes = [python for python in HOSTS_PYTHONS.glob("runtime-*/bin/python") if python.exists()]

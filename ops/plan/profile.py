@@ -59,12 +59,7 @@ def mean_rate(train_marks: Sequence[TrainPoint]) -> float | None:
 
 
 def profile_job(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
-    """Run the trainer's module in `folder` for some seconds from its first Train line on; its lines.
-
-    Raises:
-        OpsError: it fails.
-        UsageError: it prints too few Train lines.
-    """
+    """Run the trainer's module in `folder` for some seconds from its first Train line on; its lines."""
     lines: list[str] = []
     began = time.monotonic()
     until, trains = began + _START_SECONDS + seconds, False
@@ -101,11 +96,7 @@ def failure(module: str, process: ProcessGroup, seconds: float) -> str:
 
 
 def parameter_bytes(folder: Path) -> int:
-    """Return the bytes of the float32 variables in the newest checkpoint below a folder.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """Return the bytes of the float32 variables in the newest checkpoint below a folder."""
     # An exported model has more: its optimizer's state has no names there.
     checkpoints = sorted(folder.rglob("*.index"), key=lambda path: (not _exported(path), path.stat().st_mtime))
     if not checkpoints:

@@ -63,12 +63,7 @@ class RunSetup:
 
 
 def run(course: RunSetup, replicas: int, folder: Path) -> TrialRun:
-    """Run the job in `folder`, which has the package.
-
-    Raises:
-        UsageError: if it does not reach the target.
-        OpsError: if it fails.
-    """
+    """Run the job in `folder`, which has the package; UsageError if it does not reach the target."""
     module, goal = course.argv[0], course.target
     evaluations: list[MetricPoint] = []
     first_steps: dict[str, int] = {}
@@ -135,11 +130,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _check(module: str, goal: AccuracyTarget, evaluations: Sequence[MetricPoint]) -> None:
-    """Check that Eval lines have the metric, and that the first one is not at the target already.
-
-    Raises:
-        UsageError: if one does not, or if it is.
-    """
+    """Check that Eval lines have the metric, and that the first one is not at the target already."""
     point = evaluations[-1]
     if goal.metric not in point.values:
         has = ", ".join(point.values) or "none"

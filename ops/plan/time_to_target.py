@@ -104,11 +104,7 @@ class TargetModel:
 
 
 def parse_target(text: str) -> AccuracyTarget:
-    """Parse `accuracy=0.97`.
-
-    Raises:
-        UsageError: if the name is invalid or the value is no finite number.
-    """
+    """Parse `accuracy=0.97`."""
     metric, equals, number = (part.strip() for part in text.rpartition("="))
     if not equals or not metric:
         raise UsageError(f"--until {text!r} is not of the form METRIC=VALUE, such as accuracy=0.97 or loss=0.2")
@@ -122,11 +118,7 @@ def parse_target(text: str) -> AccuracyTarget:
 
 
 def parse_replicas(text: str) -> list[int]:
-    """Parse `1,2,5`, and sort it.
-
-    Raises:
-        UsageError: for anything but two whole numbers or more.
-    """
+    """Parse `1,2,5`, and sort it."""
     words = [word.strip() for word in text.split(",")]
     wrong = next(
         (word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) <= _MOST_REPLICAS)), None

@@ -40,11 +40,7 @@ def report(cluster: ClusterClient, job_ids: Sequence[str], output: str | None, j
 
 
 def check_ids(job_ids: Sequence[str]) -> None:
-    """Check the number of jobs, and that none is named twice.
-
-    Raises:
-        UsageError: for more than can be distinguished, or a duplicate.
-    """
+    """Check the number of jobs, and that none is named twice."""
     if len(job_ids) > MOST:
         raise UsageError(f"fab report compares {MOST} jobs at most, not {len(job_ids)}")
     if twice := [job_id for place, job_id in enumerate(job_ids) if job_id in job_ids[:place]]:
@@ -52,11 +48,7 @@ def check_ids(job_ids: Sequence[str]) -> None:
 
 
 def check_output(target: Path) -> None:
-    """Check that the page can be written, and only overwrites a page of this command.
-
-    Raises:
-        UsageError: if it cannot, or would.
-    """
+    """Check that the page can be written, and only overwrites a page of this command."""
     if can_create(target):
         return
     if not target.is_file():
@@ -68,11 +60,7 @@ def check_output(target: Path) -> None:
 
 
 def can_create(target: Path) -> bool:
-    """Return whether a file can be created, False if something is there.
-
-    Raises:
-        UsageError: if it cannot, as there is no folder for it.
-    """
+    """Return whether a file can be created, False if something is there; UsageError without a folder."""
     with _write_errors(target):
         if target.exists():
             return False
@@ -82,11 +70,7 @@ def can_create(target: Path) -> bool:
 
 
 def write(target: Path, content: bytes) -> None:
-    """Write a file atomically.
-
-    Raises:
-        UsageError: if the folder does not allow it.
-    """
+    """Write a file atomically; UsageError if the folder does not allow it."""
     part = target.with_name(f".{uuid.uuid4().hex}")
     with _write_errors(target):
         try:

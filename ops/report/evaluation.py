@@ -21,11 +21,7 @@ class EvaluationError(ValueError):
 
 
 def parse(content: bytes) -> Evaluation:
-    """Parse an evaluation; of the mistakes the first 20 count.
-
-    Raises:
-        EvaluationError: if docs/trainers.md does not allow the content.
-    """
+    """Parse an evaluation (docs/trainers.md); of the mistakes the first 20 count."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):

@@ -44,11 +44,7 @@ class JobEvidence:
     """
 
     def __init__(self, cluster: ClusterClient, job_id: str | None) -> None:
-        """Find a job, by default the newest.
-
-        Raises:
-            UsageError: if there is no such job.
-        """
+        """Find a job, by default the newest."""
         self.record: JobRecord = existing_job(cluster.ledger, job_id)
         self.time = now()
         self.notes: list[str] = []

@@ -47,11 +47,7 @@ _OTHER_ARGUMENTS = "other arguments"
 
 
 def make(job: JobEvidence) -> Report:
-    """Build the report of a job, as of the time of its evidence.
-
-    Raises:
-        OpsError: if nothing of it has run.
-    """
+    """Build the report of a job, as of the time of its evidence."""
     record, tuned = job.record, job.tuned
     check_started(record, job.replicas)
     end = record.endTime or job.time
@@ -100,11 +96,7 @@ def make(job: JobEvidence) -> Report:
 
 
 def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
-    """Check that a job has run.
-
-    Raises:
-        OpsError: if nothing of it has run, or ever will.
-    """
+    """Check that a job has run; OpsError if nothing of it has, or ever will."""
     if record.startTime or any(replica.startTime for replica in replicas):
         return
     if not record.final:
