@@ -107,9 +107,7 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bun
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.count = "(diagnoses)"
-    none: dict[str, bytes] = {}
-    diagnoses = job.attempt(lambda: _diagnoses(cluster, record, names), none, "the diagnoses were not read")
-    for name, content in diagnoses.items():
+    for name, content in job.attempt(lambda: _diagnoses(cluster, record, names), {}, "the diagnoses were not read").items():
         try:
             diagnosis = json.loads(content)
             if _is_of_earlier_job(diagnosis, record):
@@ -128,12 +126,10 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bun
         job.notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
         bundle.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
-        nothing: dict[str, list[LogLine]] = {}
-        bundle.logs |= job.attempt(lambda: job.read_logs(missing, LogFilter(lines=LINES)), nothing, "no more logs were read")
+        bundle.logs |= job.attempt(lambda: job.read_logs(missing, LogFilter(lines=LINES)), {}, "no more logs were read")
     for name in filter(bundle.logs.get, names):
-        bundle.files[f"logs/{name}.log"] = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name]).encode(
-            "utf-8", "replace"
-        )
+        text = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name])
+        bundle.files[f"logs/{name}.log"] = text.encode("utf-8", "replace")
     step.count = "(reachable hosts)"
     job.attempt(lambda: _query_hosts(cluster, bundle), None, "the hosts were not queried")
     return bundle
@@ -298,10 +294,8 @@ def find_secrets(bundle: Bundle) -> dict[str, str]:
     for replica in bundle.job.replicas:
         trainer = _part(bundle.diagnoses.get(replica.name, {}), "trainer")
         first = replica.firstError.message if replica.firstError else ""
-        for printed, redacted in (
-            (replica.errorMessage, trainer.get("errorMessage")),
-            (first, _part(trainer, "firstError").get("message")),
-        ):
+        first_redacted = _part(trainer, "firstError").get("message")
+        for printed, redacted in ((replica.errorMessage, trainer.get("errorMessage")), (first, first_redacted)):
             for line, redacted_line in zip(printed.splitlines(), str(redacted).splitlines(), strict=False):
                 values |= _match_redacted(line, redacted_line)
     return values
@@ -311,12 +305,8 @@ def _match_redacted(original: str, redacted: str) -> dict[str, str]:
     """Compare a line with its redacted form; return the line, and the secret if one value explains it."""
     first, *rest = parts = redacted.split(_SECRET)
     least = len("".join(parts)) + _SHORTEST * len(rest)
-    if (
-        original == redacted
-        or not rest
-        or len(original) < least
-        or not (original.startswith(first) and original.endswith(rest[-1]))
-    ):
+    fits = rest and original.startswith(first) and original.endswith(rest[-1])
+    if original == redacted or len(original) < least or not fits:
         return {}
     same = "(?P=value)".join(map(re.escape, rest))
     match = re.fullmatch(f"{re.escape(first)}(?P<value>.+?){same}", original, re.DOTALL)

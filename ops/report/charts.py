@@ -6,7 +6,7 @@ The colours are names of CSS variables, which the page defines for light, dark a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -42,6 +42,8 @@ _STATES = {WAITING: "var(--c7)", RUNNING: "var(--c0)", RESTARTING: "var(--c1)"}
 _UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 Spec = dict[str, Any]
+_X: Spec = {"field": "x", "type": "quantitative"}
+_CURVE: Spec = {"field": "curve", "type": "nominal"}
 
 
 @dataclass(frozen=True)
@@ -110,29 +112,24 @@ def throughput_chart(replicas: Sequence[ReplicaThroughput], events: Sequence[Tim
     `seconds` are those of the events, from the job's creation.
     """
     size, unit = _unit([at for each in replicas for at, _ in each.points])
-    lines = [
-        ChartSeries(
-            each.replica,
-            [(at / size, rate) for at, rate in each.points],
-            place,
-            place // COLOURS,
-            breaks=[at / size for at in each.restarts],
-        )
-        for place, each in enumerate(replicas)
-    ]
+    lines = []
+    for place, each in enumerate(replicas):
+        points, breaks = [(at / size, rate) for at, rate in each.points], [at / size for at in each.restarts]
+        lines.append(ChartSeries(each.replica, points, place, place // COLOURS, breaks=breaks))
     spec = _lines(lines, f"{unit} since the job was created", {"title": "steps/s", "scale": {"zero": True}})
     restarts = [{"x": at / size, "curve": each.replica} for each in replicas for at in each.restarts]
     job_events = [{"x": at / size} for at, each in zip(seconds, events, strict=True) if each.who == "job"]
     if restarts:
-        mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 90, "aria": False, "opacity": 1}
-        colour = {"field": "curve", "type": "nominal"}
-        place = {"x": {"field": "x", "type": "quantitative"}, "y": {"value": "height"}, "color": colour}
-        spec["layer"].append({"data": {"values": restarts}, "mark": mark, "encoding": place})
+        mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 90, "opacity": 1}
+        spec["layer"].append(_layer(restarts, mark, {"x": _X, "y": {"value": "height"}, "color": _CURVE}))
     if job_events:
-        rule = {"type": "rule", "strokeDash": [3, 3], "color": "var(--bad)", "aria": False}
-        at_x = {"x": {"field": "x", "type": "quantitative"}}
-        spec["layer"].append({"data": {"values": job_events}, "mark": rule, "encoding": at_x})
+        spec["layer"].append(_layer(job_events, {"type": "rule", "strokeDash": [3, 3], "color": "var(--bad)"}, {"x": _X}))
     return spec
+
+
+def _layer(values: Sequence[Spec], mark: Spec, encoding: Spec | None = None) -> Spec:
+    """Return a layer with its own data, hidden from screen readers: the page describes it in words."""
+    return {"data": {"values": values}, "mark": {**mark, "aria": False}, **({"encoding": encoding} if encoding else {})}
 
 
 def succeeded_trials(tuning: Tuning) -> list[TrialRow]:
@@ -145,47 +142,26 @@ def trial_chart(tuning: Tuning) -> Spec:
     points = sorted((each.trialId, each.value) for each in succeeded_trials(tuning) if each.value is not None)
     bests = accumulate((value for _, value in points), lambda *both: Goal(tuning.goal).best(both))
     so_far = [(number, value) for (number, _), value in zip(points, bests, strict=True)]
-    line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False}
-    dots = {"type": "circle", "size": 60, "opacity": 1, "color": "var(--c0)", "aria": False}
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "title": "trial",
-        "axis": {"format": "d", "tickMinStep": 1},
-        "scale": {"zero": False},
-    }
-    encoding = {"x": x, "y": _metric(tuning)}
-    return {
-        **_frame(_HEIGHT),
-        "encoding": encoding,
-        "layer": [
-            {"data": {"values": [{"x": x, "y": y} for x, y in so_far]}, "mark": line},
-            {"data": {"values": [{"x": x, "y": y} for x, y in points]}, "mark": dots},
-        ],
-    }
+    line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)"}
+    dots = {"type": "circle", "size": 60, "opacity": 1, "color": "var(--c0)"}
+    x_axis = {**_X, "title": "trial", "axis": {"format": "d", "tickMinStep": 1}, "scale": {"zero": False}}
+    layers = [_layer([{"x": x, "y": y} for x, y in pairs], mark) for pairs, mark in ((so_far, line), (points, dots))]
+    return {**_frame(_HEIGHT), "encoding": {"x": x_axis, "y": _metric(tuning)}, "layer": layers}
 
 
 def parameter_chart(tuning: Tuning, axis: TunedParameter) -> Spec:
     """Plot the trials' metric over a hyperparameter; the best trial is larger and in another colour."""
     trials = succeeded_trials(tuning)
-    values = [
-        {
-            "x": each.hyperparameters[axis.name] if axis.kind == "words" else float(each.hyperparameters[axis.name]),
-            "y": each.value,
-        }
-        for each in trials
-    ]
-    kind = (
-        {"type": "nominal"}
-        if axis.kind == "words"
-        else {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "nice": False, "padding": 10}}
-    )
+    to_x: Callable[[str], object] = str if axis.kind == "words" else float
+    values = [{"x": to_x(each.hyperparameters[axis.name]), "y": each.value} for each in trials]
+    kind: Spec = {"type": "nominal"}
+    if axis.kind != "words":
+        kind = {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "nice": False, "padding": 10}}
     if axis.kind == "log":
-        kind = {**kind, "axis": {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}}
+        kind["axis"] = {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}
     encoding = {"x": {"field": "x", "title": axis.name, **kind}, "y": _metric(tuning)}
-    dots = {"type": "circle", "size": 60, "opacity": 0.8, "color": "var(--c0)", "aria": False}
-    first = {"type": "circle", "size": 160, "opacity": 1, "color": "var(--c1)", "aria": False}
-    layers = [{"data": {"values": values}, "mark": dots}, {"data": {"values": values[:1]}, "mark": first}]
+    dots = {"type": "circle", "size": 60, "opacity": 0.8, "color": "var(--c0)"}
+    layers = [_layer(values, dots), _layer(values[:1], {"type": "circle", "size": 160, "opacity": 1, "color": "var(--c1)"})]
     return {**_frame(_HEIGHT), "encoding": encoding, "layer": layers}
 
 
@@ -199,24 +175,17 @@ def timeline_chart(segments: Sequence[TimelineSegment]) -> Spec:
     names = list(dict.fromkeys(segment.who for segment in segments))
     states = [state for state in _STATES if any(segment.state == state for segment in segments)]
     values = [{"who": each.who, "state": each.state, "x": each.begin / size, "to": each.end / size} for each in segments]
-    colour = {
-        "field": "state",
-        "type": "nominal",
-        "title": None,
-        "legend": {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0},
-        "scale": {"domain": states, "range": [_STATES[state] for state in states]},
-    }
+    legend = {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0}
+    scale = {"domain": states, "range": [_STATES[state] for state in states]}
     # The reader's font may be wider than the one that was measured here.
     axis = {"grid": False, "ticks": False, "minExtent": _LETTER * min(max(map(len, names)), _LETTERS)}
     encoding = {
         "y": {"field": "who", "type": "nominal", "sort": names, "title": None, "axis": axis},
-        "x": {"field": "x", "type": "quantitative", "title": f"{unit} since the job was created", "scale": {"nice": False}},
+        "x": {**_X, "title": f"{unit} since the job was created", "scale": {"nice": False}},
         "x2": {"field": "to"},
-        "color": colour,
+        "color": {"field": "state", "type": "nominal", "title": None, "legend": legend, "scale": scale},
     }
-    mark = {"type": "bar", "aria": False, "height": {"band": 0.7}}
-    height = _AXES + _ROW * len(names)
-    return {**_frame(height), "data": {"values": values}, "mark": mark, "encoding": encoding}
+    return {**_frame(_AXES + _ROW * len(names)), **_layer(values, {"type": "bar", "height": {"band": 0.7}}, encoding)}
 
 
 def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
@@ -231,17 +200,14 @@ def _lines(series: Sequence[ChartSeries], x_title: str, y: Spec) -> Spec:
     legend = _legend(names)
     dashes = {"domain": names, "range": [_DASHES[each.dash % len(_DASHES)] for each in series]}
     shared = {
-        "x": {"field": "x", "type": "quantitative", "title": x_title, "scale": {"zero": False, "nice": False}},
+        "x": {**_X, "title": x_title, "scale": {"zero": False, "nice": False}},
         "y": {"field": "y", "type": "quantitative", **y},
-        "color": {"field": "curve", "type": "nominal", "title": None, "scale": colours, "legend": legend},
+        "color": {**_CURVE, "title": None, "scale": colours, "legend": legend},
     }
+    detail, dash = {"field": "part", "type": "nominal"}, {**_CURVE, "title": None, "scale": dashes, "legend": legend}
     line = {
         "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
-        "encoding": {
-            **shared,
-            "detail": {"field": "part", "type": "nominal"},
-            "strokeDash": {"field": "curve", "type": "nominal", "title": None, "scale": dashes, "legend": legend},
-        },
+        "encoding": {**shared, "detail": detail, "strokeDash": dash},
     }
     dots = {
         "transform": [{"filter": "datum.dots"}],
@@ -293,6 +259,10 @@ def _unit(seconds: Sequence[float]) -> tuple[float, str]:
 def _frame(height: int) -> Spec:
     """Return the specification common to all charts; the page stretches them to its width."""
     ink, soft = "var(--ink)", "var(--line)"
+    label = {"labelColor": ink, "labelFontSize": 13}
+    title = {"titleColor": ink, "titleFontSize": 13, "titleFontWeight": "normal", "titlePadding": 8}
+    lines = {"gridColor": soft, "domainColor": soft, "tickColor": soft}
+    symbol = {"symbolType": "stroke", "symbolSize": 160, "symbolStrokeWidth": 2.5}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": _WIDTH,
@@ -303,26 +273,7 @@ def _frame(height: int) -> Spec:
         "config": {
             "font": "Arial, Helvetica, sans-serif",
             "view": {"stroke": None},
-            "axis": {
-                "labelColor": ink,
-                "titleColor": ink,
-                "labelFontSize": 13,
-                "titleFontSize": 13,
-                "titleFontWeight": "normal",
-                "titlePadding": 8,
-                "gridColor": soft,
-                "domainColor": soft,
-                "tickColor": soft,
-                "tickCount": 5,
-                "labelLimit": 110,
-            },
-            "legend": {
-                "orient": "bottom",
-                "labelColor": ink,
-                "labelFontSize": 13,
-                "symbolType": "stroke",
-                "symbolSize": 160,
-                "symbolStrokeWidth": 2.5,
-            },
+            "axis": {**label, **title, **lines, "tickCount": 5, "labelLimit": 110},
+            "legend": {"orient": "bottom", **label, **symbol},
         },
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any
 
@@ -26,55 +25,45 @@ def parse(content: bytes) -> Evaluation:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise EvaluationError("it is no JSON") from None
-    if not isinstance(document, dict):
-        raise EvaluationError("it is no JSON object")
-    confusion = _confusion(document.get("confusion"))
-    classes = _classes(document.get("classes"), len(confusion))
+    _require(isinstance(document, dict), "it is no JSON object")
+    confusion = document.get("confusion")
+    size = len(confusion) if isinstance(confusion, list) else 0
+    _require(2 <= size <= MOST_CLASSES, f"confusion must be a list of 2 to {MOST_CLASSES} rows")
+    for place, row in enumerate(confusion):
+        are_counts = isinstance(row, list) and len(row) == size and all(map(_is_count, row))
+        _require(are_counts, f"confusion[{place}] must be a list of {size} counts, one for each class")
+    if (classes := document.get("classes")) is None:
+        classes = [str(number) for number in range(size)]
+    are_names = isinstance(classes, list) and len(classes) == size and all(isinstance(name, str) for name in classes)
+    _require(are_names, f"classes must be a list of {size} names, one for each row of confusion")
     mistakes = document.get("mistakes", [])
-    if not isinstance(mistakes, list):
-        raise EvaluationError("mistakes must be a list")
-    errors = [_mistake(item, f"mistakes[{place}]", len(classes)) for place, item in enumerate(mistakes[:MOST_MISTAKES])]
+    _require(isinstance(mistakes, list), "mistakes must be a list")
+    mistakes = [_mistake(item, f"mistakes[{place}]", size) for place, item in enumerate(mistakes[:MOST_MISTAKES])]
     step = document.get("step")
-    return Evaluation(step if _is_count(step) else None, classes, confusion, errors)
+    return Evaluation(step if _is_count(step) else None, classes, confusion, mistakes)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EvaluationError(message)
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
-def _confusion(value: Any) -> list[list[int]]:
-    size = len(value) if isinstance(value, list) else 0
-    if not 2 <= size <= MOST_CLASSES:
-        raise EvaluationError(f"confusion must be a list of 2 to {MOST_CLASSES} rows")
-    for place, row in enumerate(value):
-        if not isinstance(row, list) or len(row) != size or not all(map(_is_count, row)):
-            raise EvaluationError(f"confusion[{place}] must be a list of {size} counts, one for each class")
-    return [list(row) for row in value]
-
-
-def _classes(value: Any, size: int) -> list[str]:
-    if value is None:
-        return [str(number) for number in range(size)]
-    if not isinstance(value, list) or len(value) != size or not all(isinstance(name, str) for name in value):
-        raise EvaluationError(f"classes must be a list of {size} names, one for each row of confusion")
-    return list(value)
-
-
 def _mistake(value: Any, path: str, size: int) -> Mistake:
-    if not isinstance(value, dict):
-        raise EvaluationError(f"{path} must be an object of label, predicted and image")
+    _require(isinstance(value, dict), f"{path} must be an object of label, predicted and image")
     for key in ("label", "predicted"):
-        if not _is_count(value.get(key)) or value[key] >= size:
-            raise EvaluationError(f"{path}.{key} must be a class, 0 to {size - 1}")
+        _require(_is_count(value.get(key)) and value[key] < size, f"{path}.{key} must be a class, 0 to {size - 1}")
     image = value.get("image")
-    if not isinstance(image, str) or not _is_png(image):
-        raise EvaluationError(f"{path}.image must be a PNG of {_LARGEST_IMAGE >> 10} kB at most, in base64")
+    _require(_is_png(image), f"{path}.image must be a PNG of {_LARGEST_IMAGE >> 10} kB at most, in base64")
     return Mistake(value["label"], value["predicted"], image)
 
 
-def _is_png(text: str) -> bool:
+def _is_png(text: object) -> bool:
     try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        content = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except ValueError:
         return False
     return content.startswith(_PNG) and len(content) <= _LARGEST_IMAGE

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jobs import paths, progress
-from jobs.bucket import BucketError
+from jobs.bucket import BucketError, Item
 from jobs.chunks import LogFilter
 from jobs.firsterror import ERROR_SEVERITIES
 from jobs.records import JobRecord, ReplicaRecord
@@ -69,28 +69,21 @@ class JobEvidence:
         job_id, folder = self.record.jobId, f"{paths.folder(self.record.jobId)}/"
         places = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
         places += [paths.replica(job_id, replica.name) for replica in self.replicas]
-        none: dict[str, bytes] = {}
-        return self.attempt(
-            lambda: {
-                path.removeprefix(folder): item.content for path, item in self._cluster.ledger.store.read_all(places).items()
-            },
-            none,
-            "the records were not read",
-        )
+        none: dict[str, Item] = {}
+        items = self.attempt(lambda: self._cluster.ledger.store.read_all(places), none, "the records were not read")
+        return {path.removeprefix(folder): item.content for path, item in items.items()}
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The manifest, empty if the job has none."""
-        return self.attempt(self._manifest, {}, "the manifest was not read")
-
-    def _manifest(self) -> dict[str, Any]:
         try:
             manifest = json.loads(self.files.get("manifest.json", b"{}"))
         except (ValueError, RecursionError):
-            raise OpsError("it is no JSON") from None
-        if not isinstance(manifest, dict):
-            raise OpsError("it is no JSON object")
-        return manifest
+            manifest = None
+        if isinstance(manifest, dict):
+            return manifest
+        self.notes.append("the manifest was not read: it is no JSON object")
+        return {}
 
     def read_logs(self, names: list[str], log_filter: LogFilter) -> dict[str, list[LogLine]]:
         """Return the lines of replicas that a filter wants."""
@@ -99,16 +92,13 @@ class JobEvidence:
     @cached_property
     def logs(self) -> dict[str, list[LogLine]]:
         """The lines of each replica that a page uses: a log may be of any size."""
-        none: dict[str, list[LogLine]] = {}
-        return self.attempt(self._logs, none, "no log was read")
 
-    def _logs(self) -> dict[str, list[LogLine]]:
-        with terminal.Step(f"reading the logs of {self.record.jobId}"):
+        def read() -> dict[str, list[LogLine]]:
             logs = read_logs(self._cluster, self.record, replica_names(self.record), LogFilter())
-            return {
-                name: [line for line in log if line.severity in ERROR_SEVERITIES or progress.is_progress_line(line.message)]
-                for name, log in logs.items()
-            }
+            return {name: list(filter(_is_used, log)) for name, log in logs.items()}
+
+        with terminal.Step(f"reading the logs of {self.record.jobId}"):
+            return self.attempt(read, {}, "no log was read")
 
     @cached_property
     def tuned(self) -> TuningResult | None:
@@ -123,13 +113,12 @@ class JobEvidence:
     @cached_property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
         """The scalars of summaries, by `run/tag`; empty if the logs report steps."""
-        lines = (line for log in self.logs.values() for line in log)
-        output, none = self._output, dict[str, list[tuple[int, float]]]()
-        if output is None or any(
-            progress.parse_train_metrics(line.message) or progress.parse_eval_metrics(line.message) for line in lines
-        ):
-            return none
-        return self.attempt(lambda: scalars(self._cluster, output, _POINTS), none, "the summaries were not read")
+        messages = [line.message for log in self.logs.values() for line in log]
+        if (output := self._output) is None or any(map(progress.parse_train_metrics, messages)):
+            return {}
+        if any(map(progress.parse_eval_metrics, messages)):
+            return {}
+        return self.attempt(lambda: scalars(self._cluster, output, _POINTS), {}, "the summaries were not read")
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
@@ -163,6 +152,10 @@ class JobEvidence:
         forecast = checked.prediction
         figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))
         return Planned(checked.plan["createTime"], *figures, forecast.bound)
+
+
+def _is_used(line: LogLine) -> bool:
+    return line.severity in ERROR_SEVERITIES or progress.is_progress_line(line.message)
 
 
 def _evaluation(output: JobOutput) -> Evaluation:

@@ -12,7 +12,7 @@ from jobs import progress
 from jobs.firsterror import ERROR_SEVERITIES
 from jobs.progress import MetricPoint
 from jobs.records import JobRecord, ReplicaRecord
-from jobs.study import Parameter, ParameterType, ScaleType
+from jobs.study import Parameter, ParameterType, ScaleType, Trial
 from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.ledger import replica_names
@@ -79,13 +79,10 @@ def make(job: JobEvidence) -> Report:
         chartsFrom=source,
         throughput=[] if tuned else replica_throughput(record, job.replicas, job.logs),
         timeline=list(timeline(record, job.replicas, end)),
-        replicas=[
-            ReportedReplica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
-            for each in job.replicas
-        ],
+        replicas=[_reported(record, each) for each in job.replicas],
         events=timeline_events(record, job.replicas),
         arguments=[str(word) for word in manifest.get("args", record.trainingInput.get("args", []))],
-        inputs={**job_inputs(record, manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
+        inputs=job_inputs(record, manifest) | ({HYPERPARAMETERS: tuned.line()} if tuned else {}),
         errors=errors(record, job.replicas),
         errorLines=error_lines(job.logs),
         evaluation=evaluation,
@@ -93,6 +90,11 @@ def make(job: JobEvidence) -> Report:
         tuning=tuning(tuned, end) if tuned else None,
         notes=notes,
     )
+
+
+def _reported(record: JobRecord, replica: ReplicaRecord) -> ReportedReplica:
+    host = record.placement.get(replica.name)
+    return ReportedReplica(replica.name, str(replica.state), replica.exitCode, replica.restarts, host)
 
 
 def check_started(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> None:
@@ -120,16 +122,13 @@ def from_logs(logs: Mapping[str, Sequence[LogLine]], names: Sequence[str]) -> li
             for name, value in each.values.items():
                 curves.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
 
-    logged = [name for name in names if name in logs]
-    trains = {
-        name: points
-        for name in logged
-        if (points := [*filter(None, (progress.parse_train_metrics(line.message) for line in logs[name]))])
-    }
-    for name, points in list(trains.items())[:1]:
-        add(_curve_name("train", name, names), points)
-    for name in logged:
-        add(_curve_name("eval", name, names), filter(None, (progress.parse_eval_metrics(line.message) for line in logs[name])))
+    messages = {name: [line.message for line in logs[name]] for name in names if name in logs}
+    for name, lines in messages.items():
+        if points := [*filter(None, map(progress.parse_train_metrics, lines))]:
+            add(_curve_name("train", name, names), points)
+            break
+    for name, lines in messages.items():
+        add(_curve_name("eval", name, names), filter(None, map(progress.parse_eval_metrics, lines)))
     return _charts(curves)
 
 
@@ -146,25 +145,15 @@ def from_trials(tuned: TuningResult) -> list[Chart]:
 def tuning(tuned: TuningResult, end: str) -> Tuning:
     """Return the tuned hyperparameters and the trials' results up to a moment."""
     study = tuned.study
-    return Tuning(
-        study.hyperparameterMetricTag,
-        str(study.goal),
-        study.trials,
-        [TunedParameter(each.parameterName, _scale_kind(each)) for each in study.params],
-        [
-            TrialRow(
-                trial.trialId,
-                tuned.state(trial),
-                float(trial.last.objectiveValue) if trial.last else None,
-                trial.hyperparameters,
-                trial.replica,
-                trial.restarts,
-                round(trial.seconds(end), 3),
-            )
-            for trial in tuned.ranked
-            if study.has(trial.hyperparameters)
-        ],
-    )
+    parameters = [TunedParameter(each.parameterName, _scale_kind(each)) for each in study.params]
+    rows = [_trial_row(tuned, trial, end) for trial in tuned.ranked if study.has(trial.hyperparameters)]
+    return Tuning(study.hyperparameterMetricTag, str(study.goal), study.trials, parameters, rows)
+
+
+def _trial_row(tuned: TuningResult, trial: Trial, end: str) -> TrialRow:
+    value = float(trial.last.objectiveValue) if trial.last else None
+    took = round(trial.seconds(end), 3)
+    return TrialRow(trial.trialId, tuned.state(trial), value, trial.hyperparameters, trial.replica, trial.restarts, took)
 
 
 def _scale_kind(parameter: Parameter) -> str:
@@ -200,12 +189,9 @@ def replica_throughput(
     throughput = []
     for replica in replicas:
         lines = logs.get(replica.name, [])
-        marks = [
-            (_since_creation(record, line.time), each) for line in lines if (each := progress.parse_train_metrics(line.message))
-        ]
-        own = [(seconds, each.rate) for seconds, each in marks if each.rate is not None]
-        rates = own or _step_rates(record, lines)
-        if rates:
+        marks = [(_since_creation(record, line.time), progress.parse_train_metrics(line.message)) for line in lines]
+        own = [(seconds, each.rate) for seconds, each in marks if each and each.rate is not None]
+        if rates := own or _step_rates(record, lines):
             restarts = [_since_creation(record, event.time) for event in replica.events]
             throughput.append(ReplicaThroughput(replica.name, bool(own), rates, restarts))
     return throughput

@@ -28,9 +28,7 @@ _TEMPLATE = "report.html.j2"
 _ROWS = 12
 _TUNING_NOTE = "it tuned hyperparameters: its own report has the trials"
 # The values of a template, for one job or several.
-_DEFAULTS = dict.fromkeys(
-    ("report", "throughput", "timeline", "trials", "arguments", "show_hosts", "confusion", "inputs", "results"),
-)
+_VALUES = ("report", "throughput", "timeline", "trials", "arguments", "show_hosts", "confusion", "inputs", "results")
 # The maximum percentage of a cell's colour: its number must stay legible.
 _STRONGEST = 50
 
@@ -59,19 +57,15 @@ class Cell:
 def page(reports: Sequence[Report]) -> str:
     """Render the page of a job, or of several to compare; bytes that are not UTF-8 become question marks."""
     content = _single_page(reports[0]) if len(reports) == 1 else _comparison_page(reports)
-    html = _template().render(_DEFAULTS | content)
+    html = _template().render(dict.fromkeys(_VALUES) | content)
     return html.encode("utf-8", "replace").decode()
 
 
 @cache
 def _template() -> jinja2.Template:
     environment = templates.environment().overlay(autoescape=True, finalize=_sanitize)
-    environment.filters = environment.filters | {
-        "moment": moment,
-        "duration": terminal.duration,
-        "dollars": terminal.dollars,
-        "number": number,
-    }
+    own = {"moment": moment, "duration": terminal.duration, "dollars": terminal.dollars, "number": number}
+    environment.filters = environment.filters | own
     template: jinja2.Template = environment.get_template(_TEMPLATE)
     return template
 
@@ -121,26 +115,30 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def _draw(spec: charts.Spec) -> Markup:
+    return Markup(charts.svg(spec))  # noqa: S704  no name in it is markup
+
+
 def curve_figure(chart: Chart) -> Figure:
     """Return the figure of a chart of a job's own curves."""
-    return _figure(chart.name, charts.svg(charts.curve_chart(chart)), [(curve.name, curve) for curve in chart.curves])
+    return _figure(chart.name, charts.curve_chart(chart), [(curve.name, curve) for curve in chart.curves])
 
 
 def compared_figure(name: str, reports: Sequence[Report]) -> Figure:
     """Return the figure that compares several jobs' curves of one name."""
     job_charts = [(report.job, next((chart for chart in report.charts if chart.name == name), None)) for report in reports]
     curves = [(f"{job}: {curve.name}", curve) for job, chart in job_charts if chart for curve in chart.curves]
-    return _figure(name, charts.svg(charts.comparison_chart(name, job_charts)), curves)
+    return _figure(name, charts.comparison_chart(name, job_charts), curves)
 
 
-def _figure(name: str, picture: str, curves: Sequence[tuple[str, Curve]]) -> Figure:
+def _figure(name: str, spec: charts.Spec, curves: Sequence[tuple[str, Curve]]) -> Figure:
     words = "; ".join(
         f"{called} from {_format_point(curve.points[0])} to {_format_point(curve.points[-1])}"
         for called, curve in curves
         if curve.points
     )
     rows = [[called, str(step), number(value)] for called, curve in curves for step, value in sample(curve.points)]
-    return Figure(name, Markup(picture), f"{name} by step: {words}", ["curve", "step", name], rows)  # noqa: S704  made by charts
+    return Figure(name, _draw(spec), f"{name} by step: {words}", ["curve", "step", name], rows)
 
 
 def _format_point(point: tuple[int, float]) -> str:
@@ -160,26 +158,16 @@ def throughput_figure(report: Report) -> Figure | None:
     if not any(len(replica.points) > 1 for replica in replicas):
         return None
     seconds = [max(seconds_between(report.createTime, each.time), 0) for each in report.events]
-    picture = Markup(charts.svg(charts.throughput_chart(replicas, report.events, seconds)))  # noqa: S704  made by charts
+    picture = _draw(charts.throughput_chart(replicas, report.events, seconds))
     means = {replica.replica: sum(rate for _, rate in replica.points) / len(replica.points) for replica in replicas}
     rows = [[replica.replica, number(means[replica.replica]), str(len(replica.restarts))] for replica in replicas]
     words = ", ".join(f"{replica.replica} {number(means[replica.replica])}" for replica in replicas)
-    what = (
-        "each replica's own steps"
-        if all(replica.own for replica in replicas)
-        else "the rise of the global step in each replica's log"
-    )
+    own = all(replica.own for replica in replicas)
+    what = "each replica's own steps" if own else "the rise of the global step in each replica's log"
     marks = " Triangles are restarts of a replica." if any(replica.restarts for replica in replicas) else ""
     lines = " Dashed lines are events of the job." if any(each.who == "job" for each in report.events) else ""
-    heads = ["replica", "mean steps/s", "restarts"]
-    return Figure(
-        "Throughput",
-        picture,
-        f"steps per second by time, on average: {words}",
-        heads,
-        rows,
-        f"Steps/s: {what}.{marks}{lines}",
-    )
+    heads, words = ["replica", "mean steps/s", "restarts"], f"steps per second by time, on average: {words}"
+    return Figure("Throughput", picture, words, heads, rows, f"Steps/s: {what}.{marks}{lines}")
 
 
 def trial_figures(tuning: Tuning) -> list[Figure]:
@@ -191,11 +179,10 @@ def trial_figures(tuning: Tuning) -> list[Figure]:
     first = trials[0]
     words = f"{tuning.metric} of {len(trials)} trials; the best is trial {first.trialId} with {number(first.value or 0.0)}"
     rows = [[str(each.trialId), number(each.value or 0.0)] for each in sample(ordered)]
-    picture = Markup(charts.svg(charts.trial_chart(tuning)))  # noqa: S704  made by charts
     caption = "A dot is a trial, the line the best so far."
-    figures = [Figure("Trials", picture, words, ["trial", tuning.metric], rows, caption)]
+    figures = [Figure("Trials", _draw(charts.trial_chart(tuning)), words, ["trial", tuning.metric], rows, caption)]
     for axis in tuning.parameters:
-        picture = Markup(charts.svg(charts.parameter_chart(tuning, axis)))  # noqa: S704  made by charts
+        picture = _draw(charts.parameter_chart(tuning, axis))
         values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in sample(trials)]
         best = f"{tuning.metric} by {axis.name}; the best has {first.hyperparameters[axis.name]}"
         figures.append(Figure(axis.name, picture, best, [axis.name, tuning.metric], values))
@@ -204,14 +191,10 @@ def trial_figures(tuning: Tuning) -> list[Figure]:
 
 def timeline_figure(report: Report) -> Figure:
     """Return the figure of the states of the job and of its replicas."""
-    picture = Markup(charts.svg(charts.timeline_chart(report.timeline)))  # noqa: S704  made by charts
     rows = [[segment.who, segment.state, number(segment.begin), number(segment.end)] for segment in report.timeline]
-    words = ", ".join(
-        f"{segment.state} from {number(segment.begin)} to {number(segment.end)} s"
-        for segment in report.timeline
-        if segment.who == "job"
-    )
-    return Figure("Time line", picture, f"states over time, the job: {words}", ["who", "state", "from s", "to s"], rows)
+    words = ", ".join(f"{state} from {begin} to {end} s" for who, state, begin, end in rows if who == "job")
+    picture, heads = _draw(charts.timeline_chart(report.timeline)), ["who", "state", "from s", "to s"]
+    return Figure("Time line", picture, f"states over time, the job: {words}", heads, rows)
 
 
 def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:

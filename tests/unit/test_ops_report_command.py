@@ -154,7 +154,7 @@ def test_unreadable_inputs_are_notes(cluster: ClusterClient, bucket: Path, capsy
     assert json.loads(capsys.readouterr().out)["notes"] == [
         "no log was read: job job01 is SUCCEEDED, and left no log of master-0: fab describe job01 shows more",
         "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
-        "the manifest was not read: it is no JSON",
+        "the manifest was not read: it is no JSON object",
     ]
     write_object(bucket, paths.output("job01") + "/evaluation.json", b" " * (1 << 20) + b"{}")
     assert report(cluster, ["job01"], None, json=True) == 0
