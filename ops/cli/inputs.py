@@ -16,12 +16,7 @@ from ops.cli.task import JSON, load_cluster, task
     },
 )
 def data(
-    _: Any,
-    action: str | None = None,
-    what: str | None = None,
-    name: str | None = None,
-    yes: bool = False,
-    json: bool = False,
+    _: Any, action: str | None = None, what: str | None = None, name: str | None = None, yes: bool = False, json: bool = False
 ) -> int:
     """List, upload or remove data in the bucket, for trainers to read.
 

@@ -14,7 +14,7 @@ MODEL = "name of the model (default: the only one)"
         "job": "id of the job whose newest exported model it is",
         "origin": "folder of a SavedModel on this machine, instead of a job's",
         "json": JSON,
-    },
+    }
 )
 def deploy(
     _: Any,

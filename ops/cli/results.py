@@ -26,14 +26,7 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     return run(load_cluster(), job, path, dest, json)
 
 
-@task(
-    words=["job", "dest"],
-    help={
-        "job": JOB,
-        "dest": "the directory to create (default: export/ID/TIMESTAMP)",
-        "json": JSON,
-    },
-)
+@task(words=["job", "dest"], help={"job": JOB, "dest": "the directory to create (default: export/ID/TIMESTAMP)", "json": JSON})
 def export(_: Any, job: str | None = None, dest: str | None = None, json: bool = False) -> int:
     """Fetch the newest SavedModel of a job, or export its latest checkpoint first; show its signatures.
 

@@ -13,9 +13,9 @@ import paramiko
 
 from jobs.bucket import Bucket
 from ops import terminal
+from ops.cluster.remote import send_bursts
 
 _READ = 262_144
-_BURST = 262_144
 _SEND_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 1.0
 
@@ -32,8 +32,7 @@ class SshChannel:
     def send(self, data: bytes) -> None:
         self._channel.settimeout(_SEND_SECONDS)
         with _as_os_error():
-            for start in range(0, len(data), _BURST):  # sendall copies all that it has left for each packet
-                self._channel.sendall(data[start : start + _BURST])
+            send_bursts(self._channel, data)
 
     def line(self, seconds: float) -> bytes:
         """Return the next line.

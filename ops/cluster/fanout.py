@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ops.errors import HostError
 
 T = TypeVar("T")
 Done = Callable[[str], None]
+if TYPE_CHECKING:
+    _Ended = queue.SimpleQueue[tuple[str, T | None, Exception | None]]
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,9 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
     they are daemons.
     """
     all_names = list(names)
-    ended: queue.SimpleQueue[tuple[str, T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run(name: str) -> None:
-        try:
-            ended.put((name, work(name), None))
-        except Exception as error:  # noqa: BLE001  each host's error is a result
-            ended.put((name, None, error))
-
+    ended: _Ended[T] = queue.SimpleQueue()
     for name in all_names:
-        threading.Thread(target=run, args=(name,), name=name, daemon=True).start()
+        _start(name, work, ended)
     results: dict[str, T] = {}
     failures: dict[str, Exception] = {}
     deadline = time.monotonic() + seconds
@@ -57,36 +52,34 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
     for name in all_names:
         if name not in results and name not in failures:
             failures[name] = HostError(name, f"did not finish within {seconds:.0f} s")
-    order = {name: place for place, name in enumerate(all_names)}
     return Outcome(
-        dict(sorted(results.items(), key=lambda item: order[item[0]])),
-        dict(sorted(failures.items(), key=lambda item: order[item[0]])),
+        {name: results[name] for name in all_names if name in results},
+        {name: failures[name] for name in all_names if name in failures},
     )
 
 
-def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, seconds: float) -> T:
-    """Return the first result; start the next name after `stagger` seconds or a failure.
-
-    Raises the first name's error if none succeeds.
-    """
-    waiting = list(names)
-    ended: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run(name: str) -> None:
+def _start(name: str, work: Callable[[str], T], ended: _Ended[T]) -> None:
+    def run() -> None:
         try:
-            ended.put((work(name), None))
+            ended.put((name, work(name), None))
         except Exception as error:  # noqa: BLE001  each host's error is a result
-            ended.put((None, error))
+            ended.put((name, None, error))
 
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, seconds: float) -> T:
+    """Return the first result, else raise the first error; start the next after `stagger` s or a failure."""
+    waiting = list(names)
+    ended: _Ended[T] = queue.SimpleQueue()
     first_error: Exception | None = None
     deadline, running = time.monotonic() + seconds, 0
     while (waiting or running) and time.monotonic() < deadline:
         if waiting:
-            name = waiting.pop(0)
-            threading.Thread(target=run, args=(name,), name=name, daemon=True).start()
+            _start(waiting.pop(0), work, ended)
             running += 1
         try:
-            result, error = ended.get(timeout=stagger if waiting else max(deadline - time.monotonic(), 0))
+            _, result, error = ended.get(timeout=stagger if waiting else max(deadline - time.monotonic(), 0))
         except queue.Empty:
             continue
         running -= 1

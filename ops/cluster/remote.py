@@ -32,8 +32,7 @@ _STAGGER_SECONDS = 0.7
 # A host without power closes no connection: after this long without an answer to keepalives it is lost.
 _SILENT_SECONDS = 30
 _CHUNK = 32_768
-_BURST = 262_144
-_WINDOW = 262_144
+_BURST = _WINDOW = 262_144
 _BREAKS = (paramiko.SSHException, EOFError, OSError)
 ADVICE = "run pulumi up, which brings back what is missing"
 
@@ -93,6 +92,13 @@ class Stream:
             yield
         except _BREAKS as error:
             raise HostError(self.host, describe_break(error)) from error
+
+
+def send_bursts(channel: Any, data: bytes, sent: Callable[[int], None] = lambda _: None) -> None:
+    """Send all of the data in bursts: sendall copies all that it has left for each packet."""
+    for start in range(0, len(data), _BURST):
+        channel.sendall(piece := data[start : start + _BURST])
+        sent(len(piece))
 
 
 def connection_loss(channel: Any) -> str | None:
@@ -185,8 +191,6 @@ class Fleet:
         """Run a command line on a host over one channel.
 
         Args:
-            name: the host.
-            command: the command line.
             stdin: what the command reads; parts are sent one after the other, and not copied into one.
             sent: is called with the number of bytes of each piece that has gone.
         """
@@ -200,9 +204,7 @@ class Fleet:
                     # A command that ends before it has read all explains that by its exit code.
                     with contextlib.suppress(OSError):
                         for part in (stdin,) if isinstance(stdin, bytes) else stdin:
-                            for start in range(0, len(part), _BURST):  # sendall copies all that it has left for each packet
-                                channel.sendall(piece := part[start : start + _BURST])
-                                sent(len(piece))
+                            send_bursts(channel, part, sent)
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 if (exit_code := int(channel.recv_exit_status())) >= 0:

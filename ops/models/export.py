@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from hosts.serving.download import MODEL_FILE
@@ -125,10 +126,7 @@ def _show(target: Path, source: str, as_json: bool) -> None:
     except ValueError as error:
         raise OpsError(f"{target / MODEL_FILE}: {error}") from None
     signatures = {
-        name: {
-            kind: {tensor: _format(info) for tensor, info in tensors.items()}
-            for kind, tensors in (("inputs", signature.inputs), ("outputs", signature.outputs))
-        }
+        name: {"inputs": _formatted(signature.inputs), "outputs": _formatted(signature.outputs)}
         for name, signature in available.items()
     }
     if as_json:
@@ -141,7 +139,7 @@ def _show(target: Path, source: str, as_json: bool) -> None:
         terminal.table((name, "TENSOR", "SHAPE"), rows)
 
 
-def _format(tensor: Tensor) -> str:
-    """Format a tensor as `int64 [?]`."""
-    shape = "of any shape" if tensor.shape is None else shape_text(tensor.shape)
-    return f"{tensor.dtype or 'string'} {shape}"
+def _formatted(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Format tensors, each as `int64 [?]`."""
+    shapes = {name: "of any shape" if each.shape is None else shape_text(each.shape) for name, each in tensors.items()}
+    return {name: f"{tensors[name].dtype or 'string'} {shape}" for name, shape in shapes.items()}

@@ -80,18 +80,15 @@ def format_ready(states: Sequence[OnServer]) -> str:
 
 def problems(states: ServerStates) -> list[str]:
     """Return a line for each unreachable server, and each version that a server is loading or could not load."""
-    listed = [(model, version, each) for (model, version), servers in states.items() for each in servers]
-    silent = {each.errorMessage for _, _, each in listed if each.state == NO_ANSWER}
-    failed = [
-        f"version {version} of model {model} on {each.server}: {each.errorMessage}"
-        for model, version, each in listed
-        if each.state != NO_ANSWER and each.errorMessage
-    ]
-    loading = [
-        f"{each.server} is loading version {version} of model {model}"
-        for model, version, each in listed
-        if each.state == LoadState.LOADING
-    ]
+    silent, failed, loading = set[str](), list[str](), list[str]()
+    for (model, version), servers in states.items():
+        for each in servers:
+            if each.state == NO_ANSWER:
+                silent.add(each.errorMessage)
+            elif each.errorMessage:
+                failed.append(f"version {version} of model {model} on {each.server}: {each.errorMessage}")
+            elif each.state == LoadState.LOADING:
+                loading.append(f"{each.server} is loading version {version} of model {model}")
     return [*sorted(silent), *failed, *loading]
 
 
@@ -126,7 +123,12 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
     journal = f"fab shell {host} -- journalctl -u scaletier-serving"
     began = last_answer = started = time.monotonic()
     while True:
-        answer = _query_server(servers, host, f"/v1/models/{model}/versions/{version.name}")
+        try:
+            answer = servers.request_from(host, "GET", f"/v1/models/{model}/versions/{version.name}")
+        except HostError:
+            raise
+        except OpsError:  # it accepts the request and never answers, which counts as down
+            answer = NO_SERVER, {"error": ""}
         now = time.monotonic()
         if answer[0] != NO_SERVER:
             last_answer = started = now
@@ -146,16 +148,6 @@ def _wait_on(cluster: ClusterClient, servers: ServingClient, host: str, model: s
                 f"the model server on {host} has not loaded {model} {version.name} in {_LOAD_SECONDS:.0f} s: {journal}"
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _query_server(servers: ServingClient, host: str, path: str) -> Answer:
-    """Return a server's answer; one that accepts the request and never answers counts as down."""
-    try:
-        return servers.request_from(host, "GET", path)
-    except HostError:
-        raise
-    except OpsError as error:
-        return NO_SERVER, {"error": str(error)}
 
 
 def wait_unloaded(cluster: ClusterClient, model: str, version: str) -> None:

@@ -26,7 +26,8 @@ from ops.models.lookup import (
 
 def models(cluster: ClusterClient, as_json: bool) -> int:
     """List the models."""
-    present, bad = _read(cluster)
+    with terminal.Step("reading the models"):
+        present, bad = all_models(catalog_of(cluster))
     for line in bad:
         terminal.note(line)
     states = server_status.query(cluster, present)
@@ -37,16 +38,10 @@ def models(cluster: ClusterClient, as_json: bool) -> int:
     if not present:
         terminal.note(NO_MODEL)
         return DONE
-    rows = [
-        (
-            m.name,
-            m.default,
-            server_status.format_ready(states.get((m.name, m.default), [])),
-            len(m.existing),
-            terminal.local_time(m.createTime),
-        )
-        for m in present
-    ]
+    rows = []
+    for m in present:
+        ready = server_status.format_ready(states.get((m.name, m.default), []))
+        rows.append((m.name, m.default, ready, len(m.existing), terminal.local_time(m.createTime)))
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
     for line in server_status.problems(states):
         terminal.note(line)
@@ -60,18 +55,11 @@ def versions(cluster: ClusterClient, model: str | None, as_json: bool) -> int:
     if as_json:
         terminal.as_json([version_to_dict(record, version, states) for version in record.existing])
         return DONE
-    rows = [
-        (
-            v.name,
-            v.state,
-            "default" if v.name == record.default else "",
-            server_status.format_ready(states.get((record.name, v.name), [])),
-            v.jobId or v.origin,
-            terminal.size(v.size) if v.size else "",
-            terminal.local_time(v.createTime),
-        )
-        for v in record.existing
-    ]
+    rows = []
+    for v in record.existing:
+        default, size = "default" if v.name == record.default else "", terminal.size(v.size) if v.size else ""
+        ready = server_status.format_ready(states.get((record.name, v.name), []))
+        rows.append((v.name, v.state, default, ready, v.jobId or v.origin, size, terminal.local_time(v.createTime)))
     terminal.table(("VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"), rows)
     for v in record.existing:
         if v.errorMessage:
@@ -85,9 +73,8 @@ def set_default(cluster: ClusterClient, model: str | None, version: str | None, 
     """Make a version the default; it takes over at once, and no request fails."""
     catalog = catalog_of(cluster)
     record, chosen = _find_version(catalog, model, version)
-    return _report_version(
-        change_model(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json
-    )
+    after = change_model(catalog, record.name, lambda record: record.with_default(chosen.name))
+    return _report_version(after, chosen.name, as_json)
 
 
 def undeploy(cluster: ClusterClient, model: str | None, version: str | None, as_json: bool = False) -> int:
@@ -136,11 +123,6 @@ def _find_version(catalog: Catalog, model: str | None, version: str | None) -> t
     return record, existing_version(record, version)
 
 
-def _read(cluster: ClusterClient) -> tuple[list[Model], list[str]]:
-    with terminal.Step("reading the models"):
-        return all_models(catalog_of(cluster))
-
-
 def _report_version(record: Model, version: str, as_json: bool) -> int:
     if as_json:
         terminal.as_json(version_to_dict(record, record.version(version)))
@@ -152,18 +134,9 @@ def _report_version(record: Model, version: str, as_json: bool) -> int:
 
 def version_to_dict(model: Model, version: Version, states: server_status.ServerStates | None = None) -> dict[str, Any]:
     """Return a version for programs, with its state on the servers if they were queried."""
-    servers = [asdict(each) for each in states.get((model.name, version.name), [])] if states is not None else None
-    return {
-        "model": model.name,
-        "version": version.name,
-        "state": version.state,
-        "isDefault": model.default == version.name,
-        "origin": version.origin,
-        "jobId": version.jobId,
-        "createTime": version.createTime,
-        "createdBy": version.createdBy,
-        "size": version.size,
-        "errorMessage": version.errorMessage,
-        "manifest": version.manifest,
-        **({"servers": servers} if servers is not None else {}),
-    }
+    recorded = ("origin", "jobId", "createTime", "createdBy", "size", "errorMessage", "manifest")
+    result = {"model": model.name, "version": version.name, "state": version.state, "isDefault": model.default == version.name}
+    result |= {key: getattr(version, key) for key in recorded}
+    if states is not None:
+        result["servers"] = [asdict(each) for each in states.get((model.name, version.name), [])]
+    return result

@@ -64,10 +64,7 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
 
 
 def shared_stream(
-    code: Mapping[str, bytes],
-    package: Mapping[str, bytes] | None = None,
-    mark: str = "",
-    executables: Collection[str] = (),
+    code: Mapping[str, bytes], package: Mapping[str, bytes] | None = None, mark: str = "", executables: Collection[str] = ()
 ) -> bytes:
     """Return the part for all hosts, compressed once: the agent's code, and a job's package.
 

@@ -26,20 +26,8 @@ _PROJECT = ("setup.py", "pyproject.toml")
 _METADATA = (*_PROJECT, "setup.cfg")
 # The hosts' packages; importing the modules that inspect dependencies takes time.
 _HOST_REQUIREMENTS = HERE / "trainer" / "requirements.txt"
-_SKIPPED_DIRS = frozenset(
-    {
-        ".cache",
-        "__pycache__",
-        ".git",
-        ".hg",
-        ".svn",
-        ".venv",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".ipynb_checkpoints",
-    }
-)
+_CACHES = (".cache", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints")
+_SKIPPED_DIRS = frozenset({*_CACHES, ".git", ".hg", ".svn", ".venv"})
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
 _LIBRARY = HERE / trainer_config.LIBRARY
@@ -151,10 +139,7 @@ def absolute(path: str | Path) -> Path:
 
 def find(folder: str | Path) -> PackageSource:
     """Find the package in a directory, or the one that its setup.py or pyproject.toml builds."""
-    root = absolute(folder)
-    if not root.is_dir():
-        what = "is not a directory" if root.exists() else "does not exist"
-        raise UsageError(f"package {folder} {what}: give --package the directory of a Python package")
+    root = _directory(folder, "the directory of a Python package")
     if (root / "__init__.py").is_file():
         if not root.name.isidentifier():
             raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
@@ -169,11 +154,16 @@ def find(folder: str | Path) -> PackageSource:
 
 def find_folder(path: str | Path) -> PackageSource:
     """Return any directory, as it is, for a script or a command."""
+    root = _directory(path, "a directory")
+    return _from_folder(root, f"{root.name}/")
+
+
+def _directory(path: str | Path, wanted: str) -> Path:
     root = absolute(path)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
-        raise UsageError(f"package {path} {what}: give --package a directory")
-    return _from_folder(root, f"{root.name}/")
+        raise UsageError(f"package {path} {what}: give --package {wanted}")
+    return root
 
 
 def find_file(path: Path) -> PackageSource:

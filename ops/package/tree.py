@@ -26,6 +26,14 @@ _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 # Pathspec's group for the end of a folder, and its expression of `*/`.
 _FOLDER_MARK = "ps_d"
 _ANY_FOLDER = f"(?P<{_FOLDER_MARK}>/)"
+_NOTES = {
+    "keys": "keys of stacks are left out",
+    "outside": "links that leave the folder are followed",
+    "cycles": "links to a folder that they are in are left out",
+    "dangling": "links that lead nowhere are left out",
+    "empty": "empty folders are left out",
+    "special": "pipes, sockets and devices are left out",
+}
 _SHOWN = 5
 # Folders that link to one another make more paths than intended.
 _MOST_LINKED_FOLDERS = 10_000
@@ -102,43 +110,29 @@ class _Walker:
         self._skipped, self._endings = skipped, endings
         self._rules = rules
         self.ignored: dict[str, list[str]] = {}
-        self._keys: list[str] = []
-        self._outside: list[str] = []
-        self._dangling: list[str] = []
-        self._cycles: list[str] = []
-        self._empty: list[str] = []
-        self._special: list[str] = []
+        self._noted: dict[str, list[str]] = {kind: [] for kind in _NOTES}
         # Folders that .gitignore leaves out, except for the tracked files in them.
         self._tracked_folders: list[str] = []
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
         """Yield one line for each kind of link, and one for keys."""
-        if self._keys:
-            yield f"keys of stacks are left out: {terminal.list_some(self._keys)}"
-        if self._outside:
-            yield f"links that leave the folder are followed: {terminal.list_some(self._outside)}"
-        if self._cycles:
-            yield f"links to a folder that they are in are left out: {terminal.list_some(self._cycles)}"
-        if self._dangling:
-            yield f"links that lead nowhere are left out: {terminal.list_some(self._dangling)}"
-        if self._empty:
-            yield f"empty folders are left out: {terminal.list_some(self._empty)}"
-        if self._special:
-            yield f"pipes, sockets and devices are left out: {terminal.list_some(self._special)}"
+        for kind, paths in self._noted.items():
+            if paths:
+                yield f"{_NOTES[kind]}: {terminal.list_some(paths)}"
 
     def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""
         entries = sorted(folder.iterdir())
         if below and not entries:
-            self._empty.append(below)
+            self._noted["empty"].append(below)
         for rules in self._rules:
             rules.read(folder, below)
         for entry in entries:
             path = f"{below}{entry.name}"
             is_folder = entry.is_dir()
             if is_folder and entry.name in KEY_FOLDERS:
-                self._keys.append(f"{path}/")
+                self._noted["keys"].append(f"{path}/")
                 continue
             # `access`, as a folder that may not be read is perhaps ignored
             if is_folder and self._skipped and os.access(entry / _VIRTUAL_ENVIRONMENT, os.F_OK):
@@ -156,7 +150,7 @@ class _Walker:
             elif entry.is_file():
                 yield path, entry
             else:
-                self._special.append(path)
+                self._noted["special"].append(path)
 
     def _ignores(self, path: str) -> str:
         """Return the name of the ignore file that leaves a path out; empty if none does."""
@@ -180,18 +174,19 @@ class _Walker:
         if not entry.is_symlink():
             return True
         real = Path(os.path.realpath(entry))
-        link = f"{path} -> {entry.readlink()}"
+        kind = ""
         if not entry.exists():  # a link to itself, too
-            self._dangling.append(link)
+            kind = "dangling"
+        elif entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
+            kind = "cycles"
+        elif KEY_FOLDERS.intersection(real.parts):
+            kind = "keys"
+        elif not real.is_relative_to(self._real):
+            kind = "outside"
+        if kind:
+            self._noted[kind].append(f"{path} -> {entry.readlink()}")
+        if kind not in ("", "outside"):
             return False
-        if entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
-            self._cycles.append(link)
-            return False
-        if KEY_FOLDERS.intersection(real.parts):
-            self._keys.append(link)
-            return False
-        if not real.is_relative_to(self._real):
-            self._outside.append(link)
         self._linked_folders += entry.is_dir()
         if self._linked_folders > _MOST_LINKED_FOLDERS:
             raise UsageError(

@@ -115,7 +115,11 @@ def plan(call: PlanRequest, as_json: bool) -> int:
         raise data.missing()
     if call.until:
         resolve_strategy(declared, chosen_strategy(args))
-        _check_declared(built.name, declared.plan)
+        if declared.plan.evaluate is None:
+            raise UsageError(
+                f"--until: package {built.name} declares no flag for the steps between two evaluations: "
+                "say it as plan.evaluate in its scaletier.yaml"
+            )
     work = measure(built, declared, module, args, call)
     until = measure_steps_to_target(built, declared, module, args, call.until) if call.until else None
     target_model = TargetModel.of(until) if until else None
@@ -129,13 +133,11 @@ def plan(call: PlanRequest, as_json: bool) -> int:
         "work": asdict(work),
         "until": until,
     }
-    predictors = models(declared)
-    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in predictors.items()} for tier in TIERS}
+    shapes = {tier: tier_shape(preset(tier)) for tier in TIERS}
+    predicted = {tier: {name: model(work, shape) for name, model in models(declared).items()} for tier, shape in shapes.items()}
     content["predictions"] = {
-        tier: {
-            name: prediction_to_dict(each, target_model.by(name) if target_model else None) for name, each in predictors.items()
-        }
-        for tier, predictors in predicted.items()
+        tier: {name: prediction_to_dict(each, target_model and target_model.by(name)) for name, each in of_tier.items()}
+        for tier, of_tier in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
     stored = {**content, "trainer": declared.model_dump(mode="json", include=set(_TRAINER_KEYS))}
@@ -197,14 +199,6 @@ def measure_steps_to_target(
         "noiseSteps": law.noise,
         "errorPercent": round(time_to_target.largest_error(law, points), 1),
     }
-
-
-def _check_declared(name: str, plan_flags: PlanFlags) -> None:
-    if plan_flags.evaluate is None:
-        raise UsageError(
-            f"--until: package {name} declares no flag for the steps between two evaluations: "
-            "say it as plan.evaluate in its scaletier.yaml"
-        )
 
 
 @contextmanager

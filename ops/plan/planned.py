@@ -106,10 +106,8 @@ def seconds_to_target(learned: TargetModel, messages: Sequence[str]) -> float | 
     Returns:
         None if the lines do not report it, or if the job was restarted, as its seconds then begin at 0 again.
     """
-    marks = [mark for message in messages if (mark := progress.parse_train_point(message))]
-    point = crossing(
-        learned.target, [evaluation for message in messages if (evaluation := progress.parse_eval_metrics(message))]
-    )
+    marks = [*filter(None, map(progress.parse_train_point, messages))]
+    point = crossing(learned.target, [*filter(None, map(progress.parse_eval_metrics, messages))])
     if point is None or any(after.seconds < before.seconds for before, after in pairwise(marks)):
         return None
     for before, after in pairwise(marks):
@@ -133,11 +131,9 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
     shared = inventory.shared_cpus
 
     def machine(host: Host) -> PlannedMachine:
-        return (
-            PlannedMachine.of(host.cpus, network_gbits(host.machine_type))
-            if shared is None
-            else PlannedMachine(host.cpus * per_cpu)
-        )
+        if shared is not None:
+            return PlannedMachine(host.cpus * per_cpu)
+        return PlannedMachine.of(host.cpus, network_gbits(host.machine_type))
 
     trainers = [machine(inventory.host(name)) for name in inventory.replicas if inventory.host(name).role in _TRAINS]
     servers = [machine(host) for host in inventory.hosts if host.role is Role.PS]
@@ -148,28 +144,20 @@ def _show(job_id: str, checked: PlanCheck, as_json: bool) -> None:
     content, prediction, measured, error = checked.plan, checked.prediction, checked.measured, checked.error
     if as_json:
         plan = {key: content[key] for key in ("createTime", "package", "work")}
-        figures = {
-            "predicted": prediction_to_dict(prediction, checked.learned),
-            "measured": round(measured, 2),
-            "errorPercent": round(error, 1),
-        }
-        seconds = None if checked.reached is None else round(checked.reached, 2)
-        terminal.as_json({"job": job_id, "plan": plan, **figures, "untilSeconds": seconds})
+        predicted, seconds = prediction_to_dict(prediction, checked.learned), checked.reached
+        figures = {"predicted": predicted, "measured": round(measured, 2), "errorPercent": round(error, 1)}
+        until = {"untilSeconds": None if seconds is None else round(seconds, 2)}
+        terminal.as_json({"job": job_id, "plan": plan, **figures, **until})
         return
-    heads: tuple[str, ...] = ("", "STEPS/S", "SPEED-UP", "EFFICIENCY")
-    predicted: tuple[str, ...] = (
-        "predicted",
-        f"{prediction.rate:.1f}",
-        f"{prediction.speed_up:.2f}",
-        f"{prediction.efficiency:.2f}",
-    )
-    gain = measured / prediction.alone
-    measured_row: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}")
+    heads, rows = ["", "STEPS/S", "SPEED-UP", "EFFICIENCY"], []
+    for what, rate in (("predicted", prediction.rate), ("measured", measured)):
+        gain = rate / prediction.alone
+        rows.append([what, f"{rate:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}"])
     if checked.learned and checked.reached is not None:
-        heads = (*heads, f"TO {checked.learned.target}")
-        predicted = (*predicted, time_to(checked.learned.seconds(prediction)))
-        measured_row = (*measured_row, time_to(checked.reached))
-    terminal.table(heads, [predicted, measured_row])
+        heads.append(f"TO {checked.learned.target}")
+        rows[0].append(time_to(checked.learned.seconds(prediction)))
+        rows[1].append(time_to(checked.reached))
+    terminal.table(heads, rows)
     terminal.out()
     terminal.out(
         f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {prediction.bound}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
@@ -87,17 +88,9 @@ def start_processes(starts: Sequence[ProcessStart], folder: Path, grace: float =
     python, processes = python_here(), list[subprocess.Popen[bytes]]()
     try:
         for start in starts:
-            processes.append(
-                subprocess.Popen(
-                    [python, "-m", *start.argv],
-                    cwd=folder,
-                    env={**start.env, "PYTHONUNBUFFERED": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+            argv, env = [python, "-m", *start.argv], {**start.env, "PYTHONUNBUFFERED": "1"}
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            processes.append(subprocess.Popen(argv, cwd=folder, env=env, start_new_session=True, **streams))
         yield ProcessGroup([start.name for start in starts], processes)
     finally:
         _end(processes, grace)
@@ -109,20 +102,16 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     SIGKILL is also sent if the wait is interrupted.
     """
     try:
-        _signal(processes, signal.SIGTERM)
-        _wait(processes, grace)
+        _signal(processes, signal.SIGTERM, grace)
     finally:
-        _signal(processes, signal.SIGKILL)
-        _wait(processes, END_SECONDS)
+        _signal(processes, signal.SIGKILL, END_SECONDS)
 
 
-def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int, seconds: float) -> None:
+    """Send a signal to the process groups, and wait until they end, for a limited time."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     until = time.monotonic() + seconds
     for process in processes:
         with suppress(subprocess.TimeoutExpired):

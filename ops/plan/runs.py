@@ -29,6 +29,7 @@ _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
 _GRACE_SECONDS = 5.0
 _TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+):")
 _LATE = 0.25
+_TASK_TYPES = {Role.MASTER: "chief", Role.WORKER: "worker", Role.PS: "ps"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,8 @@ class TrialRun:
 
     def as_dict(self, metric: str) -> dict[str, Any]:
         """Return for programs the steps of all replicas together, and the two evaluations around them."""
-        ends = {
-            name: {"step": evaluation.step, "value": evaluation.values[metric]}
-            for name, evaluation in (("before", self.crossing.before), ("after", self.crossing.after))
-        }
+        around = (("before", self.crossing.before), ("after", self.crossing.after))
+        ends = {name: {"step": point.step, "value": point.values[metric]} for name, point in around}
         return {"replicas": self.replicas, "steps": round(self.crossing.step, 1), **ends, "lateSteps": self.late}
 
 
@@ -102,17 +101,13 @@ def replica_commands(course: RunSetup, replicas: int) -> list[ProcessStart]:
         roles.append((Role.PS, 0))
     cluster: dict[str, list[str]] = {}
     for (role, _), port in zip(roles, _free_ports(len(roles)), strict=True):
-        cluster.setdefault(_task_type(role), []).append(f"127.0.0.1:{port}")
+        cluster.setdefault(_TASK_TYPES[role], []).append(f"127.0.0.1:{port}")
     commands = []
     for role, index in roles:
-        config = {"cluster": cluster, "task": {"type": _task_type(role), "index": index}}
+        config = {"cluster": cluster, "task": {"type": _TASK_TYPES[role], "index": index}}
         env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
         commands.append(ProcessStart(f"{role}/{index}", course.argv, env))
     return commands
-
-
-def _task_type(role: Role) -> str:
-    return "chief" if role is Role.MASTER else str(role)
 
 
 def _environment(course: RunSetup, role: Role, index: int) -> dict[str, str]:

@@ -36,20 +36,12 @@ def show(
         spec = preset(tier)
         servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
         for strategy, prediction in of_tier.items():
-            figures = (
-                f"{prediction.rate:.1f}",
-                f"{prediction.alone:.1f}",
-                f"{prediction.speed_up:.2f}",
-                f"{prediction.efficiency:.2f}",
-            )
-            row: tuple[object, ...] = (tier, strategy, prediction.replicas, servers, *figures, prediction.bound)
-            if learned:
-                there = learned.by(strategy)
-                row = (
-                    *row,
-                    *((time_to(there.seconds(prediction)), f"{there.speed_up(prediction):.2f}") if there else ("", "")),
-                )
-            rows.append(row)
+            rates = f"{prediction.rate:.1f}", f"{prediction.alone:.1f}"
+            gains = f"{prediction.speed_up:.2f}", f"{prediction.efficiency:.2f}"
+            target = ["", ""] if learned else []
+            if there := learned and learned.by(strategy):
+                target = [time_to(there.seconds(prediction)), f"{there.speed_up(prediction):.2f}"]
+            rows.append((tier, strategy, prediction.replicas, servers, *rates, *gains, prediction.bound, *target))
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
     terminal.table((*heads, f"TO {learned.target}", "SPEED-UP TO IT") if learned else heads, rows)
     if learned:
@@ -82,15 +74,10 @@ def _note_late(until: Mapping[str, Any]) -> None:
 
 
 def _note_extrapolated(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    further = [
-        tier
-        for tier, predictions in predicted.items()
-        if any(prediction.replicas > learned.most for prediction in predictions.values())
-    ]
+    further = [tier for tier, of_tier in predicted.items() if max(each.replicas for each in of_tier.values()) > learned.most]
     if further:
-        tiers = " and ".join(further)
         verb = "has" if len(further) == 1 else "have"
-        terminal.note(f"{tiers} {verb} more replicas than the {learned.most} that were tried: extrapolated")
+        terminal.note(f"{' and '.join(further)} {verb} more replicas than the {learned.most} that were tried: extrapolated")
 
 
 def _note_short(learned: TargetModel, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:

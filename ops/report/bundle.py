@@ -107,7 +107,8 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bun
     bundle.files["describe.txt"] = job.attempt(lambda: _describe(cluster, job), b"", "it cannot be described")
     bundle.files |= {path: _without_target(content) for path, content in job.files.items()}
     step.count = "(diagnoses)"
-    for name, content in job.attempt(lambda: _diagnoses(cluster, record, names), {}, "the diagnoses were not read").items():
+    read: dict[str, bytes] = job.attempt(lambda: _diagnoses(cluster, record, names), {}, "the diagnoses were not read")
+    for name, content in read.items():
         try:
             diagnosis = json.loads(content)
             if _is_of_earlier_job(diagnosis, record):
@@ -126,7 +127,9 @@ def gather(cluster: ClusterClient, job: JobEvidence, step: terminal.Step) -> Bun
         job.notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
         bundle.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
-        bundle.logs |= job.attempt(lambda: job.read_logs(missing, LogFilter(lines=LINES)), {}, "no more logs were read")
+        wanted = LogFilter(lines=LINES)
+        logs: dict[str, list[LogLine]] = job.attempt(lambda: job.read_logs(missing, wanted), {}, "no more logs were read")
+        bundle.logs |= logs
     for name in filter(bundle.logs.get, names):
         text = "".join(f"{_format_line(line)}\n" for line in bundle.logs[name])
         bundle.files[f"logs/{name}.log"] = text.encode("utf-8", "replace")

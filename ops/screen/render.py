@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -90,14 +90,8 @@ class Screen:
 
     def __init__(self) -> None:
         self._console = _console()
-        self._live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="crop",
-        )
+        ours: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+        self._live = Live(console=self._console, screen=True, vertical_overflow="crop", **ours)
 
     def __enter__(self) -> Self:
         self._live.start()

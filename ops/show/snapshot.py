@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,8 +24,8 @@ class ClusterSnapshot:
     """The queue, the records of its jobs, and those of the replicas that have a host, by job and name."""
 
     queue: Queue
-    jobs: Mapping[str, JobRecord]
-    replicas: Mapping[tuple[str, str], ReplicaRecord]
+    jobs: dict[str, JobRecord]
+    replicas: dict[tuple[str, str], ReplicaRecord]
 
 
 class SnapshotReader:
@@ -48,7 +48,16 @@ class SnapshotReader:
         if new := names - self._known:
             items |= self._ledger.store.read_all(sorted(new))
         self._known = names
-        return ClusterSnapshot(queue, dict(_jobs(queue, items)), dict(_replicas(queue, items)))
+        snapshot = ClusterSnapshot(queue, {}, {})
+        for entry in queue.entries:
+            if item := items.get(paths.job(entry.jobId)):
+                with suppress(RecordError):
+                    snapshot.jobs[entry.jobId] = JobRecord.from_json(item.content)
+            for name in entry.placement if entry.held else ():
+                if item := items.get(paths.replica(entry.jobId, name)):
+                    with suppress(RecordError):
+                        snapshot.replicas[entry.jobId, name] = ReplicaRecord.from_json(item.content)
+        return snapshot
 
     def _queue(self, item: Item | None) -> Queue:
         if item is None:
@@ -64,21 +73,6 @@ def _objects(entry: QueueEntry) -> Iterator[str]:
     yield paths.job(entry.jobId)
     if entry.held:
         yield from (paths.replica(entry.jobId, name) for name in entry.placement)
-
-
-def _jobs(queue: Queue, items: Mapping[str, Item]) -> Iterator[tuple[str, JobRecord]]:
-    for entry in queue.entries:
-        if item := items.get(paths.job(entry.jobId)):
-            with suppress(RecordError):
-                yield entry.jobId, JobRecord.from_json(item.content)
-
-
-def _replicas(queue: Queue, items: Mapping[str, Item]) -> Iterator[tuple[tuple[str, str], ReplicaRecord]]:
-    for entry in queue.entries:
-        for name in entry.placement if entry.held else ():
-            if item := items.get(paths.replica(entry.jobId, name)):
-                with suppress(RecordError):
-                    yield (entry.jobId, name), ReplicaRecord.from_json(item.content)
 
 
 @dataclass(frozen=True)
